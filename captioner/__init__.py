@@ -1,0 +1,90 @@
+"""A photo in, a sentence out, and for every word the place where the model looked.
+
+>>> from captioner import Captioner
+>>> caption = Captioner.from_pretrained().caption("photo.jpg")          # doctest: +SKIP
+>>> caption.contact_sheet().save("sheet.png")                           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from captioner.errors import (
+    CaptionerError,
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointVersionError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    GenerationError,
+    ImageEmptyError,
+    ImageError,
+    ImageFormatError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+    ImageTruncatedError,
+    MissingExtraError,
+    OutputError,
+)
+
+if TYPE_CHECKING:
+    from captioner.caption import Alternative, Caption, Word
+    from captioner.generation import GenerationConfig
+    from captioner.predictor import Captioner
+
+__all__ = [
+    "Alternative",
+    "Caption",
+    "Captioner",
+    "CaptionerError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CheckpointVersionError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "GenerationConfig",
+    "GenerationError",
+    "ImageEmptyError",
+    "ImageError",
+    "ImageFormatError",
+    "ImageNotFoundError",
+    "ImageTooLargeError",
+    "ImageTruncatedError",
+    "MissingExtraError",
+    "OutputError",
+    "Word",
+    "__version__",
+]
+
+try:
+    __version__ = version("captioner")
+except PackageNotFoundError:  # a bare checkout on PYTHONPATH
+    __version__ = "0.1.0"
+
+# These need torch, which takes seconds to import: they are fetched when first asked for, so that
+# `captioner --help` does not wait.
+_LAZY = {
+    "Alternative": "captioner.caption",
+    "Caption": "captioner.caption",
+    "Captioner": "captioner.predictor",
+    "GenerationConfig": "captioner.generation",
+    "Word": "captioner.caption",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'captioner' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

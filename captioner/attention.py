@@ -1,0 +1,107 @@
+"""Soft attention over the grid (Xu et al. 2015, equations 4 to 6 and section 4.2).
+
+A score function says how well a query (the hidden state) fits each key (a cell of the grid). The
+softmax of the scores is the attention weights, and the weighted mean of the values the context.
+What depends on the grid alone is computed once an image, by `project`; what is left for a step is
+small, and the hypotheses of an image share its keys and values without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from captioner.errors import ConfigError
+
+__all__ = ["SCORES", "AdditiveScore", "Attention", "ProjectedGrid", "ScoreFunction"]
+
+
+class ProjectedGrid(NamedTuple):
+    """What a step needs of B images.
+
+    keys: (B, L, A); values: (B, L, V).
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+class ScoreFunction(Protocol):
+    """How well queries fit keys. Any module of this shape can be registered in SCORES."""
+
+    def project(self, features: Tensor) -> Tensor:
+        """Turn features (B, L, D) into keys (B, L, A), once an image."""
+
+    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
+
+
+class AdditiveScore(nn.Module):
+    """v . tanh(W_k a + W_q h) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4)."""
+
+    def __init__(self, *, grid_dim: int, query_dim: int, attention_dim: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(grid_dim, attention_dim)
+        self.query = nn.Linear(query_dim, attention_dim, bias=False)  # the key has the bias
+        self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
+
+    def project(self, features: Tensor) -> Tensor:
+        """Turn features (B, L, D) into keys (B, L, A)."""
+        return cast(Tensor, self.key(features))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
+        hidden = torch.tanh(keys.unsqueeze(1) + self.query(query).unsqueeze(2))
+        return cast(Tensor, self.score(hidden)).squeeze(-1)
+
+
+SCORES: dict[str, Callable[..., ScoreFunction]] = {"additive": AdditiveScore}
+"""The score functions by the name that DecoderConfig.score takes."""
+
+
+class Attention(nn.Module):
+    """Soft attention with a score function chosen by name.
+
+    Args:
+        score: a name in SCORES.
+        grid_dim: D, the features of a cell.
+        query_dim: H, the size of the hidden state.
+        attention_dim: A, the size of a key.
+        value_dim: V, the size of a value; None takes the features themselves, as the paper does.
+
+    Raises:
+        ConfigError: no score function has that name.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        score: str,
+        grid_dim: int,
+        query_dim: int,
+        attention_dim: int,
+        value_dim: int | None,
+    ) -> None:
+        super().__init__()
+        if score not in SCORES:
+            raise ConfigError(f"score {score!r} is not known; known are {', '.join(SCORES)}")
+        self.score = SCORES[score](
+            grid_dim=grid_dim, query_dim=query_dim, attention_dim=attention_dim
+        )
+        self.value = nn.Identity() if value_dim is None else nn.Linear(grid_dim, value_dim)
+
+    def project(self, features: Tensor) -> ProjectedGrid:
+        """Project the features (B, L, D) of a grid once, for every step and hypothesis."""
+        return ProjectedGrid(self.score.project(features), self.value(features))
+
+    def forward(self, query: Tensor, grid: ProjectedGrid) -> tuple[Tensor, Tensor]:
+        """Attend with queries (B, K, H): context (B, K, V) and attention weights (B, K, L)."""
+        scores = self.score(query, grid.keys)
+        # Half precision would make the weights of a long grid miss a sum of 1 visibly.
+        weights = scores.float().softmax(dim=-1)  # equation 5
+        context = torch.bmm(weights.to(grid.values.dtype), grid.values)  # equation 13
+        return context, weights

@@ -1,0 +1,201 @@
+"""A caption: the sentence, its words with what is known of each, and the pictures of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from torch import Tensor
+
+from captioner.colors import DEFAULT_COLORS
+from captioner.errors import ConfigError
+from captioner.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
+from captioner.transforms import Box
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Alternative", "Caption", "ModelName", "Word"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One word of a caption.
+
+    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names.
+    probability: of this word, given the photo and the words before it.
+    gate: how much the model drew on what it saw, against what it had said (beta in the paper).
+    """
+
+    text: str
+    probability: float
+    gate: float
+    attention: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A sentence that was nearly as likely."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelName:
+    """Which checkpoint made a caption."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caption:
+    """What the model says about one image.
+
+    text: the sentence.
+    score: mean log-probability over the words and the end of the sentence; 0 is certainty.
+    words: one for each word of the text.
+    alternatives: the next best sentences, where more than one caption was asked for.
+    image: the path as given; None for an image that has none.
+    box: the part of the photo that the attention grid covers, in fractions of width and height.
+    """
+
+    text: str
+    score: float
+    words: tuple[Word, ...]
+    alternatives: tuple[Alternative, ...]
+    image: str | None
+    model: ModelName
+    box: Box
+    # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
+    open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
+
+    def overlay(
+        self,
+        *,
+        word: int,
+        smooth: bool = True,
+        strength: float = DEFAULT_STRENGTH,
+        colors: str = DEFAULT_COLORS,
+    ) -> Image.Image:
+        """Draw the attention of one word over the photo, in the photo's own size.
+
+        Args:
+            word: its position, from 0; negative counts from the end.
+            smooth: blend between the cells of the grid; False shows them as they are.
+            strength: of the colours, 0 to 1.
+            colors: a colour scale by name; see captioner.colors.
+
+        Raises:
+            ConfigError: there is no such word, strength or colour scale.
+            ImageError: the photo is not there any more.
+
+        """
+        if not -len(self.words) <= word < len(self.words):
+            raise ConfigError(f"word {word} of a caption of {len(self.words)} words: {self.text!r}")
+        return overlay(
+            self.open_photo(),
+            self.words[word].attention,
+            box=self.box,
+            smooth=smooth,
+            strength=strength,
+            colors=colors,
+        )
+
+    def contact_sheet(
+        self,
+        *,
+        smooth: bool = True,
+        strength: float = DEFAULT_STRENGTH,
+        colors: str = DEFAULT_COLORS,
+    ) -> Image.Image:
+        """Draw the photo and every word's attention side by side: the paper's figure 3.
+
+        Raises:
+            ConfigError: no such strength or colour scale.
+            ImageError: the photo is not there any more.
+
+        """
+        return contact_sheet(
+            self.open_photo(),
+            self.panels(),
+            title=self.text,
+            box=self.box,
+            smooth=smooth,
+            strength=strength,
+            colors=colors,
+        )
+
+    def animation(
+        self,
+        *,
+        smooth: bool = True,
+        strength: float = DEFAULT_STRENGTH,
+        colors: str = DEFAULT_COLORS,
+    ) -> list[Image.Image]:
+        """Draw the frames that run through the words; see captioner.overlay.save_animation.
+
+        Raises:
+            ConfigError: no such strength or colour scale.
+            ImageError: the photo is not there any more.
+
+        """
+        return animation(
+            self.open_photo(),
+            self.panels(),
+            box=self.box,
+            smooth=smooth,
+            strength=strength,
+            colors=colors,
+        )
+
+    def panels(self) -> Sequence[Panel]:
+        """Each word as captioner.overlay draws it."""
+        return [
+            Panel(word=word.text, probability=word.probability, weights=word.attention)
+            for word in self.words
+        ]
+
+    def record(self, *, attention: bool = False) -> dict[str, Any]:
+        """Give the caption as the record of --json, batch files and HTTP.
+
+        Args:
+            attention: whether the words carry their weights, row-major over `box`.
+
+        """
+        return {
+            "image": self.image,
+            "caption": self.text,
+            "score": round(self.score, 4),
+            "words": [self._word_record(word, attention=attention) for word in self.words],
+            "alternatives": [
+                {"caption": other.text, "score": round(other.score, 4)}
+                for other in self.alternatives
+            ],
+            "model": {"name": self.model.name, "version": self.model.version},
+        }
+
+    def _word_record(self, word: Word, *, attention: bool) -> Mapping[str, Any]:
+        record: dict[str, Any] = {
+            "word": word.text,
+            "probability": round(word.probability, 4),
+            "gate": round(word.gate, 4),
+        }
+        if attention:
+            rows, columns = word.attention.shape
+            record["attention"] = {
+                "rows": rows,
+                "columns": columns,
+                "box": [round(edge, 6) for edge in self.box],
+                "weights": [round(weight, 6) for weight in word.attention.flatten().tolist()],
+            }
+        return record
+
+
+def image_name(source: object) -> str | None:
+    """The path of a source as it was given, or None."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else None

@@ -1,0 +1,233 @@
+"""A checkpoint: weights, configuration, vocabulary and transform in one safetensors file.
+
+The tensors are the model's state dict. All else is one JSON document in the file's header, so
+loading runs no code from the file and needs neither pickle nor network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from captioner.decoder import DecoderConfig
+from captioner.encoder import EncoderConfig
+from captioner.errors import (
+    CaptionerError,
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointVersionError,
+    OutputError,
+)
+from captioner.model import CaptionModel, ModelConfig
+from captioner.transforms import TransformConfig
+from captioner.vocabulary import Vocabulary
+
+__all__ = ["FORMAT_VERSION", "Checkpoint", "bundled_checkpoint", "load_checkpoint"]
+
+FORMAT_VERSION = 1
+"""Goes up when a file of the new kind would be misread by the old code."""
+
+_KEY = "captioner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model with all that captioning with it needs."""
+
+    model: CaptionModel
+    vocabulary: Vocabulary
+    transform: TransformConfig
+    name: str  # which model this is, for records and model cards
+    version: str = "1"  # which training of it
+    metrics: Mapping[str, float] = field(default_factory=dict)  # its scores, as its training saw
+
+    def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float16) -> None:
+        """Write the checkpoint so that the file is either the old one or wholly the new one.
+
+        Args:
+            path: where to; the folder must exist.
+            dtype: of the weight matrices. Vectors (BatchNorm statistics, biases) stay float32:
+                they are small, and float16 would overflow some.
+
+        Raises:
+            OutputError: the file cannot be written.
+
+        """
+        tensors = {
+            name: tensor.to(dtype if tensor.ndim > 1 else tensor.dtype).cpu().contiguous()
+            for name, tensor in self.model.state_dict().items()
+        }
+        path = Path(path)
+        temporary = path.with_name(path.name + ".part")
+        try:
+            save_file(tensors, temporary, metadata={_KEY: json.dumps(self._header())})
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, SafetensorError) as error:
+            temporary.unlink(missing_ok=True)
+            raise OutputError(f"{path} cannot be written: {error}") from error
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "version": self.version,
+            "encoder": asdict(self.model.config.encoder),
+            "decoder": asdict(self.model.config.decoder),
+            "transform": asdict(self.transform),
+            "vocabulary": self.vocabulary.words[4:],
+            "metrics": dict(self.metrics),
+        }
+
+
+def bundled_checkpoint() -> Path:
+    """Find the checkpoint that comes with Captioner: inside the package, or in the checkout.
+
+    Raises:
+        CheckpointNotFoundError: this installation has none.
+
+    """
+    name = "captioner.safetensors"
+    installed = Path(str(files("captioner"))) / "assets" / name
+    checkout = Path(__file__).resolve().parent.parent / "assets" / name
+    for path in (installed, checkout):
+        if path.is_file():
+            return path
+    raise CheckpointNotFoundError(
+        f"the bundled checkpoint is neither at {installed} nor at {checkout}: "
+        "install Captioner again, or name a checkpoint file"
+    )
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, on the CPU, in float32, ready to caption.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointFormatError: it is damaged, or no Captioner checkpoint.
+        CheckpointVersionError: a Captioner wrote it that this one cannot follow.
+        CheckpointMismatchError: its tensors do not fit its own configuration.
+
+    """
+    path = Path(path)
+    header, tensors = _read(path)
+    version = header.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointVersionError(
+            f"{path} has checkpoint format {version!r}; this Captioner reads format "
+            f"{FORMAT_VERSION}: install the Captioner that wrote it"
+        )
+    try:
+        config = ModelConfig(
+            encoder=EncoderConfig(**header["encoder"]), decoder=DecoderConfig(**header["decoder"])
+        )
+        vocabulary = Vocabulary(header["vocabulary"])
+        transform = TransformConfig(**_tuples(header["transform"]))
+        name, version, metrics = header["name"], header["version"], header["metrics"]
+    except CheckpointError:
+        raise
+    except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointFormatError(
+            f"{path} has a header that this Captioner cannot use ({error!s}): "
+            "it is damaged, or another version wrote it"
+        ) from error
+    if len(vocabulary) != config.decoder.vocabulary_size:
+        raise CheckpointMismatchError(
+            f"{path} has {len(vocabulary)} words for {config.decoder.vocabulary_size} outputs: "
+            "it was put together from parts of two models"
+        )
+    return Checkpoint(
+        model=_build(config, tensors, path),
+        vocabulary=vocabulary,
+        transform=transform,
+        name=name,
+        version=version,
+        metrics=metrics,
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read header and tensors, or say what is wrong with the file."""
+    _check_kind(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise CheckpointFormatError(
+                    f"{path} holds tensors but no Captioner configuration: "
+                    "it is not a Captioner checkpoint"
+                )
+            header = json.loads(text)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointFormatError(
+            f"{path} is cut off or damaged, or no safetensors file ({error}): copy it again"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointFormatError(f"{path} has a header that is not a JSON object")
+    return header, tensors
+
+
+def _check_kind(path: Path) -> None:
+    """Name the usual mistakes before the parser stumbles over them."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        raise CheckpointFormatError(
+            f"{path} is a pickle (torch.save), which could run code when it is read: "
+            "Captioner reads .safetensors files only"
+        )
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointFormatError(f"{path} is a Git LFS pointer: run git lfs pull")
+
+
+def _build(config: ModelConfig, tensors: dict[str, Tensor], path: Path) -> CaptionModel:
+    """Make the model around the tensors, without initialising weights only to replace them."""
+    with torch.device("meta"):
+        model = CaptionModel(config)
+    expected = model.state_dict()
+    problems = [f"no {name}" for name in expected if name not in tensors]
+    problems += [f"a stray {name}" for name in tensors if name not in expected]
+    problems += [
+        f"{name} of shape {tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointMismatchError(
+            f"{path} does not fit its own configuration: it has {', '.join(problems[:3])}{more}"
+        )
+    floats = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    model.load_state_dict(floats, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples; the configurations have no lists."""
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }

@@ -1,0 +1,102 @@
+"""The `captioner` command: a table of verbs, each imported only when it is called.
+
+A verb's module has `HELP` (one line), `EXAMPLES`, `add_arguments(parser)` and `run(arguments)`,
+which returns the exit status; it imports torch no earlier than in `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from captioner import __version__
+from captioner.errors import CaptionerError, ConfigError
+
+__all__ = ["VERBS", "Verb", "main"]
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, and its line in `captioner --help`."""
+
+    module: str
+    summary: str
+    takes_fields: bool = False  # whether `--any.field value` is passed on to the verb
+
+
+VERBS = {
+    "caption": Verb("captioner.verbs.caption", "caption photos, and show where the model looked"),
+    "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
+    "evaluate": Verb(
+        "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
+    ),
+}
+
+_EPILOG = """Run 'captioner VERB --help' for the options of a verb, with examples.
+
+Exit status: 0 all done; 1 something was not done, standard error says what; 2 wrong usage."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
+            stream.reconfigure(errors="surrogateescape")
+    try:
+        return _dispatch(arguments)
+    except CaptionerError as error:
+        print(f"captioner: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:
+        # The reader of our output has gone; let nothing try to flush into the broken pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _root_parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    if arguments[0] not in VERBS:
+        parser.parse_args(arguments)
+    name = arguments[0]
+    verb = VERBS[name]
+    module = import_module(verb.module)
+    verb_parser = argparse.ArgumentParser(
+        prog=f"captioner {name}",
+        description=module.HELP,
+        epilog=module.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(verb_parser)
+    parsed, rest = verb_parser.parse_known_args(arguments[1:])
+    if verb.takes_fields:
+        parsed.fields = rest
+    elif rest:
+        verb_parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    status: int = module.run(parsed)
+    return status
+
+
+def _root_parser() -> argparse.ArgumentParser:
+    width = max(map(len, VERBS))
+    table = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="captioner",
+        usage="captioner [--version] VERB ...",
+        description=f"A photo in, a sentence out, and where each word comes from.\n\n{table}",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"captioner {__version__}")
+    parser.add_argument("verb", choices=VERBS, metavar="VERB", help=argparse.SUPPRESS)
+    return parser

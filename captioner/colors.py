@@ -1,0 +1,143 @@
+"""From attention to colour: how much heat a weight is, and how heat is laid over a photo.
+
+What heat means. Attention weights sum to 1 over a grid of n cells, so a model that looks nowhere
+in particular gives each cell 1/n, the even share. Heat counts the doublings of that share: up to
+the even share is 0, twice is a third, four times two thirds, eight times and more full heat. The
+scale is the same for every word, sheet, photo and grid. Stretching each word to its own maximum,
+as is often done, would paint a model that looks everywhere as hot as one that looks at the ball.
+
+Four perceptually ordered scales, in which more heat is always lighter, survive colour blindness
+and a black-and-white printer. "spotlight" has no colours: it leaves the photo as it is where the
+model looked and takes light and colour away elsewhere, like the figures of Show, Attend and Tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, Protocol
+
+from PIL import Image, ImageChops
+
+from captioner.errors import ConfigError
+
+__all__ = ["COLORS", "DEFAULT_COLORS", "FULL_HEAT", "Weights", "blend", "color_scale", "heat_grid"]
+
+FULL_HEAT = 8.0
+"""How many times the even share of attention a place needs to be drawn at full heat."""
+
+# Ten evenly spaced anchors of each scale. inferno, magma and viridis: van der Walt, Smith and
+# Firing 2015, CC0 (bids.github.io/colormap). cividis: Nunez, Anderton and Renslow 2018, made to
+# look nearly the same with and without red-green colour blindness (PLOS ONE 13(7): e0199239).
+_ANCHORS = {
+    "inferno": "000004 1b0c41 4a0c6b 781c6d a52c60 cf4446 ed6925 fb9b06 f7d13d fcffa4",
+    "magma": "000004 180f3d 440f76 721f81 9e2f7f cd4071 f1605d fd9668 feca8d fcfdbf",
+    "viridis": "440154 482878 3e4989 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725",
+    "cividis": "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838",
+}
+_SPOTLIGHT = "spotlight"
+
+COLORS: tuple[str, ...] = (*_ANCHORS, _SPOTLIGHT)
+"""Every name that `colors=` takes."""
+
+DEFAULT_COLORS = "inferno"
+"""Its dark rim and light heart stand out on light and on dark photos alike."""
+
+# Opacity grows this much faster than heat, or the lower half of a scale could not be seen. The
+# photo's own light and shade still show through, by so much. And the black end of a scale is left
+# out, for black over a photo is a shadow and not a colour.
+_OPACITY_GAIN = 2.0
+_TEXTURE = 0.3
+_FIRST_COLOR = 40
+
+
+class _HasToList(Protocol):
+    def tolist(self) -> Any: ...
+
+
+Weights = _HasToList | Sequence[Sequence[float]]
+"""Attention of shape (rows, columns): a tensor, an array, or nested sequences."""
+
+
+def heat_grid(weights: Weights) -> Image.Image:
+    """Turn weights into heat: an "F" image with a pixel for each cell, columns x rows.
+
+    Values run from 0.5 to 255.5: converting to "L" cuts off the fraction, so the half rounds.
+    The weights need not sum to 1. In a grid of fewer than eight cells no cell can have eight even
+    shares; there, full heat is all attention on one cell.
+
+    Raises ConfigError if the weights are not a table of numbers, finite and not negative.
+    """
+    table = weights.tolist() if hasattr(weights, "tolist") else weights
+    try:
+        rows = [[float(weight) for weight in row] for row in table]
+    except (TypeError, ValueError):
+        rows = []
+    if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+        raise ConfigError("attention weights have to be a table of shape (rows, columns)")
+    cells = [weight for row in rows for weight in row]
+    if not all(0 <= weight < math.inf for weight in cells):
+        raise ConfigError("attention weights have to be finite and not negative")
+    even = sum(cells) / len(cells)
+    full = math.log(min(FULL_HEAT, len(cells)))
+    grid = Image.new("F", (len(rows[0]), len(rows)))
+    grid.putdata(
+        [
+            0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
+            for weight in cells
+        ]
+    )
+    return grid
+
+
+@cache
+def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
+    """List a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
+
+    Raises ConfigError if no scale has this name ("spotlight" is none: it has no colours).
+    """
+    if name not in _ANCHORS:
+        raise ConfigError(f"there is no colour scale {name!r}; known: {', '.join(_ANCHORS)}")
+    steps = list(pairwise(bytes.fromhex(code) for code in _ANCHORS[name].split()))
+    scale = []
+    for level in range(256):
+        position = level / 255 * len(steps)
+        step = min(int(position), len(steps) - 1)
+        part = position - step
+        low, high = steps[step]
+        red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+        scale.append((red, green, blue))
+    return tuple(scale)
+
+
+def blend(photo: Image.Image, heat: Image.Image, *, colors: str, strength: float) -> Image.Image:
+    """Lay heat over a photo, as a new "RGB" image of the photo's size.
+
+    The photo, of any mode, is not modified; heat is an "L" image of its size; colors is one of
+    `COLORS`; strength runs from 0 (the photo alone) to 1 (opaque colour, or black outside the
+    spotlight). With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight"
+    it is untouched where heat is 255, and dark and grey where heat is 0.
+
+    Raises ConfigError for unknown colours and a strength outside 0..1.
+    """
+    if colors not in COLORS:
+        raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
+    if not 0 <= strength <= 1:
+        raise ConfigError(f"strength is {strength}, and has to be between 0 and 1")
+    photo = photo.convert("RGB")
+    gray = photo.convert("L")
+    if colors == _SPOTLIGHT:
+        shade = Image.blend(photo, gray.convert("RGB"), strength)
+        shade = shade.point([round(value * (1 - strength)) for value in range(256)] * 3)
+        light = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
+        return Image.composite(photo, shade, heat.point(light))
+    scale = color_scale(colors)
+    palette = [scale[_FIRST_COLOR + (255 - _FIRST_COLOR) * level // 255] for level in range(256)]
+    channels = zip(*palette, strict=True)
+    tint = Image.merge("RGB", [heat.point(list(channel)) for channel in channels])
+    grain = gray.point([round(255 - _TEXTURE * (255 - value)) for value in range(256)])
+    tint = ImageChops.multiply(tint, grain.convert("RGB"))
+    opacity = [round(255 * strength * min(1, _OPACITY_GAIN * level / 255)) for level in range(256)]
+    return Image.composite(tint, photo, heat.point(opacity))

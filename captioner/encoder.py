@@ -1,0 +1,245 @@
+"""The encoder: a CNN that turns an image into a grid of features (Xu et al. 2015, section 3.1.1).
+
+Every backbone is a sequence of stages without its pooling and classifier, so that each cell of the
+grid comes from its own place in the image. A name is torchvision's own ("resnet101",
+"convnext_tiny", ...) or "efficientnet_v2_b0".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
+
+from captioner.errors import CheckpointNotFoundError, ConfigError
+
+__all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
+
+_FAMILIES = ("resnet", "resnext", "wide_resnet", "efficientnet", "convnext", "mobilenet")
+
+
+class Grid(NamedTuple):
+    """The features of a batch of images, row-major over the image.
+
+    features: (B, L, D) with L = rows * columns.
+    """
+
+    features: Tensor
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Which CNN, and how fine a grid."""
+
+    name: str = "resnet101"  # the backbone; ResNet-101 is the usual choice for COCO
+    stride: int = 32  # pixels a cell: 32 is the backbone's own; 16 gives four times the cells
+
+    def __post_init__(self) -> None:
+        if self.name not in backbones():
+            known = ", ".join(backbones())
+            raise ConfigError(f"encoder name {self.name!r} is not known; known are {known}")
+        if self.stride not in (16, 32):
+            raise ConfigError(f"encoder stride {self.stride} is not 16 or 32")
+
+
+class Encoder(nn.Module):
+    """A CNN whose last stage is a grid.
+
+    Args:
+        config: the backbone and its stride.
+        pretrained: start from torchvision's default ImageNet weights (downloaded once by
+            torchvision). The weights of "efficientnet_v2_b0" do not come from torchvision.
+
+    Raises:
+        ConfigError: pretrained weights asked for a backbone that torchvision has none for.
+        CheckpointNotFoundError: the pretrained weights cannot be downloaded.
+
+    """
+
+    def __init__(self, config: EncoderConfig, *, pretrained: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.stages = _build_stages(config.name, pretrained=pretrained)
+        if config.stride == 16:
+            _halve_stride(self.stages)
+        self._first_trained = len(self.stages)
+
+    def forward(self, images: Tensor) -> Grid:
+        """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells."""
+        maps = images
+        for index, stage in enumerate(self.stages):
+            # Below the first trained stage nothing needs a gradient, so nothing is kept for one.
+            with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self._first_trained):
+                maps = stage(maps)
+        rows, columns = maps.shape[-2:]
+        return Grid(maps.flatten(2).transpose(1, 2), rows, columns)
+
+    @torch.no_grad()
+    def channels(self) -> int:
+        """D, the number of features in a cell."""
+        device = next(self.parameters()).device
+        probe = Encoder.forward(self.eval(), torch.zeros(1, 3, 64, 64, device=device))
+        return probe.features.shape[-1]
+
+    def fine_tune(self, *, from_stage: int | None) -> None:
+        """Train the stages from `from_stage` on and freeze those before; None freezes all.
+
+        Raises:
+            ConfigError: there is no such stage.
+
+        """
+        count = len(self.stages)
+        if from_stage is not None and not 0 <= from_stage < count:
+            raise ConfigError(
+                f"{self.config.name} has the stages 0 to {count - 1}; there is no {from_stage}"
+            )
+        self._first_trained = count if from_stage is None else from_stage
+        for index, stage in enumerate(self.stages):
+            stage.requires_grad_(index >= self._first_trained)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Encoder:
+        """Set training mode; frozen stages stay in evaluation mode, BatchNorm stays so everywhere.
+
+        The batches of fine-tuning are too small and too alike to estimate statistics better than
+        ImageNet did, so a fine-tuned stage keeps its running statistics too (its scale and shift
+        are trained).
+        """
+        super().train(mode)
+        for index, stage in enumerate(self.stages):
+            stage.train(mode and index >= self._first_trained)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+
+def backbones() -> list[str]:
+    """The names that EncoderConfig takes."""
+    names = torchvision.models.list_models(module=torchvision.models)
+    return sorted([*(name for name in names if name.startswith(_FAMILIES)), "efficientnet_v2_b0"])
+
+
+def _build_stages(name: str, *, pretrained: bool) -> nn.Sequential:
+    if name == "efficientnet_v2_b0":
+        if pretrained:
+            raise ConfigError(
+                "torchvision has no weights for efficientnet_v2_b0: start from the encoder inside "
+                "a checkpoint, or from a safetensors file of the backbone"
+            )
+        return _efficientnet_v2_b0()
+    try:
+        model = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
+    except (OSError, RuntimeError) as error:  # URLError, HTTPError, or a hash that does not match
+        raise CheckpointNotFoundError(
+            f"the pretrained weights of {name} cannot be downloaded by torchvision ({error}): "
+            "check the network, or put the file into torch's hub folder (TORCH_HOME)"
+        ) from error
+    if isinstance(model, torchvision.models.ResNet):
+        stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool)
+        return nn.Sequential(stem, model.layer1, model.layer2, model.layer3, model.layer4)
+    features = model.features
+    return features if isinstance(features, nn.Sequential) else nn.Sequential(features)
+
+
+def _efficientnet_v2_b0() -> nn.Sequential:
+    """EfficientNetV2-B0 (Tan and Le 2021, as published in Keras) from torchvision's blocks."""
+    settings = [
+        FusedMBConvConfig(1, 3, 1, 32, 16, 1),
+        FusedMBConvConfig(4, 3, 2, 16, 32, 2),
+        FusedMBConvConfig(4, 3, 2, 32, 48, 2),
+        MBConvConfig(4, 3, 2, 48, 96, 3),
+        MBConvConfig(6, 3, 1, 96, 112, 5),
+        MBConvConfig(6, 3, 2, 112, 192, 8),
+    ]
+    features: nn.Sequential = EfficientNet(
+        settings,
+        dropout=0.0,
+        stochastic_depth_prob=0.1,  # half of torchvision's: fine-tuning is short
+        last_channel=1280,
+        norm_layer=partial(nn.BatchNorm2d, eps=1e-3),
+    ).features
+    for parent, name, conv in _convolutions(features):
+        if conv.stride == (2, 2):
+            setattr(parent, name, SameConv2d(conv))
+    return features
+
+
+def _convolutions(root: nn.Module) -> list[tuple[nn.Module, str, nn.Conv2d]]:
+    """Every convolution below `root` in forward order, with the module that holds it."""
+    return [
+        (parent, name, child)
+        for parent in root.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Conv2d)
+    ]
+
+
+class SameConv2d(nn.Conv2d):
+    """A strided convolution padded as TensorFlow's SAME: the odd pixel goes right and bottom.
+
+    With torch's symmetric padding, weights trained in TensorFlow see every stride-2 layer shifted
+    by a pixel. Takes over the parameters of `conv`.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__(
+            conv.in_channels,
+            conv.out_channels,
+            _pair(conv.kernel_size),
+            _pair(conv.stride),
+            groups=conv.groups,
+            bias=conv.bias is not None,
+        )
+        self.weight, self.bias = conv.weight, conv.bias
+        self.sampling = conv.stride[0]  # what the padding is computed for, also once unstrided
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pad (B, C, H, W) by what its own size needs, then convolve."""
+        top, bottom = self._padding(input.shape[-2])
+        left, right = self._padding(input.shape[-1])
+        return super().forward(F.pad(input, (left, right, top, bottom)))
+
+    def _padding(self, size: int) -> tuple[int, int]:
+        reach = self.kernel_size[0] - 1
+        total = max((math.ceil(size / self.sampling) - 1) * self.sampling + reach + 1 - size, 0)
+        before = total // 2
+        # Unstrided, the same taps start at every pixel: as many outputs as inputs.
+        return before, (total if self.stride[0] > 1 else reach) - before
+
+
+def _halve_stride(stages: nn.Sequential) -> None:
+    """Undo the last halving of the resolution and dilate what follows (Yu and Koltun 2016).
+
+    Every second cell in both directions then sees what the strided network sees there.
+    """
+    strided = [
+        index
+        for index, stage in enumerate(stages)
+        if any(conv.stride[0] == 2 for _, _, conv in _convolutions(stage))
+    ]
+    passed = False
+    for parent, name, conv in _convolutions(stages[strided[-1] :]):
+        size = conv.kernel_size[0]
+        if conv.stride[0] == 2:
+            passed = True
+            if not isinstance(conv, SameConv2d) and 2 * int(conv.padding[0]) != size - 1:
+                conv = SameConv2d(conv)
+                setattr(parent, name, conv)
+            conv.stride = (1, 1)
+        elif passed and size > 1:
+            conv.dilation = (2, 2)
+            conv.padding = (size - 1, size - 1)
+
+
+def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+    return sizes[0], sizes[1]

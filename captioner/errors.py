@@ -1,0 +1,186 @@
+"""Every error that Captioner raises on purpose.
+
+CaptionerError
+├── ImageError                  one image cannot be captioned; the others can
+│   ├── ImageNotFoundError        no such file, or it cannot be read
+│   ├── ImageEmptyError           zero bytes, or zero pixels
+│   ├── ImageFormatError          not an image, or a format that is not read
+│   ├── ImageTruncatedError       begins as an image, ends too early or is damaged
+│   └── ImageTooLargeError        more pixels than the limit
+├── CheckpointError             a model file cannot be used
+│   ├── CheckpointNotFoundError   no such file
+│   ├── CheckpointFormatError     not a Captioner checkpoint, or damaged
+│   ├── CheckpointVersionError    written by a Captioner that this one cannot follow
+│   └── CheckpointMismatchError   its tensors do not fit its own configuration
+├── ConfigError                 a setting has a value that cannot work
+├── DataError                   a data set cannot be read
+├── DeviceError                 a device that this machine does not have
+├── GenerationError             the model produced numbers that are not numbers
+├── OutputError                 a result cannot be written
+└── MissingExtraError           an optional part is not installed
+
+Each carries `type` (a stable slug for programs), `title` (the kind of problem, in words) and
+`detail` (this problem: the file or value, and the remedy). str(error) is the detail.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "CaptionerError",
+    "CheckpointError",
+    "CheckpointFormatError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CheckpointVersionError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "GenerationError",
+    "ImageEmptyError",
+    "ImageError",
+    "ImageFormatError",
+    "ImageNotFoundError",
+    "ImageTooLargeError",
+    "ImageTruncatedError",
+    "MissingExtraError",
+    "OutputError",
+]
+
+
+class CaptionerError(Exception):
+    """The root: `except CaptionerError` catches every error listed above."""
+
+    type: ClassVar[str] = "captioner-error"
+    title: ClassVar[str] = "Captioner cannot go on"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def record(self) -> dict[str, str]:
+        """The error as it stands in a caption record: type, title and detail."""
+        return {"type": self.type, "title": self.title, "detail": self.detail}
+
+
+class ImageError(CaptionerError):
+    """One image cannot be captioned; the others can."""
+
+    type = "image-error"
+    title = "The image cannot be captioned"
+
+
+class ImageNotFoundError(ImageError):
+    """There is no such file, or it cannot be read."""
+
+    type = "image-not-found"
+    title = "The image cannot be read"
+
+
+class ImageEmptyError(ImageError):
+    """The image has zero bytes or zero pixels."""
+
+    type = "image-empty"
+    title = "The image is empty"
+
+
+class ImageFormatError(ImageError):
+    """The bytes are not an image, or in a format that is not read."""
+
+    type = "image-format"
+    title = "Not an image in a known format"
+
+
+class ImageTruncatedError(ImageError):
+    """The file begins as an image but ends too early, or is damaged inside."""
+
+    type = "image-truncated"
+    title = "The image is cut off or damaged"
+
+
+class ImageTooLargeError(ImageError):
+    """The image has more pixels than the limit allows."""
+
+    type = "image-too-large"
+    title = "The image has too many pixels"
+
+
+class CheckpointError(CaptionerError):
+    """A model file cannot be used."""
+
+    type = "checkpoint-error"
+    title = "The checkpoint cannot be used"
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """There is no such checkpoint file."""
+
+    type = "checkpoint-not-found"
+    title = "The checkpoint cannot be found"
+
+
+class CheckpointFormatError(CheckpointError):
+    """The file is not a Captioner checkpoint, or it is damaged."""
+
+    type = "checkpoint-format"
+    title = "Not a Captioner checkpoint"
+
+
+class CheckpointVersionError(CheckpointError):
+    """The checkpoint was written by a Captioner that this one cannot follow."""
+
+    type = "checkpoint-version"
+    title = "A checkpoint of another version"
+
+
+class CheckpointMismatchError(CheckpointError):
+    """The tensors in the checkpoint do not fit its own configuration."""
+
+    type = "checkpoint-mismatch"
+    title = "The checkpoint contradicts itself"
+
+
+class ConfigError(CaptionerError, ValueError):
+    """A setting has a value that cannot work."""
+
+    type = "config-error"
+    title = "A setting cannot work"
+
+
+class DataError(CaptionerError):
+    """A data set cannot be read."""
+
+    type = "data-error"
+    title = "The data set cannot be read"
+
+
+class DeviceError(CaptionerError):
+    """A device was asked for that this machine does not have."""
+
+    type = "device-error"
+    title = "The device is not available"
+
+
+class GenerationError(CaptionerError):
+    """The model produced numbers that are not numbers."""
+
+    type = "generation-error"
+    title = "The model produced no usable scores"
+
+
+class OutputError(CaptionerError):
+    """A result cannot be written where it should go."""
+
+    type = "output-error"
+    title = "The result cannot be written"
+
+
+class MissingExtraError(CaptionerError):
+    """An optional part of Captioner is not installed."""
+
+    type = "missing-extra"
+    title = "An optional part is not installed"
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional part: pip install 'captioner[{extra}]'")

@@ -1,0 +1,299 @@
+"""The one way to open an image.
+
+Whatever a photo comes in (a path, bytes, a file object, a PIL image; JPEG, PNG, WebP, AVIF, BMP,
+GIF or TIFF; turned by EXIF, transparent, CMYK, 16 bits deep), `open_image` gives the 8-bit RGB
+picture that a viewer would see, or one error that says what is wrong and what to do about it.
+
+Pillow's readers are used without `Image.open`, which measures pictures against a limit that belongs
+to the whole process, and says so with a warning, which no thread can catch for itself alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, cast
+
+from PIL import ExifTags, Image, ImageCms, ImageFile, features
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from captioner import errors
+
+__all__ = ["MAX_PIXELS", "ImageSource", "open_image"]
+
+ImageSource = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+
+MAX_PIXELS = 100_000_000
+
+# What files begin with. MPO, from many phones, is JPEG with more pictures behind the first: JPEG's
+# reader shows the first, whatever has become of the list of the others.
+_READERS: dict[bytes, type[ImageFile.ImageFile]] = {
+    rb"\xff\xd8\xff": JpegImageFile,
+    rb"\x89PNG\r\n\x1a\n": PngImageFile,
+    rb"RIFF....WEBP": WebPImageFile,
+    rb"....ftyp(avif|avis|mif1|msf1)": AvifImageFile,
+    rb"BM": BmpImageFile,
+    rb"GIF8[79]a": GifImageFile,
+    rb"II[*+]\0|MM\0[*+]": TiffImageFile,
+}
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def open_image(
+    source: ImageSource, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """Open an image as the 8-bit RGB picture that a viewer would see.
+
+    The EXIF turn is applied, transparency is laid over white, and every colour mode and bit depth
+    becomes RGB. Of several frames or pages it is the first. The picture is fully loaded, holds no
+    file open and carries no metadata.
+
+    Args:
+        source: a path (a str is always one; links are never followed), the bytes of a file, a
+            binary file object, read from its position to its end, or a PIL image, left unchanged.
+        at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
+            long as both sides keep this many. None: full size.
+        max_pixels: width times height of the largest image to decode; the header tells.
+
+    Raises:
+        ImageNotFoundError: no such file, or it cannot be read.
+        ImageEmptyError: zero bytes, or zero pixels.
+        ImageFormatError: not an image, or in a format that is not read.
+        ImageTruncatedError: cut off or damaged.
+        ImageTooLargeError: more than `max_pixels`.
+        TypeError: `source` is none of the above.
+        ValueError: `at_least` or `max_pixels` is below 1.
+
+    """
+    if max_pixels < 1 or (at_least is not None and at_least < 1):
+        raise ValueError(f"at_least ({at_least}) and max_pixels ({max_pixels}) must be 1 or more")
+    name = _name(source)
+    if isinstance(source, Image.Image):
+        with _as_image_error(name):
+            _check_size(source.size, name, max_pixels)
+            return _picture(source, name)
+    with _stream(source, name) as stream, _as_image_error(name):
+        image = _read_header(stream, name, max_pixels)
+        if at_least is not None:
+            image.draft(None, (at_least, at_least))
+        return _picture(image, name)
+
+
+def _name(source: object) -> str:
+    """Say what the errors call the image."""
+    if isinstance(source, str | os.PathLike):
+        return os.fsdecode(source) or "''"
+    if isinstance(source, io.TextIOBase):
+        raise TypeError("the image file is open as text: open it in binary mode, with 'rb'")
+    if not (isinstance(source, bytes | Image.Image) or callable(getattr(source, "read", None))):
+        kind = type(source).__name__
+        raise TypeError(f"an image is a path, bytes, a binary file or a PIL image, not {kind}")
+    label = getattr(source, "filename", getattr(source, "name", None))
+    return label if isinstance(label, str) and label else "the image"
+
+
+def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> BinaryIO:
+    """Open a seekable stream that starts where the image does; the caller closes it."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if isinstance(source, str) and source.lower().startswith(("http://", "https://")):
+        raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
+    try:
+        if isinstance(source, str | os.PathLike):
+            file = open(source, "rb")  # noqa: PTH123, SIM115 - Path("") would be a folder
+            if file.seekable():
+                return file
+            with file:
+                data = file.read()
+        else:
+            # The readers seek to offsets from zero, and libtiff moves the descriptor itself.
+            data = source.read()
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL, a closed file object
+        reason = getattr(error, "strerror", None) or error
+        detail = f"{name} cannot be read ({reason}): check the path"
+        raise errors.ImageNotFoundError(detail) from error
+    if not isinstance(data, bytes):
+        raise TypeError(f"the file object gave {type(data).__name__}, not bytes: open it with 'rb'")
+    return io.BytesIO(data)
+
+
+@contextmanager
+def _as_image_error(name: str) -> Iterator[None]:
+    """Turn what the decoders raise into an ImageError.
+
+    Damaged data takes Pillow's readers along paths that nobody planned, and they end in almost any
+    exception (SyntaxError, struct.error, zlib.error, EOFError, OverflowError, AssertionError, ...),
+    so the list is "all but those that are not about the image".
+    """
+    try:
+        yield
+    except (errors.ImageError, MemoryError):
+        raise
+    except Exception as error:
+        raise _diagnosis(error, name) from error
+
+
+def _diagnosis(error: Exception, name: str) -> errors.ImageError:
+    reason = str(error)
+    # Pillow's own OSErrors have no number; EINVAL and EOVERFLOW are a seek to a damaged offset.
+    number = error.errno if isinstance(error, OSError) else None
+    if number not in (None, errno.EINVAL, errno.EOVERFLOW):
+        return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): try again")
+    if isinstance(error, Image.DecompressionBombError):
+        return errors.ImageTooLargeError(f"{name} has too many pixels ({reason}): make it smaller")
+    if "not identified by this driver" in reason:
+        return errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
+    if re.search("unknown|unsupported|not supported", reason, re.IGNORECASE):
+        return errors.ImageFormatError(
+            f"{name} has pixels of a kind that is not read ({reason}): convert it to JPEG or PNG"
+        )
+    return errors.ImageTruncatedError(f"{name} is cut off or damaged: copy or download it again")
+
+
+def _read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
+    """Read size and metadata; the pixels stay in the stream."""
+    head = stream.read(16)
+    if not head:
+        raise errors.ImageEmptyError(f"{name} is empty (0 bytes): copy or download it again")
+    known = [reader for begin, reader in _READERS.items() if re.match(begin, head, re.DOTALL)]
+    if not known:
+        raise errors.ImageFormatError(
+            f"{name} is not a JPEG, PNG, WebP, AVIF, BMP, GIF or TIFF image: convert it to one"
+        )
+    reader = known[0]
+    if reader.format in ("WEBP", "AVIF") and not features.check(reader.format.lower()):
+        raise errors.ImageFormatError(f"{name} is {reader.format}: install a Pillow that reads it")
+    if reader.format == "GIF":
+        # Pillow allocates and measures a GIF's frame while it reads the header: be there first.
+        for limit in (max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels):
+            _check_size(_gif_size(stream), name, limit)
+    stream.seek(0)
+    image = reader(stream)
+    _check_size(image.size, name, max_pixels)
+    if isinstance(image, TiffImageFile):
+        # Pillow's limit is for memory not there yet. (image.size has the EXIF turn in it.)
+        size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
+        image.im = Image.new(image.mode, size, None).im
+    return image
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height == 0:
+        raise errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
+    if width * height > max_pixels:
+        raise errors.ImageTooLargeError(
+            f"{name} has {width} x {height} pixels, more than the limit of {max_pixels:,}: "
+            "make it smaller or raise the limit"
+        )
+
+
+def _gif_size(stream: BinaryIO) -> tuple[int, int]:
+    """Size a GIF as Pillow will: its screen, grown by a first frame that reaches beyond."""
+    stream.seek(6)
+    width, height, flags = struct.unpack("<HHBxx", stream.read(7))
+    if flags & 0x80:
+        stream.seek(6 << (flags & 7), os.SEEK_CUR)  # the palette: three bytes a colour
+    while (block := stream.read(1)) not in (b"", b";"):
+        if block == b"!":
+            stream.read(1)
+            while (length := stream.read(1)) not in (b"", b"\0"):
+                stream.seek(length[0], os.SEEK_CUR)
+        elif block == b",":
+            left, top, across, down = struct.unpack("<4H", stream.read(8))
+            return max(width, left + across), max(height, top + down)
+    return width, height
+
+
+def _picture(image: Image.Image, name: str) -> Image.Image:
+    """Decode, turn, convert; the result shares nothing with `image`."""
+    image.load()  # before the turn is asked for: a PNG may have its EXIF behind its pixels
+    turn = _turn(image)
+    picture = _to_rgb(image, name)
+    if turn is not None:
+        picture = picture.transpose(turn)
+    elif picture is image:
+        picture = image.copy()
+    picture.info = {}  # or the picture, opened or saved again, would be turned twice
+    return picture
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    with suppress(Exception):  # damaged metadata, sound pixels: show them as they are
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return None
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode == "CMYK":
+        return _cmyk_to_rgb(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_to_rgb(image, name)
+    if image.has_transparency_data:
+        return _over_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
+    """Go by the embedded profile where it is sound: inks differ a lot between presses."""
+    with suppress(ImageCms.PyCMSError, ImportError, KeyError, OSError, TypeError, ValueError):
+        inks, screen = io.BytesIO(image.info["icc_profile"]), ImageCms.createProfile("sRGB")
+        if converted := ImageCms.profileToProfile(image, inks, screen, outputMode="RGB"):
+            return converted
+    return image.convert("RGB")
+
+
+def _deep_to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Grey of 16 or 32 bits; Pillow's own conversion would clip all above 255 to white."""
+    deep = image if image.mode == "F" else image.convert("I")
+    low, high = cast(tuple[float, float], deep.getextrema())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise errors.ImageFormatError(f"{name} has pixels that are no numbers: convert it to 8 bit")
+    if deep.mode == "F" or low < 0 or high > 65535:
+        scale = 255 / (high - low) if high > low else 0.0
+        offset = 0.5 - low * scale
+        return deep.convert("F").point(lambda value: value * scale + offset).convert("RGB")
+    if image.mode == "I" and high <= 255:
+        return image.convert("RGB")  # 8-bit values in a wide array, as numpy users have them
+    grey = deep.point([(value + 128) // 257 for value in range(65536)], "L")
+    if isinstance(hidden := image.info.get("transparency"), int):
+        shown = deep.point([255 * (value != hidden) for value in range(65536)], "L")
+        grey = Image.composite(grey, Image.new("L", grey.size, 255), shown)
+    return grey.convert("RGB")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    transparent = image.info.get("transparency")
+    if image.mode == "P":
+        image = image.copy()  # Pillow writes the transparency into the palette it converts from
+    elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
+        # A 16-bit PNG: Pillow has brought the pixels down to 8 bits, but not this colour.
+        image = image.copy()
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
+    elif image.mode == "La":
+        image = image.convert("LA")
+    layered = image.convert("RGBA")
+    picture = Image.new("RGB", layered.size, "white")
+    picture.paste(layered, mask=layered.getchannel("A"))
+    return picture

@@ -1,0 +1,403 @@
+"""Where the model looked, as a picture: attention -> upsample -> blend; contact sheet, animation.
+
+Weights are anything with `.tolist()`, such as a tensor of shape (rows, columns), or nested
+sequences. A box is the part of the photo that the grid covers, as (left, top, right, bottom) in
+fractions of its width and height: inside 0..1 for a centre crop, beyond it for a padded photo.
+Photos are PIL images of any mode, turned the way the viewer sees them, and never modified.
+What heat means, and why it is not stretched to each word's maximum: see `captioner.colors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from PIL import Image, ImageDraw, ImageFont
+
+from captioner.colors import DEFAULT_COLORS, FULL_HEAT, Weights, blend, heat_grid
+from captioner.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = [
+    "DEFAULT_STRENGTH",
+    "Panel",
+    "animation",
+    "attention_map",
+    "contact_sheet",
+    "overlay",
+    "save_animation",
+    "save_image",
+]
+
+_Box = tuple[float, float, float, float]
+_Size = tuple[int, int]
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+DEFAULT_STRENGTH = 0.75
+"""Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
+
+_WHOLE: _Box = (0.0, 0.0, 1.0, 1.0)
+_PAPER, _HAIRLINE, _FAINT, _MUTED, _INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
+_ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
+
+_Formats = dict[str, dict[str, Any]]
+_JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
+_STILL: _Formats = {
+    ".png": {"format": "PNG"},
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+    ".webp": {"format": "WEBP", "quality": 90},
+}
+_MOVING: _Formats = {".gif": {"format": "GIF"}, ".webp": {"format": "WEBP", "quality": 85}}
+
+
+class Panel(NamedTuple):
+    """One word of a caption, how sure the model was (0..1 or None), and where it looked."""
+
+    word: str
+    probability: float | None
+    weights: Weights
+
+
+def attention_map(
+    weights: Weights, size: _Size, *, box: _Box = _WHOLE, smooth: bool = True
+) -> Image.Image:
+    """Draw one word's attention at a photo's size (width, height), as an "L" image.
+
+    255 is `captioner.colors.FULL_HEAT` times the even share of attention or more, each halving
+    is a third less, and 0 is the even share or less, and all that lies outside the box. `smooth`
+    interpolates between the centres of the cells; otherwise each cell is a rectangle with crisp
+    edges, which is all that the model knows.
+
+    Raises ConfigError if the weights are not a table of numbers >= 0, or the box has no inside.
+    """
+    grid = heat_grid(weights)
+    x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
+    y0, y1, top, bottom = _span(size[1], grid.height, box[1], box[3])
+    result = Image.new("L", size)
+    if x0 < x1 and y0 < y1:
+        # Only the part of the grid that is on the photo is enlarged: a padded panorama costs no
+        # more than its own pixels. Float mode keeps what bicubic undershoots until convert()
+        # cuts it off at 0; where two undershoots cross, a ripple of up to 4 is left, which the
+        # ramp from 4 to 16 takes away without an edge.
+        method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+        heat = grid.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
+        still = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
+        result.paste(heat.convert("L").point(still), (x0, y0))
+    return result
+
+
+def overlay(
+    photo: Image.Image,
+    weights: Weights,
+    *,
+    box: _Box = _WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+) -> Image.Image:
+    """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
+
+    `box` and `smooth` are those of `attention_map`; `strength` runs from 0 (the photo alone) to 1
+    (opaque); `colors` is one of `captioner.colors.COLORS`.
+
+    Raises ConfigError for unknown colours, a strength outside 0..1, and what `attention_map`
+    does not take.
+    """
+    heat = attention_map(weights, photo.size, box=box, smooth=smooth)
+    return blend(photo, heat, colors=colors, strength=strength)
+
+
+def contact_sheet(
+    photo: Image.Image,
+    panels: Sequence[Panel],
+    *,
+    title: str | None = None,
+    box: _Box = _WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+    panel_side: int = 260,
+    columns: int | None = None,
+) -> Image.Image:
+    """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
+
+    There may be no panels. The title, usually the caption, is set large above them. `panel_side`
+    is the side in pixels of a square photo's panel: wide and tall photos get panels of the same
+    area, and type and spacing grow with it. `columns` is the number of panels in a row; None
+    finds one that makes a well-shaped sheet. The other options are those of `overlay`.
+
+    Raises ConfigError for a panel_side below 32, columns below 1, and what `overlay` does not
+    take.
+    """
+    if panel_side < 32 or (columns is not None and columns < 1):
+        raise ConfigError(f"panel_side ({panel_side}) starts at 32, columns ({columns}) at 1")
+    unit = panel_side / 260
+    aspect = math.sqrt(min(max(photo.width / photo.height, 1 / 4), 4))
+    small = _fit(photo, (panel_side * aspect, panel_side / aspect), enlarge=4)
+    cell = (max(small.width, panel_side // 2), small.height + round(50 * unit))
+    gap, margin, count = round(28 * unit), round(40 * unit), len(panels) + 1
+    columns = min(columns or _columns(count, cell), count)
+    width = max(columns * (cell[0] + gap) - gap, round(1.4 * panel_side))
+    heading = _Text.flow((title or "").split(), round(32 * unit), width, space=0.28)
+    top = margin + (heading.height + gap if title else 0)
+    height = top + math.ceil(count / columns) * (cell[1] + gap) + round(24 * unit) + margin
+    sheet = Image.new("RGB", (width + 2 * margin, height), _PAPER)
+    heading.draw(sheet, (margin, margin))
+    for index in range(count):
+        row, column = divmod(index, columns)
+        corner = (margin + column * (cell[0] + gap), top + row * (cell[1] + gap))
+        picture, panel = small, panels[index - 1] if index else None
+        if panel:
+            heat = attention_map(panel.weights, small.size, box=box, smooth=smooth)
+            picture = blend(small, heat, colors=colors, strength=strength)
+        _draw_cell(sheet, corner, cell[0], picture, panel, unit)
+    _draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
+    return sheet
+
+
+def animation(
+    photo: Image.Image,
+    panels: Sequence[Panel],
+    *,
+    box: _Box = _WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+    side: int = 640,
+    seconds_per_word: float = 0.8,
+) -> list[Image.Image]:
+    """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
+
+    The caption stands beneath the photo, the present word marked. Returns len(panels) + 2 "RGB"
+    images of one size (without panels, the photo alone), none wider or taller than `side` pixels;
+    the photo is shown at no more than twice its size. A frame's time, in milliseconds, is in its
+    `info["duration"]`, where `save_animation` finds it; the last frame stays three times as long.
+    The other options are those of `overlay`.
+
+    Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
+    """
+    if side < 128 or not 0 < seconds_per_word < math.inf:
+        raise ConfigError(f"side ({side}) starts at 128, seconds ({seconds_per_word}) above 0")
+    picture, text, size = _stage([panel.word for panel in panels], photo, side)
+    pictures = [picture]
+    for panel in panels:
+        heat = attention_map(panel.weights, picture.size, box=box, smooth=smooth)
+        pictures.append(blend(picture, heat, colors=colors, strength=strength))
+    frames = []
+    for index, shown in enumerate([*pictures, picture] if panels else pictures):
+        frame = Image.new("RGB", size, _PAPER)
+        frame.paste(shown, ((size[0] - shown.width) // 2, 0))
+        text.draw(frame, (text.size, picture.height + text.size // 2), said=index - 1)
+        seconds = seconds_per_word * (3 if index > len(panels) else 1)
+        frame.info["duration"] = max(20, round(1000 * seconds))  # players distrust less
+        frames.append(frame)
+    return frames
+
+
+def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
+    """Write a picture as .png, .jpg, .jpeg or .webp.
+
+    Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
+    """
+    target, options = _target(path, _STILL)
+    _write(image if image.mode == "L" else image.convert("RGB"), target, options)
+
+
+def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
+    """Write the frames of `animation` as a .gif or .webp that plays for ever.
+
+    A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
+
+    Raises OutputError for another suffix, a missing folder, no frames, and a file that cannot be
+    written.
+    """
+    target, options = _target(path, _MOVING)
+    if not frames:
+        raise OutputError(f"{target} cannot be written: there are no frames")
+    pictures = [frame.convert("RGB") for frame in frames]
+    if options["format"] == "GIF":
+        # Every frame has a palette of its own, and dithering keeps skies free of bands.
+        pictures = [picture.quantize(palette=picture.quantize()) for picture in pictures]
+    times = [frame.info.get("duration", 800) for frame in frames]
+    moving = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
+    _write(pictures[0], target, options | moving)
+
+
+def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
+    """Find the options of the path's format, or say what is wrong before any work is done."""
+    target = Path(path)
+    options = formats.get(target.suffix.lower())
+    if options is None:
+        wrong = f"suffix {target.suffix!r} is not known" if target.suffix else "it has no suffix"
+        raise OutputError(f"{target} cannot be written: {wrong}; {', '.join(formats)} work")
+    if not target.parent.is_dir():
+        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
+    return target, options
+
+
+def _write(image: Image.Image, target: Path, options: dict[str, Any]) -> None:
+    try:
+        # Encoded in memory first: what cannot be encoded leaves no half-written file behind.
+        image.save(buffer := BytesIO(), **options)
+        target.write_bytes(buffer.getvalue())
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{target} cannot be written: {error}") from error
+
+
+def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
+    """Find along one side the pixels whose centres the box covers, and their place in the grid.
+
+    Returns (first, end) in whole pixels of the photo and (start, stop) in cells.
+    """
+    if not low < high or not math.isfinite(high - low):
+        raise ConfigError(f"a box from {low} to {high} has no inside")
+    first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
+    start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
+    return first, end, max(start, 0.0), min(stop, float(cells))
+
+
+def _fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
+    """Make the photo "RGB" and as large as fits the bounds, enlarged at most so many times."""
+    scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
+    size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
+    return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _columns(count: int, cell: _Size) -> int:
+    """Choose the columns that bring `count` cells near 3:2 and leave few places empty."""
+
+    def ugliness(columns: int) -> float:
+        rows = math.ceil(count / columns)
+        shape = columns * cell[0] / (rows * cell[1])
+        return abs(math.log(shape / 1.5)) + (rows * columns - count) / count
+
+    return min(range(1, count + 1), key=ugliness)
+
+
+def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.Image, _Text, _Size]:
+    """Lay out an animation: the picture, the caption beneath it and the size of a frame."""
+
+    def caption(size: int, width: int) -> _Text:
+        return _Text.flow(words, size, width - 2 * size, space=0.46, center=True)
+
+    width = max(_fit(photo, (side, side), enlarge=2).width, side // 2)
+    sizes = range(max(16, side // 25), 9, -1)
+    texts = (caption(size, width) for size in sizes)
+    text = next((text for text in texts if text.height <= side // 3), caption(sizes[-1], width))
+    picture = _fit(photo, (width, max(side - text.height - text.size, side // 4)), enlarge=2)
+    # The caption took height, and so the picture lost width: draw the frame in around it.
+    narrow = max(picture.width, side // 2)
+    if (tighter := caption(text.size, narrow)).height == text.height:
+        text, width = tighter, narrow
+    return picture, text, (width, picture.height + text.height + text.size)
+
+
+@cache
+def _font(size: int) -> _Font:
+    return ImageFont.load_default(size=max(size, 8))
+
+
+def _shorten(word: str, size: int, width: float) -> tuple[str, _Font]:
+    """Make a word fit: set it smaller, down to two thirds, then cut it off with "…"."""
+    for smaller in range(size, size * 2 // 3, -1):
+        if _font(smaller).getlength(word) <= width:
+            return word, _font(smaller)
+    font = _font(size * 2 // 3)
+    while word and font.getlength(f"{word}…") > width:
+        word = word[:-1]
+    return f"{word}…", font
+
+
+class _Text(NamedTuple):
+    """Words set in lines: each with its font, x and line."""
+
+    size: int
+    words: list[tuple[str, _Font, float, int]]
+    height: int
+
+    @classmethod
+    def flow(
+        cls, words: Sequence[str], size: int, width: float, *, space: float, center: bool = False
+    ) -> _Text:
+        placed: list[tuple[str, _Font, float, int]] = []
+        ends = [0.0]  # of each line
+        for word in words:
+            text, font = _shorten(word, size, width)
+            length = font.getlength(text)
+            x = ends[-1] + size * space if ends[-1] else 0.0
+            if x and x + length > width:
+                ends.append(0.0)
+                x = 0.0
+            placed.append((text, font, x, len(ends) - 1))
+            ends[-1] = x + length
+        if center:
+            placed = [(t, font, x + (width - ends[n]) / 2, n) for t, font, x, n in placed]
+        return cls(size, placed, round(size * 1.45 * len(ends)))
+
+    def draw(self, sheet: Image.Image, corner: _Size, *, said: int | None = None) -> None:
+        """Draw it; with `said`, words after that one are faint and that one is marked."""
+        draw = ImageDraw.Draw(sheet)
+        for index, (text, font, left, line) in enumerate(self.words):
+            x, y = corner[0] + left, corner[1] + self.size * (1 + 1.45 * line)
+            color = _INK if said is None or index < said else _FAINT
+            if index == said:
+                pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
+                pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
+                draw.rounded_rectangle(pill, pad, _ACCENT)
+                color = _PAPER
+            draw.text((x, y), text, color, font, anchor="ls")
+
+
+def _draw_cell(
+    sheet: Image.Image,
+    corner: _Size,
+    width: int,
+    picture: Image.Image,
+    panel: Panel | None,
+    unit: float,
+) -> None:
+    """Draw a picture of the sheet, and below it the word and its probability."""
+    draw, font = ImageDraw.Draw(sheet), _font(round(15 * unit))
+    x, y = corner
+    left = x + (width - picture.width) // 2
+    # A hairline around it, for snow and sky would melt into the paper.
+    draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), _HAIRLINE)
+    sheet.paste(picture, (left, y))
+    y += picture.height + round(27 * unit)
+    if panel is None:
+        draw.text((x, y), "photo", _MUTED, font, anchor="ls")
+        return
+    room = float(width)
+    if panel.probability is not None:
+        percent = f"{panel.probability:.0%}"
+        draw.text((x + width, y), percent, _MUTED, font, anchor="rs")
+        room -= font.getlength(percent) + 8 * unit
+        bar = (y + round(11 * unit), y + round(13 * unit))
+        draw.rectangle((x, bar[0], x + width - 1, bar[1]), _HAIRLINE)
+        if (length := round(width * panel.probability)) > 0:
+            draw.rectangle((x, bar[0], x + length - 1, bar[1]), _MUTED)
+    word, font = _shorten(panel.word, round(21 * unit), room)
+    draw.text((x, y), word, _INK, font, anchor="ls")
+
+
+def _draw_key(
+    sheet: Image.Image, corner: _Size, unit: float, *, colors: str, strength: float
+) -> None:
+    """Draw what heat looks like over a grey photo, and what it stands for."""
+    draw, font = ImageDraw.Draw(sheet), _font(round(14 * unit))
+    size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
+    ramp = Image.linear_gradient("L").rotate(90).resize(size)
+    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, colors=colors, strength=strength)
+    x, y = corner
+    low, high = "even share of attention", f"{FULL_HEAT:.0f} times"
+    draw.text((x, y), low, _MUTED, font, anchor="ls")
+    x += round(font.getlength(low) + gap)
+    sheet.paste(bar, (x, y - size[1]))
+    draw.text((x + size[0] + gap, y), high, _MUTED, font, anchor="ls")

@@ -1,0 +1,211 @@
+"""Captioner: a checkpoint on a device, from photo to caption."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import overload
+
+import torch
+from PIL import Image
+
+from captioner.caption import Alternative, Caption, ModelName, Word, image_name
+from captioner.checkpoint import Checkpoint, bundled_checkpoint, load_checkpoint
+from captioner.encoder import Grid
+from captioner.errors import DeviceError, ImageError
+from captioner.generation import GenerationConfig, Hypothesis, generate
+from captioner.image import MAX_PIXELS, ImageSource, open_image
+from captioner.transforms import Transform
+from captioner.vocabulary import join
+
+__all__ = ["Captioner", "find_device"]
+
+
+class Captioner:
+    """Captions photos with one checkpoint.
+
+    >>> captioner = Captioner.from_pretrained()             # doctest: +SKIP
+    >>> captioner.caption("photo.jpg").text                 # doctest: +SKIP
+    'a dog runs through the grass'
+
+    Args:
+        checkpoint: model, vocabulary and transform.
+        device: where the model runs; see find_device.
+        dtype: of weights and arithmetic. Scores and attention are softmaxed in float32 always.
+        max_pixels: larger photos are refused before they are decoded.
+
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str | torch.device = "auto",
+        dtype: torch.dtype = torch.float32,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.device = find_device(device)
+        self.dtype = dtype
+        self.max_pixels = max_pixels
+        self.model = checkpoint.model.eval().to(self.device, dtype)
+        self.model.encoder.to(memory_format=torch.channels_last)
+        self.vocabulary = checkpoint.vocabulary
+        self.transform = Transform(checkpoint.transform)
+        self.name = ModelName(name=checkpoint.name, version=checkpoint.version)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        device: str | torch.device = "auto",
+        dtype: torch.dtype = torch.float32,
+        max_pixels: int = MAX_PIXELS,
+    ) -> Captioner:
+        """Load a checkpoint file, or the one that comes with Captioner.
+
+        Raises:
+            CheckpointError: the file is missing, damaged or of another kind.
+            DeviceError: this machine has no such device.
+
+        """
+        checkpoint = load_checkpoint(bundled_checkpoint() if path is None else path)
+        return cls(checkpoint, device=device, dtype=dtype, max_pixels=max_pixels)
+
+    @overload
+    def caption(  # type: ignore[overload-overlap]  # a str is a sequence, but here a path
+        self, images: ImageSource, config: GenerationConfig | None = None
+    ) -> Caption: ...
+
+    @overload
+    def caption(
+        self, images: Sequence[ImageSource], config: GenerationConfig | None = None
+    ) -> list[Caption]: ...
+
+    def caption(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        config: GenerationConfig | None = None,
+    ) -> Caption | list[Caption]:
+        """Caption one image, or many at once: encoded and decoded as one batch.
+
+        Args:
+            images: a path, bytes, binary file or PIL image; or a list of them.
+            config: beam size, number of captions, lengths, sampling; see GenerationConfig.
+
+        Returns:
+            A Caption, or a list of them in order.
+
+        Raises:
+            ImageError: an image cannot be opened.
+            GenerationError: the model's scores are not numbers.
+
+        """
+        if isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray):
+            return [_or_raise(result) for result in self.caption_each(images, config)]
+        return _or_raise(self.caption_each([images], config)[0])
+
+    def caption_each(
+        self, sources: Sequence[ImageSource], config: GenerationConfig | None = None
+    ) -> list[Caption | ImageError]:
+        """Caption many images as one batch; one that cannot be opened fails alone, in its place.
+
+        Raises:
+            GenerationError: the model's scores are not numbers.
+
+        """
+        results: dict[int, Caption | ImageError] = {}
+        opened: dict[int, tuple[ImageSource, Image.Image]] = {}
+        for position, source in enumerate(map(_rereadable, sources)):
+            try:
+                opened[position] = source, self.open(source)
+            except ImageError as error:
+                results[position] = error
+        if opened:
+            grid = self.encode([photo for _, photo in opened.values()])
+            made = generate(self.model.decoder, grid.features, config or GenerationConfig())
+            for (position, (source, photo)), hypotheses in zip(opened.items(), made, strict=True):
+                results[position] = self._describe(source, photo, grid, hypotheses)
+        return [results[position] for position in range(len(sources))]
+
+    def open(self, source: ImageSource) -> Image.Image:
+        """Decode an image at the size that the model needs.
+
+        Raises:
+            ImageError: it cannot be opened.
+
+        """
+        return open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
+
+    @torch.inference_mode()
+    def encode(self, photos: Sequence[Image.Image]) -> Grid:
+        """Encode photos into one grid with features (B, L, D)."""
+        pixels = torch.stack([self.transform(photo) for photo in photos])
+        pixels = pixels.to(self.device, self.dtype, memory_format=torch.channels_last)
+        return self.model.encode(pixels)
+
+    def _describe(
+        self, source: ImageSource, photo: Image.Image, grid: Grid, hypotheses: list[Hypothesis]
+    ) -> Caption:
+        best, *others = hypotheses
+        texts = self.vocabulary.decode(best.tokens)
+        maps = best.attention.reshape(-1, grid.rows, grid.columns)
+        return Caption(
+            text=join(texts),
+            score=best.score,
+            words=tuple(
+                Word(text=text, probability=probability, gate=gate, attention=attention)
+                for text, probability, gate, attention in zip(
+                    texts,
+                    best.log_probabilities.exp().tolist(),
+                    best.gate.tolist(),
+                    maps,
+                    strict=False,  # the probabilities have one more, the end's
+                )
+            ),
+            alternatives=tuple(
+                Alternative(text=join(self.vocabulary.decode(other.tokens)), score=other.score)
+                for other in others
+            ),
+            image=image_name(source),
+            model=self.name,
+            box=self.transform.box(*photo.size),
+            open_photo=partial(open_image, source, max_pixels=self.max_pixels),
+        )
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """Turn "auto", "cpu", "cuda", "cuda:1" or "mps" into a device that is there.
+
+    Raises:
+        DeviceError: torch does not know the name, or this machine has no such device.
+
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(
+            f"device {str(name)!r} cannot be used here ({reason}): try auto, or cpu"
+        ) from error
+    return device
+
+
+def _or_raise(result: Caption | ImageError) -> Caption:
+    if isinstance(result, ImageError):
+        raise result
+    return result
+
+
+def _rereadable(source: ImageSource) -> ImageSource:
+    """A file object can be read once; its caption may want the photo again."""
+    if isinstance(source, str | os.PathLike | bytes | bytearray | Image.Image):
+        return source
+    if isinstance(source, io.BytesIO):
+        return source.getvalue()[source.tell() :]
+    return source.read()

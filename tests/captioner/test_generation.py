@@ -1,0 +1,320 @@
+"""Generation against exhaustive search and hand-made models."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioner import ConfigError, GenerationConfig, GenerationError
+from captioner.attention import ProjectedGrid
+from captioner.checkpoint import Checkpoint
+from captioner.constraints import filter_top
+from captioner.decoder import DecoderState, StepOutput
+from captioner.generation import Hypothesis, generate
+from captioner.vocabulary import END, PAD, START, UNK
+
+VOCABULARY = 7  # three words: 4, 5 and 6
+CELLS = 1009  # a prime: a history's own cell
+HISTORIES = 2**31 - 1  # a prime: long histories are told apart by their remainder
+
+
+def extend(history: int, word: int, words: int = VOCABULARY) -> int:
+    """The number of a history, one word longer."""
+    return (history * words + word) % HISTORIES
+
+
+class Historian:
+    """A hand-made decoder: logits and attention are functions of image and history alone.
+
+    The hidden state is the history as a number in base VOCABULARY. The attention is one-hot at
+    history modulo CELLS and the gate tells the history's length, so each word's attention gives
+    away which hypothesis it belongs to.
+    """
+
+    def __init__(self, words: int = VOCABULARY, scale: float = 2.0) -> None:
+        self.words = words
+        self.scale = scale
+
+    def start(self, features: Tensor) -> tuple[DecoderState, ProjectedGrid]:
+        image = features[:, 0, :1].double().unsqueeze(1)
+        return DecoderState(torch.zeros_like(image), image), ProjectedGrid(features, features)
+
+    def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
+        hidden = (state.hidden * self.words + tokens.unsqueeze(-1)) % HISTORIES
+        logits = torch.stack(
+            [
+                torch.stack([self.logits(int(i), int(h)) for i, h in zip(image, row, strict=True)])
+                for image, row in zip(state.cell[..., 0], hidden[..., 0], strict=True)
+            ]
+        )
+        cells = (hidden[..., 0].long() % CELLS).unsqueeze(-1)
+        attention = torch.zeros(*tokens.shape, CELLS).scatter(-1, cells, 1.0)
+        gate = hidden[..., 0].float().log1p()
+        return StepOutput(logits, attention, gate, DecoderState(hidden, state.cell))
+
+    def logits(self, image: int, history: int) -> Tensor:
+        generator = torch.Generator().manual_seed(image * 7919 + history)
+        return self.scale * torch.randn(self.words, generator=generator)
+
+
+def features(*images: int) -> Tensor:
+    return torch.tensor(images, dtype=torch.float32).view(-1, 1, 1)
+
+
+def exhaustive(
+    model: Historian, image: int, *, longest: int, penalty: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Score every sentence of at most `longest` words, the best first."""
+    scored = []
+    for length in range(1, longest + 1):
+        for sentence in itertools.product(range(4, model.words), repeat=length):
+            history, total = START, 0.0
+            for word in (*sentence, END):
+                total += model.logits(image, history).log_softmax(-1)[word].item()
+                history = extend(history, word, model.words)
+            scored.append((total / (length + 1) ** penalty, sentence))
+    return sorted(scored, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+def test_wide_beam_search_is_exhaustive_search(penalty: float) -> None:
+    model = Historian()
+    config = GenerationConfig(
+        beam_size=40, captions=39, maximum_length=3, length_penalty=penalty, no_repeat_ngram=0
+    )
+    for image, hypotheses in zip((1, 2), generate(model, features(1, 2), config), strict=True):
+        expected = exhaustive(model, image, longest=3, penalty=penalty)
+        assert len(expected) == 39  # 3 + 9 + 27
+        assert [tuple(h.tokens) for h in hypotheses] == [sentence for _, sentence in expected]
+        for hypothesis, (score, sentence) in zip(hypotheses, expected, strict=True):
+            total = score * (len(sentence) + 1) ** penalty
+            assert hypothesis.score == pytest.approx(total / (len(sentence) + 1), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GenerationConfig(beam_size=4, captions=4, maximum_length=6),
+        GenerationConfig(beam_size=1, maximum_length=6),
+        GenerationConfig(sample=True, captions=5, maximum_length=6, seed=1),
+    ],
+    ids=["beam", "greedy", "sampling"],
+)
+def test_attention_and_gate_follow_their_own_hypothesis(config: GenerationConfig) -> None:
+    crossed = 0
+    for hypotheses in generate(Historian(), features(1, 2, 3), config):
+        for hypothesis in hypotheses:
+            history = START
+            for t, word in enumerate(hypothesis.tokens):
+                assert hypothesis.attention[t].argmax() == history % CELLS
+                assert hypothesis.gate[t].item() == pytest.approx(math.log1p(history), rel=1e-6)
+                history = extend(history, word)
+            assert len(hypothesis.attention) == len(hypothesis.tokens) == len(hypothesis.gate)
+        crossed += len({h.tokens[0] for h in hypotheses}) < len(hypotheses)
+    # The beams of at least one image must have shared a parent, or this shows nothing.
+    assert config.beam_size == 1 or crossed
+
+
+def test_probabilities_are_the_models() -> None:
+    model = Historian()
+    config = GenerationConfig(beam_size=3, maximum_length=5, no_repeat_ngram=0)
+    (hypothesis,) = generate(model, features(4), config)[0]
+    history, expected = START, []
+    for word in (*hypothesis.tokens, END):
+        expected.append(model.logits(4, history).log_softmax(-1)[word].item())
+        history = extend(history, word)
+    assert hypothesis.log_probabilities.tolist() == pytest.approx(expected, abs=1e-5)
+    assert hypothesis.score == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+
+
+def test_greedy_takes_the_likeliest_word_each_time() -> None:
+    model = Historian(words=30)
+    config = GenerationConfig(beam_size=1, maximum_length=8, no_repeat_ngram=0)
+    (hypothesis,) = generate(model, features(5), config)[0]
+    history, expected = START, []
+    while len(expected) < 8:
+        logits = model.logits(5, history)
+        logits[[PAD, START, UNK] if expected else [PAD, START, UNK, END]] = -math.inf
+        word = int(logits.argmax())
+        if word == END:
+            break
+        expected.append(word)
+        history = extend(history, word, 30)
+    assert hypothesis.tokens == expected
+
+
+def test_a_batch_is_its_images_one_by_one(tiny_checkpoint: Checkpoint) -> None:
+    decoder = tiny_checkpoint.model.decoder
+    grids = torch.randn(5, 9, 576)
+    for config in (GenerationConfig(captions=3), GenerationConfig(beam_size=1)):
+        together = generate(decoder, grids, config)
+        for image in range(5):
+            alone = generate(decoder, grids[image : image + 1], config)[0]
+            assert [h.tokens for h in alone] == [h.tokens for h in together[image]]
+            for one, other in zip(alone, together[image], strict=True):
+                assert torch.allclose(one.attention, other.attention, atol=1e-5)
+                assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+def test_wider_beams_find_no_worse_sentences() -> None:
+    # With the penalty 0 a beam as wide as the vocabulary's words dominates greedy on this model.
+    model = Historian(words=12, scale=1.0)
+    shared = {"maximum_length": 6, "no_repeat_ngram": 0, "length_penalty": 0.0}
+    images = features(*range(20))
+    totals = []
+    for beam in (1, 3, 30):
+        results = generate(model, images, GenerationConfig(beam_size=beam, **shared))
+        totals.append(sum(float(h[0].log_probabilities.sum()) for h in results))
+    assert totals[0] < totals[1] < totals[2]
+
+
+def test_lengths_are_kept() -> None:
+    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
+        config = GenerationConfig(minimum_length=4, maximum_length=5, no_repeat_ngram=0, **method)
+        for (hypothesis,) in generate(Historian(words=9), features(*range(12)), config):
+            assert 4 <= len(hypothesis.tokens) <= 5
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_no_ngram_stands_twice(n: int) -> None:
+    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
+        config = GenerationConfig(no_repeat_ngram=n, maximum_length=12, **method)
+        for (hypothesis,) in generate(Historian(words=6), features(*range(8)), config):
+            words = hypothesis.tokens
+            grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+            assert len(grams) == len(set(grams)), words
+
+
+def test_special_tokens_are_never_said() -> None:
+    class Fond(Historian):
+        def logits(self, image: int, history: int) -> Tensor:
+            logits = super().logits(image, history)
+            logits[[PAD, START, UNK]] += 100
+            return logits
+
+    for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
+        for (hypothesis,) in generate(Fond(), features(1, 2), GenerationConfig(**method)):
+            assert hypothesis.tokens and not {PAD, START, UNK} & set(hypothesis.tokens)
+
+
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_numbers_that_are_none_end_in_a_clear_error(
+    method: dict[str, object], poison: float
+) -> None:
+    class Broken(Historian):
+        def logits(self, image: int, history: int) -> Tensor:
+            logits = super().logits(image, history)
+            if history > 100:  # the first steps are healthy
+                logits[5] = poison
+            return logits
+
+    with pytest.raises(GenerationError, match="NaN or infinity"):
+        generate(Broken(), features(1), GenerationConfig(minimum_length=4, **method))
+
+
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
+def test_a_model_that_never_ends_and_one_with_nothing_to_say_still_answer(
+    method: dict[str, object],
+) -> None:
+    class Endless(Historian):
+        def logits(self, image: int, history: int) -> Tensor:
+            logits = super().logits(image, history)
+            logits[END] = -math.inf
+            return logits
+
+    (endless,) = generate(Endless(), features(1), GenerationConfig(no_repeat_ngram=0, **method))[0]
+    assert len(endless.tokens) == GenerationConfig().maximum_length
+
+    class Mute(Historian):
+        def logits(self, image: int, history: int) -> Tensor:
+            return torch.full((VOCABULARY,), -math.inf).index_fill(0, torch.tensor([END]), 0.0)
+
+    (mute,) = generate(Mute(), features(1), GenerationConfig(minimum_length=0, **method))[0]
+    assert mute.tokens == [] and mute.score == pytest.approx(0)
+
+    # One word, no repetition, at least five words: the constraints cannot all hold.
+    (stuck,) = generate(
+        Historian(words=5),
+        features(1),
+        GenerationConfig(minimum_length=5, no_repeat_ngram=1, **method),
+    )[0]
+    assert stuck.tokens == [4]
+
+
+def test_sampling_draws_from_the_models_distribution() -> None:
+    model = Historian(scale=1.0)
+    config = GenerationConfig(
+        sample=True, captions=4000, maximum_length=1, no_repeat_ngram=0, seed=0
+    )
+    drawn = Counter(h.tokens[0] for h in generate(model, features(3), config)[0])
+    expected = model.logits(3, START)[4:].softmax(-1)
+    for word in (4, 5, 6):
+        p = expected[word - 4].item()
+        spread = math.sqrt(p * (1 - p) / 4000)
+        assert abs(drawn[word] / 4000 - p) < 4 * spread  # four standard deviations
+
+
+def test_sampling_repeats_with_its_seed_only() -> None:
+    def draw(seed: int | None) -> list[list[int]]:
+        config = GenerationConfig(sample=True, captions=6, seed=seed)
+        return [h.tokens for h in generate(Historian(words=50), features(1), config)[0]]
+
+    assert draw(1) == draw(1) != draw(2)
+    assert draw(None) != draw(None)
+
+
+def test_top_k_and_top_p() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
+
+    def kept(**limits: float) -> list[int]:
+        filtered = filter_top(logits, **{"top_k": 0, "top_p": 1.0, **limits})  # type: ignore[arg-type]
+        return torch.isfinite(filtered[0]).nonzero().flatten().tolist()
+
+    assert kept() == [0, 1, 2, 3]
+    assert kept(top_k=2) == [0, 1]
+    assert kept(top_p=0.7) == [0, 1]  # 0.5 does not reach 0.7, 0.75 does
+    assert kept(top_p=0.8) == [0, 1, 2]
+    assert kept(top_p=0.01) == [0]
+
+
+def test_cold_sampling_is_greedy() -> None:
+    greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))
+    cold = generate(
+        Historian(words=9), features(1, 2), GenerationConfig(sample=True, temperature=1e-6)
+    )
+    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in cold]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("beam_size", 0),
+        ("captions", 6),
+        ("captions", 0),
+        ("maximum_length", 0),
+        ("minimum_length", 99),
+        ("temperature", 0.0),
+        ("temperature", math.nan),
+        ("top_p", 0.0),
+        ("top_k", -1),
+        ("length_penalty", -1.0),
+        ("no_repeat_ngram", -1),
+    ],
+)
+def test_settings_that_cannot_work_are_named(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{field} {value}"):
+        GenerationConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_hypotheses_come_back_on_the_cpu_in_float32(tiny_checkpoint: Checkpoint) -> None:
+    decoder = tiny_checkpoint.model.decoder.to(torch.bfloat16)
+    grids = torch.randn(2, 9, 576, dtype=torch.bfloat16)
+    hypothesis: Hypothesis = generate(decoder, grids, GenerationConfig())[0][0]
+    assert hypothesis.attention.dtype == hypothesis.gate.dtype == torch.float32
+    assert torch.allclose(hypothesis.attention.sum(-1), torch.tensor(1.0), atol=1e-5)

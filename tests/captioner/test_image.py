@@ -1,0 +1,755 @@
+"""`captioner.image`: whatever a photo comes in, the picture a viewer would see, or one clear error.
+
+The pictures are drawn here; what they are compared with is the drawing itself, before it was
+turned, compressed or cut.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import resource
+import struct
+import sys
+import time
+import tracemalloc
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageChops, ImageStat, features
+
+import captioner.image
+from captioner.errors import (
+    ImageEmptyError,
+    ImageError,
+    ImageFormatError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+    ImageTruncatedError,
+)
+from captioner.image import open_image
+
+FORMATS = [
+    "JPEG",
+    "PNG",
+    pytest.param("WEBP", marks=pytest.mark.skipif(not features.check("webp"), reason="no WebP")),
+    pytest.param("AVIF", marks=pytest.mark.skipif(not features.check("avif"), reason="no AVIF")),
+    "BMP",
+    "GIF",
+    "TIFF",
+]
+LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
+WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
+
+
+def draw(width: int = 64, height: int = 48) -> Image.Image:
+    """A picture that no turn or flip leaves as it is."""
+    ramp = Image.linear_gradient("L")
+    red = ramp.rotate(90).resize((width, height))
+    green = ramp.resize((width, height))
+    blue = Image.new("L", (width, height), 40)
+    blue.paste(200, (0, 0, width // 3, height // 2))
+    return Image.merge("RGB", (red, green, blue))
+
+
+def colours(picture: Image.Image) -> list[tuple[int, ...]]:
+    data = picture.tobytes()
+    return [tuple(data[at : at + 3]) for at in range(0, len(data), 3)]
+
+
+def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def difference(one: Image.Image, other: Image.Image) -> float:
+    """The mean absolute difference, 0 to 255."""
+    assert one.size == other.size
+    assert one.mode == other.mode == "RGB"
+    return sum(ImageStat.Stat(ImageChops.difference(one, other)).mean) / 3
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, *more: bytes) -> bytes:
+    """A PNG of one IDAT, made by hand; `more`: chunks of type and data before it."""
+
+    def chunk(body: bytes) -> bytes:
+        return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = [header, *more, b"IDAT" + zlib.compress(rows), b"IEND"]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, chunks))
+
+
+class OneWay(io.RawIOBase):
+    """A stream without seek and tell, such as a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        return self._rest.readinto(buffer)
+
+
+# What an image comes in
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_drawn_picture(kind, tmp_path):
+    path = tmp_path / "no-extension"
+    path.write_bytes(encode(draw(), kind, **LOSSLESS.get(kind, {})))
+    picture = open_image(path)
+    assert type(picture) is Image.Image
+    # A GIF has 256 colours for a picture of thousands.
+    assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 8 if kind == "GIF" else 4)
+
+
+def test_path_text_bytes_file_and_stream_are_the_same_picture(tmp_path):
+    data = encode(draw(), "JPEG")
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(data)
+    expected = open_image(path)
+    assert difference(open_image(str(path)), expected) == 0
+    assert difference(open_image(data), expected) == 0
+    assert difference(open_image(io.BytesIO(data)), expected) == 0
+    assert difference(open_image(io.BufferedReader(OneWay(data))), expected) == 0
+    with path.open("rb") as file:
+        assert difference(open_image(file), expected) == 0
+        assert not file.closed
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_object_is_read_from_its_position(kind):
+    data = encode(draw(), kind)
+    file = io.BytesIO(b"a header of another protocol" + data)
+    file.seek(28)
+    assert difference(open_image(file), open_image(data)) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
+def test_a_path_that_cannot_seek():
+    data = encode(draw(), "TIFF", compression="tiff_lzw")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, data)
+        os.close(writing)
+        assert difference(open_image(f"/dev/fd/{reading}"), draw()) == 0
+    finally:
+        os.close(reading)
+
+
+def test_a_pil_image_is_turned_and_stays_as_it_is():
+    own = draw()
+    own.getexif()[0x0112] = 6
+    before = own.tobytes()
+    picture = open_image(own)
+    assert difference(picture, draw().transpose(Image.Transpose.ROTATE_270)) == 0
+    picture.paste(BLACK, (0, 0, 64, 48))
+    assert own.tobytes() == before
+    assert own.getexif()[0x0112] == 6
+    assert own.size == (64, 48)
+
+
+def test_a_plain_pil_image_is_copied():
+    own = draw()
+    open_image(own).paste(BLACK, (0, 0, 64, 48))
+    assert difference(own, draw()) == 0
+
+
+@pytest.mark.parametrize("transparency", [0, b"\0\x80\xff"])
+def test_the_palette_of_a_pil_image_stays_as_it_is(transparency):
+    own = draw().quantize(8)
+    own.info["transparency"] = transparency
+    palette = own.im.getpalette("RGBA", "RGBA")
+    open_image(own)
+    assert own.im.getpalette("RGBA", "RGBA") == palette
+    assert own.info == {"transparency": transparency}
+
+
+def test_a_lazy_pil_image_that_is_cut_off():
+    data = encode(draw(640, 480), "JPEG")
+    with Image.open(io.BytesIO(data[: len(data) // 2])) as lazy, pytest.raises(ImageTruncatedError):
+        open_image(lazy)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["photo.jpg"], object(), io.StringIO("text")])
+def test_wrong_types(wrong):
+    with pytest.raises(TypeError, match="image"):
+        open_image(wrong)
+
+
+def test_a_file_open_as_text(tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encode(draw(), "JPEG"))
+    with path.open() as file, pytest.raises(TypeError, match="rb"):
+        open_image(file)
+
+
+@pytest.mark.parametrize("wrong", [{"at_least": 0}, {"max_pixels": 0}, {"max_pixels": -1}])
+def test_wrong_numbers(wrong):
+    with pytest.raises(ValueError, match="1 or more"):
+        open_image(draw(), **wrong)
+
+
+# Turns
+
+_INVERSE = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def turned(kind: str, orientation: int, **options: object) -> bytes:
+    """The drawing, stored turned, with the tag that turns it back."""
+    inverse = _INVERSE[orientation]
+    stored = draw() if inverse is None else draw().transpose(inverse)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(stored, kind, exif=exif, **options)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
+def test_exif_turns(kind, orientation):
+    picture = open_image(turned(kind, orientation, **LOSSLESS.get(kind, {})))
+    assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 4)
+    assert difference(open_image(picture), picture) == 0  # not turned twice
+    assert not picture.info
+
+
+def test_a_turn_that_does_not_exist():
+    exif = Image.Exif()
+    exif[0x0112] = 77
+    assert difference(open_image(encode(draw(), "PNG", exif=exif)), draw()) == 0
+
+
+def test_damaged_exif_does_not_cost_the_photo():
+    data = encode(draw(), "PNG", exif=b"Exif\0\0this is not TIFF at all")
+    assert difference(open_image(data), draw()) == 0
+
+
+# Colours
+
+
+def test_alpha_lies_over_white():
+    image = Image.new("RGBA", (3, 1))
+    image.putdata([(255, 0, 0, 255), (255, 0, 0, 0), (255, 0, 0, 51)])
+    expected = [RED, WHITE, (255, 204, 204)]
+    assert colours(open_image(encode(image, "PNG"))) == expected
+    assert colours(open_image(image)) == expected
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBa", "RGBA"])
+def test_every_mode_with_alpha(mode):
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 0, 0))
+    image = image.convert("LA").convert(mode) if mode == "La" else image.convert(mode)
+    assert colours(open_image(image)) == [BLACK, WHITE]
+
+
+def test_palette_with_transparency():
+    image = Image.new("P", (3, 1))
+    image.putpalette([*RED, *BLACK, 0, 0, 255])
+    image.putdata([0, 1, 2])
+    one = encode(image, "PNG", transparency=1)
+    assert colours(open_image(one)) == [RED, WHITE, (0, 0, 255)]
+    many = encode(image, "PNG", transparency=b"\xff\x00\x33")
+    assert colours(open_image(many)) == [RED, WHITE, (204, 204, 255)]
+    assert colours(open_image(encode(image, "PNG"))) == [RED, BLACK, (0, 0, 255)]
+    assert colours(open_image(encode(image, "GIF", transparency=1)))[1] == WHITE
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour", "rows", "transparent", "expected"),
+    [
+        (8, 0, b"\0\x10\x80", b"\0\x10", [WHITE, (128, 128, 128)]),
+        (16, 0, b"\0\x10\x01\x80\x80", b"\x10\x01", [WHITE, (128, 128, 128)]),
+        (8, 2, b"\0\x01\x02\x03\x80\0\0", b"\0\x01\0\x02\0\x03", [WHITE, (128, 0, 0)]),
+        (16, 2, b"\0" + b"\x11\x22" * 3 + b"\x80" * 6, b"\x11\x22" * 3, [WHITE, (128, 128, 128)]),
+    ],
+)
+def test_transparent_colour_of_a_png(depth, colour, rows, transparent, expected):
+    data = png(2, 1, depth, colour, rows, b"tRNS" + transparent)
+    assert colours(open_image(data)) == expected
+
+
+def test_16_bit_grey_keeps_its_steps():
+    levels = [0, 257, 128 * 257, 254 * 257, 65535]
+    image = Image.new("I;16", (5, 1))
+    image.putdata(levels)
+    expected = [(level // 257,) * 3 for level in levels]
+    wide = Image.new("I", (5, 1))
+    wide.putdata(levels)
+    big = Image.frombytes("I;16B", (5, 1), struct.pack(">5H", *levels))
+    for source in (encode(image, "PNG"), encode(image, "TIFF"), encode(big, "TIFF"), wide, big):
+        assert colours(open_image(source)) == expected
+
+
+def test_16_bit_colour():
+    rows = b"\0" + struct.pack(">6H", 65535, 0, 128 * 257, 257, 2 * 257, 3 * 257)
+    assert colours(open_image(png(2, 1, 16, 2, rows))) == [(255, 0, 128), (1, 2, 3)]
+
+
+def test_wide_integers_of_8_bits_and_of_any_range():
+    image = Image.new("I", (3, 1))
+    image.putdata([0, 100, 255])
+    assert [pixel[0] for pixel in colours(open_image(image))] == [0, 100, 255]
+    image.putdata([-1000, 0, 1000])
+    assert [pixel[0] for pixel in colours(open_image(image))] == [0, 128, 255]
+
+
+def test_floats_are_spread_from_least_to_greatest():
+    image = Image.new("F", (3, 1))
+    image.putdata([-0.5, 0.0, 0.5])
+    assert [pixel[0] for pixel in colours(open_image(encode(image, "TIFF")))] == [0, 128, 255]
+    image.putdata([0.5, 0.5, 0.5])
+    assert len(set(colours(open_image(image)))) == 1
+    image.putdata([float("inf"), 0.0, 1.0])
+    with pytest.raises(ImageFormatError, match="8 bit"):
+        open_image(image)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"])
+def test_other_modes(mode):
+    white = Image.new("RGB", (4, 4), "white")
+    picture = open_image(white.convert("RGB").convert(mode))
+    assert picture.mode == "RGB"
+    assert min(picture.tobytes()) >= 250
+    assert max(open_image(Image.new("RGB", (4, 4)).convert(mode)).tobytes()) <= 5
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
+def test_one_bit_files(kind):
+    image = Image.new("1", (9, 2))
+    image.putpixel((8, 1), 1)
+    data = colours(open_image(encode(image, kind)))
+    assert data == [BLACK] * 17 + [WHITE]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_cmyk_files_are_not_inverted(kind):
+    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # magenta and yellow: red
+    assert difference(open_image(encode(image, kind)), Image.new("RGB", (16, 16), RED)) < 4
+
+
+def test_ycck_from_adobe():
+    # Pillow writes CMYK JPEGs as Adobe does, inverted; the same bytes marked YCCK are another
+    # colour, and a reader that forgets the mark shows the first.
+    data = bytearray(encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG"))
+    mark = data.index(b"Adobe") + 11
+    assert data[mark] == 0
+    data[mark] = 2
+    assert difference(open_image(bytes(data)), Image.new("RGB", (16, 16), RED)) > 20
+
+
+def cmyk_profile() -> bytes:
+    """A printer whose cyan ink is red, and whose magenta and yellow are as white as paper."""
+
+    def colour(corner: int) -> bytes:  # L, a, b in 8 bits; C, M, Y, K are the bits of the corner
+        if corner & 1:
+            return bytes((0, 128, 128))
+        return bytes((136, 208, 195)) if corner & 8 else bytes((255, 128, 128))
+
+    ramp = bytes(range(256))
+    one = struct.pack(">i", 65536)
+    zero = bytes(4)
+    table = b"mft1" + bytes(4) + bytes((4, 3, 2, 0)) + (one + zero * 3) * 2 + one
+    table += ramp * 4 + b"".join(map(colour, range(16))) + ramp * 3
+    table += bytes(-len(table) % 4)
+    header = struct.pack(
+        ">I4sI4s4s4s12s4s4sI4s4s8sI3I4s44s",
+        *(144 + len(table), b"", 0x02400000, b"prtr", b"CMYK", b"Lab ", b"", b"acsp", b"", 0),
+        *(b"", b"", b"", 0, 0xF6D6, 0x10000, 0xD32D, b"", b""),
+    )
+    return header + struct.pack(">I4sII", 1, b"A2B0", 144, len(table)) + table
+
+
+@pytest.mark.skipif(not features.check("littlecms2"), reason="no colour management")
+def test_cmyk_goes_by_its_profile_and_without_it_where_it_is_damaged():
+    image = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
+    profile = cmyk_profile()
+    pixel = open_image(encode(image, "JPEG", icc_profile=profile)).getpixel((8, 8))
+    assert pixel[0] > 200
+    assert max(pixel[1:]) < 60
+    plain = open_image(encode(image, "JPEG"))
+    assert plain.getpixel((8, 8))[0] < 60
+    for damaged in (profile[:200], b"not a profile", b"\0" * 128):
+        picture = open_image(encode(image, "JPEG", icc_profile=damaged))
+        assert difference(picture, plain) == 0
+
+
+# Frames
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
+def test_the_first_of_several_frames(kind):
+    if kind == "WEBP" and not features.check("webp"):
+        pytest.skip("no WebP")
+    first, second = Image.new("RGB", (32, 32), RED), Image.new("RGB", (32, 32), (0, 0, 255))
+    data = encode(first, kind, save_all=True, append_images=[second, first])
+    assert difference(open_image(data), first) < 4
+
+
+def test_the_first_picture_of_a_phone_mpo():
+    second = Image.new("RGB", (64, 48))
+    data = encode(draw(), "MPO", save_all=True, append_images=[second])
+    assert difference(open_image(data), draw()) < 4
+    assert open_image(data, at_least=24).size == (32, 24)
+
+
+def test_an_mpo_with_a_damaged_list_of_pictures_is_still_a_jpeg():
+    data = encode(draw(), "MPO", save_all=True, append_images=[draw()])
+    damaged = data.replace(b"\x02\xb0", b"\x09\xb0")
+    assert damaged != data
+    assert difference(open_image(damaged), draw()) < 4
+
+
+# Decoding no more than needed
+
+
+@pytest.mark.parametrize(
+    ("size", "at_least", "decoded"),
+    [
+        ((4000, 3000), 224, (500, 375)),
+        ((4000, 3000), 375, (500, 375)),
+        ((4000, 3000), 376, (1000, 750)),
+        ((4000, 3000), 3000, (4000, 3000)),
+        ((4000, 3000), None, (4000, 3000)),
+        ((300, 200), 224, (300, 200)),
+        ((450, 4000), 224, (225, 2000)),
+    ],
+)
+def test_a_large_jpeg_is_decoded_as_small_as_allowed(size, at_least, decoded):
+    data = encode(Image.new("RGB", size, RED), "JPEG")
+    picture = open_image(data, at_least=at_least)
+    assert picture.size == decoded
+    assert picture.getpixel((5, 5))[0] > 240
+
+
+def test_a_small_decoding_is_turned_and_shows_the_same():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(draw(1600, 1200), "JPEG", exif=exif)
+    small, whole = open_image(data, at_least=100), open_image(data)
+    assert small.size == (150, 200)
+    assert difference(small, whole.resize((150, 200), Image.Resampling.BOX)) < 3
+
+
+# Too large
+
+
+def patched(data: bytes, offset: int, layout: str, *values: int) -> bytes:
+    changed = bytearray(data)
+    struct.pack_into(layout, changed, offset, *values)
+    return bytes(changed)
+
+
+def bombs() -> dict[str, bytes]:
+    """Small files that say they are 20,000 x 15,000."""
+    dot = Image.new("RGB", (8, 8))
+    jpeg, tiff = encode(dot, "JPEG"), encode(dot, "TIFF")
+    gif = encode(dot, "GIF")
+    screen = gif.index(b",", 13)
+    made = {
+        "PNG": png(20000, 15000, 8, 2, b"\0" * 100),
+        "JPEG": patched(jpeg, jpeg.index(b"\xff\xc0") + 5, ">HH", 15000, 20000),
+        "BMP": patched(encode(dot, "BMP"), 18, "<ii", 20000, 15000),
+        "GIF screen": patched(gif, 6, "<HH", 20000, 15000),
+        "GIF frame": patched(gif, screen + 5, "<HH", 20000, 15000),
+        "TIFF": tiff.replace(
+            struct.pack("<HHIHxx", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 20000)
+        ).replace(struct.pack("<HHIHxx", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 15000)),
+    }
+    if features.check("webp"):
+        webp = encode(dot, "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), RED)])
+        made["WEBP"] = patched(webp, webp.index(b"VP8X") + 12, "<HBHB", 11999, 0, 11999, 0)
+    return made
+
+
+@pytest.mark.parametrize("kind", bombs())
+def test_a_bomb_is_refused_from_its_header(kind, tmp_path):
+    path = tmp_path / "bomb"
+    path.write_bytes(bombs()[kind])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageTooLargeError, match=r"bomb has \d+ x \d+ pixels.*100,000,000"):
+            open_image(path)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - began < 2
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * unit < 30_000_000
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_limit_counts_the_photo_itself(kind):
+    data = encode(draw(), kind)
+    assert open_image(data, max_pixels=64 * 48).size == (64, 48)
+    with pytest.raises(ImageTooLargeError, match="64 x 48"):
+        open_image(data, max_pixels=64 * 48 - 1, at_least=8)
+    with pytest.raises(ImageTooLargeError):
+        open_image(draw(), max_pixels=64 * 48 - 1)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "GIF"])
+def test_the_limit_of_pillow_is_not_in_the_way(kind, orientation, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    data = turned(kind, orientation) if kind != "BMP" else encode(draw(), kind)
+    assert open_image(data).size == (64, 48)
+
+
+@pytest.mark.parametrize("limit", [2000, 100])  # Pillow would warn; would raise
+def test_a_gif_beyond_the_limit_of_pillow_is_refused_without_a_warning(limit, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    data = encode(draw(), "GIF", save_all=True, append_images=[Image.new("RGB", (64, 48))])
+    with pytest.raises(ImageTooLargeError, match="64 x 48"):
+        open_image(patched(data, 6, "<HH", 1, 1))
+
+
+def test_nothing_global_changes_and_threads_do_not_meet():
+    limit, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
+    good = [encode(draw(), kind) for kind in ("JPEG", "PNG", "GIF", "TIFF")]
+    bad = list(bombs().values())
+
+    def attempt(number: int) -> bool:
+        try:
+            return open_image((good + bad)[number % (len(good) + len(bad))]).size == (64, 48)
+        except ImageTooLargeError:
+            return False
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(attempt, range(220)))
+    period = len(good) + len(bad)
+    assert results == [number % period < len(good) for number in range(220)]
+    assert limit == Image.MAX_IMAGE_PIXELS
+    assert list(warnings.filters) == filters
+
+
+# Not an image, or not any more
+
+
+def test_zero_bytes(tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.touch()
+    for source in (path, b"", io.BytesIO()):
+        with pytest.raises(ImageEmptyError, match="0 bytes"):
+            open_image(source)
+
+
+def test_zero_pixels():
+    with pytest.raises(ImageEmptyError, match="no pixels"):
+        open_image(Image.new("RGB", (0, 5)))
+    with pytest.raises(ImageEmptyError, match="no pixels"):
+        open_image(png(0, 0, 8, 2, b""))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Dear diary, this is not a photo, whatever its name says.",
+        b"%PDF-1.7\n",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        b"8BPS\0\x01" + bytes(40),
+        b"P6 2 2 255\n" + bytes(12),
+        b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40),
+        b"\0",
+        bytes(100),
+    ],
+)
+def test_other_files_renamed(data, tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(data)
+    with pytest.raises(ImageFormatError, match=r"photo\.jpg is not a JPEG, PNG, .*convert"):
+        open_image(path)
+
+
+def test_a_kind_of_tiff_that_is_not_read():
+    data = encode(Image.new("L", (8, 8)), "TIFF")
+    of_64_bits = data.replace(
+        struct.pack("<HHIHxx", 258, 3, 1, 8), struct.pack("<HHIHxx", 258, 3, 1, 64)
+    )
+    assert of_64_bits != data
+    with pytest.raises(ImageFormatError, match="convert"):
+        open_image(of_64_bits)
+
+
+def test_a_pillow_without_webp(monkeypatch):
+    monkeypatch.setattr(captioner.image.features, "check", lambda name: name != "webp")
+    with pytest.raises(ImageFormatError, match="WEBP"):
+        open_image(b"RIFF\x10\0\0\0WEBPVP8 " + bytes(20))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_a_photo_cut_off(kind, part, tmp_path):
+    data = encode(Image.effect_noise((200, 150), 90).convert("RGB"), kind)
+    path = tmp_path / "photo.img"
+    path.write_bytes(data[: int(len(data) * part)])
+    for source in (path, path.read_bytes()):
+        with pytest.raises(ImageTruncatedError, match=r"cut off or damaged: .*download it again"):
+            open_image(source)
+
+
+def variants(kind: str) -> list[bytes]:
+    """Files of one format that take different ways through its decoder."""
+    noise = Image.effect_noise((60, 40), 80)
+    if kind == "TIFF":
+        ways = [{"compression": way} for way in ("raw", "tiff_lzw", "jpeg", "tiff_adobe_deflate")]
+        return [encode(noise.convert("RGB"), kind, **way) for way in ways]
+    if kind == "PNG":
+        return [encode(noise.convert(mode), kind) for mode in ("RGBA", "P", "I;16", "1")]
+    if kind == "JPEG":
+        progressive = encode(noise.convert("RGB"), kind, progressive=True)
+        return [turned(kind, 6), progressive, encode(noise.convert("CMYK"), kind)]
+    if kind == "GIF":
+        after = [Image.new("P", (60, 40))]
+        return [encode(noise.convert("P"), kind, save_all=True, append_images=after, disposal=2)]
+    return [encode(noise.convert("RGB"), kind)]
+
+
+def opens_or_image_error(source) -> bool:
+    try:
+        picture = open_image(source, max_pixels=1_000_000)
+    except ImageError as error:
+        assert error.detail.endswith(tuple("abcdefghijklmnopqrstuvwxyzDFG"))
+        return False
+    assert picture.mode == "RGB"
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's remarks on damaged metadata
+@pytest.mark.parametrize("kind", FORMATS)
+def test_cut_anywhere_it_is_an_image_error(kind, tmp_path):
+    chance = random.Random(f"cut {kind}")
+    path = tmp_path / "photo"
+    for data in variants(kind):
+        assert opens_or_image_error(data)
+        # The header is where most of the decisions fall.
+        cuts = [*range(40), *(chance.randrange(len(data)) for _ in range(60))]
+        opened = 0
+        for cut in cuts:
+            path.write_bytes(data[:cut])
+            opened += opens_or_image_error(path)
+            opens_or_image_error(data[:cut])
+        assert opened < len(cuts) / 4
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_anywhere_it_is_an_image_or_an_image_error(kind):
+    chance = random.Random(f"damage {kind}")
+    refused = 0
+    for data in variants(kind):
+        for attempt in range(150):
+            damaged = bytearray(data)
+            reach = len(data) if attempt % 2 else min(len(data), 200)
+            for _ in range(chance.randint(1, 8)):
+                damaged[chance.randrange(reach)] = chance.randrange(256)
+            refused += not opens_or_image_error(bytes(damaged))
+    assert refused
+
+
+def test_memory_error_passes_through(monkeypatch):
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(captioner.image.PngImageFile, "load_prepare", exhausted)
+    with pytest.raises(MemoryError):
+        open_image(encode(draw(), "PNG"))
+
+
+# Files that cannot be read
+
+
+def test_missing(tmp_path):
+    with pytest.raises(ImageNotFoundError, match=r"gone\.jpg cannot be read .*check the path"):
+        open_image(tmp_path / "gone.jpg")
+
+
+def test_a_folder(tmp_path):
+    with pytest.raises(ImageNotFoundError, match=r"cannot be read"):
+        open_image(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", "photo\0.jpg", "x" * 5000])
+def test_paths_that_cannot_be(path):
+    with pytest.raises(ImageNotFoundError, match="cannot be read"):
+        open_image(path)
+
+
+@pytest.mark.parametrize("link", ["http://localhost/a.jpg", "HTTPS://example.org/photo.jpg"])
+def test_links_are_not_followed(link):
+    with pytest.raises(ImageNotFoundError, match="download it first"):
+        open_image(link)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_no_permission(tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encode(draw(), "JPEG"))
+    path.chmod(0)
+    with pytest.raises(ImageNotFoundError, match="cannot be read"):
+        open_image(path)
+
+
+def test_a_disk_that_fails():
+    class Failing(io.RawIOBase):
+        name = "photo.jpg"
+
+        def read(self, _: int = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg cannot be read .*Input/output"):
+        open_image(Failing())
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_a_path_whose_disk_fails():
+    with pytest.raises(ImageNotFoundError, match="mem cannot be read"):
+        open_image("/proc/self/mem")
+
+
+def test_a_closed_file(tmp_path):
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encode(draw(), "JPEG"))
+    with path.open("rb") as file:
+        pass
+    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg cannot be read"):
+        open_image(file)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_file_is_left_open(kind, tmp_path):
+    path = tmp_path / "photo"
+    (data,) = variants(kind)[:1]
+    gc.collect()
+    before = set(os.listdir("/dev/fd"))  # noqa: PTH208 - names, not paths
+    kept = []
+    for cut in (len(data), len(data) // 2, len(data) // 20, 20, 5, 0):
+        path.write_bytes(data[:cut])
+        try:
+            kept.append(open_image(path))
+        except ImageError as error:
+            kept.append(error)
+    assert set(os.listdir("/dev/fd")) == before  # noqa: PTH208
+    assert isinstance(kept[0], Image.Image)
+    assert isinstance(kept[-1], ImageEmptyError)

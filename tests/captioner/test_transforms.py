@@ -1,0 +1,311 @@
+"""`captioner.transforms`: the square that the encoder sees, and the way back to the photo."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+
+import pytest
+import torch
+from PIL import Image
+
+from captioner.errors import ConfigError
+from captioner.image import open_image
+from captioner.transforms import Box, Transform, TransformConfig
+
+CONFIGS = {
+    "crop": TransformConfig(),
+    "crop from 256": TransformConfig(resize=256),
+    "pad": TransformConfig(mode="pad"),
+    "pad to an odd size": TransformConfig(mode="pad", size=97),
+    "squash": TransformConfig(mode="squash"),
+}
+every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def with_patch(size: tuple[int, int], x: float, y: float) -> Image.Image:
+    """A dark photo with a bright patch whose middle is at (x, y), in fractions of its sides."""
+    width, height = size
+    reach = min(size) // 20
+    image = Image.new("RGB", size)
+    across, down = round(x * width), round(y * height)
+    image.paste((255, 255, 255), (across - reach, down - reach, across + reach, down + reach))
+    return image
+
+
+def brightest(pixels: torch.Tensor) -> tuple[float, float]:
+    """The middle of the bright patch in (3, size, size), in fractions of the square."""
+    grey = pixels.double().mean(0)
+    # Half brightness and above: the bars of a padded square are darker than that.
+    weights = (grey - (grey.max() + grey.min()) / 2).clamp(min=0)
+    middles = (torch.arange(grey.shape[0], dtype=torch.float64) + 0.5) / grey.shape[0]
+    total = weights.sum()
+    return float((weights.sum(0) * middles).sum() / total), float(
+        (weights.sum(1) * middles).sum() / total
+    )
+
+
+def to_photo(box: Box, x: float, y: float) -> tuple[float, float]:
+    return box.left + x * (box.right - box.left), box.top + y * (box.bottom - box.top)
+
+
+# The way back
+
+
+@every_config
+@pytest.mark.parametrize("size", [(300, 900), (900, 300), (600, 600), (640, 479), (1201, 333)])
+@pytest.mark.parametrize("place", [(0.5, 0.5), (0.45, 0.6), (0.58, 0.41)])
+def test_a_place_in_the_square_maps_back_to_the_photo(config, size, place):
+    transform = Transform(config)
+    image = with_patch(size, *place)
+    box = transform.box(*size)
+    found = to_photo(box, *brightest(transform(image)))
+    # One pixel of the square, or of the photo where that is the coarser.
+    assert found[0] == pytest.approx(place[0], abs=max((box.right - box.left) / 97, 1 / size[0]))
+    assert found[1] == pytest.approx(place[1], abs=max((box.bottom - box.top) / 97, 1 / size[1]))
+
+
+@pytest.mark.parametrize("config", [CONFIGS["pad"], CONFIGS["squash"]], ids=["pad", "squash"])
+@pytest.mark.parametrize("place", [(0.1, 0.1), (0.9, 0.1), (0.1, 0.9), (0.9, 0.85)])
+@pytest.mark.parametrize("size", [(300, 900), (900, 300)])
+def test_the_corners_are_seen_by_pad_and_squash(config, place, size):
+    transform = Transform(config)
+    found = to_photo(transform.box(*size), *brightest(transform(with_patch(size, *place))))
+    assert found == pytest.approx(place, abs=0.01)
+
+
+@every_config
+@pytest.mark.parametrize("orientation", [6, 8, 3, 5])
+def test_a_photo_turned_by_exif(config, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    with_patch((800, 400), 0.5, 0.3).save(buffer, "JPEG", exif=exif)
+    transform = Transform(config)
+    whole = open_image(buffer.getvalue())
+    decoded = open_image(buffer.getvalue(), at_least=transform.at_least)
+    # As the viewer sees it: where the patch of the stored photo lies after the turn.
+    expected = {6: (0.7, 0.5), 8: (0.3, 0.5), 3: (0.5, 0.7), 5: (0.3, 0.5)}[orientation]
+    found = to_photo(transform.box(*whole.size), *brightest(transform(decoded)))
+    assert found == pytest.approx(expected, abs=0.012)
+
+
+def test_boxes_of_known_photos():
+    assert Transform(CONFIGS["squash"]).box(300, 900) == (0, 0, 1, 1)
+    assert Transform(CONFIGS["crop"]).box(900, 300) == pytest.approx((1 / 3, 0, 2 / 3, 1))
+    assert Transform(CONFIGS["crop"]).box(300, 900) == pytest.approx((0, 1 / 3, 1, 2 / 3))
+    edge = (1 - 224 / 256) / 2
+    box = Transform(CONFIGS["crop from 256"]).box(500, 500)
+    assert box == pytest.approx((edge, edge, 1 - edge, 1 - edge))
+    small = Transform(TransformConfig(mode="pad", size=240))
+    assert small.box(600, 300) == pytest.approx((0, -0.5, 1, 1.5))
+    assert small.box(300, 600) == pytest.approx((-0.5, 0, 1.5, 1))
+    assert small.box(600, 300).top == -0.5
+
+
+@every_config
+@pytest.mark.parametrize("size", [(1, 1), (1, 10000), (10000, 1), (2, 3), (223, 7), (997, 1009)])
+def test_any_shape_works(config, size):
+    transform = Transform(config)
+    pixels = transform(Image.new("RGB", size, (255, 0, 0)))
+    assert pixels.shape == (3, config.size, config.size)
+    assert torch.isfinite(pixels).all()
+    # Somewhere the photo itself shows, and not only the bars.
+    assert pixels[0].max() == pytest.approx((1 - config.mean[0]) / config.std[0], abs=1e-4)
+    box = transform.box(*size)
+    assert box.left < box.right
+    assert box.top < box.bottom
+    assert (box.left + box.right) / 2 == pytest.approx(0.5, abs=0.5)
+    if config.mode != "pad":
+        assert min(box) >= 0
+        assert max(box) <= 1
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-1, 1)])
+def test_no_photo_has_no_box(size):
+    with pytest.raises(ValueError, match="box"):
+        Transform(TransformConfig()).box(*size)
+
+
+# The square
+
+
+@pytest.mark.parametrize("mode", ["crop", "pad", "squash"])
+def test_a_photo_that_fits_is_left_alone(mode):
+    image = Image.effect_noise((224, 224), 60).convert("RGB")
+    square = Transform(TransformConfig(mode=mode)).square(image)
+    assert square.tobytes() == image.tobytes()
+    assert square is not image
+
+
+def test_pad_surrounds_the_photo_with_the_mean_colour():
+    transform = Transform(TransformConfig(mode="pad", size=200))
+    pixels = transform(Image.new("RGB", (400, 200), (255, 255, 255)))
+    assert pixels[:, :50].abs().max() < 0.01
+    assert pixels[:, 150:].abs().max() < 0.01
+    assert pixels[:, 50:150].min() > 2
+
+
+def test_crop_cuts_off_the_ends():
+    image = Image.new("RGB", (900, 300), (0, 255, 0))
+    image.paste((255, 0, 0), (0, 0, 300, 300))
+    image.paste((255, 0, 0), (600, 0, 900, 300))
+    square = Transform(TransformConfig()).square(image)
+    # Not the outermost columns: shrinking mixes in the neighbours, as it should.
+    assert square.crop((1, 0, 223, 224)).getcolors() == [(222 * 224, (0, 255, 0))]
+
+
+def test_shrinking_averages_instead_of_skipping():
+    checks = Image.new("L", (2, 2))
+    checks.putdata([0, 255, 255, 0])
+    board = Image.new("L", (1792, 1792))
+    for x in range(0, 1792, 2):
+        board.paste(checks, (x, 0))
+    for y in range(2, 1792, 2):
+        board.paste(board.crop((0, 0, 1792, 2)), (0, y))
+    values = Transform(TransformConfig()).square(board.convert("RGB")).getextrema()
+    assert all(low >= 120 and high <= 135 for low, high in values)
+
+
+@pytest.mark.parametrize("mode", ["crop", "pad", "squash"])
+def test_like_torchvision(mode):
+    # torchvision resizes and crops in two steps, on whole pixels; here it is one.
+    functional = pytest.importorskip("torchvision.transforms.functional")
+    photo = Image.radial_gradient("L").resize((640, 480)).convert("RGB")
+    config = TransformConfig(mode=mode, resize=256 if mode == "crop" else None)
+    if mode == "crop":
+        reference = functional.center_crop(functional.resize(photo, 256), 224)
+    elif mode == "squash":
+        reference = functional.resize(photo, [224, 224])
+    else:
+        fill = tuple(round(255 * value) for value in config.mean)
+        reference = functional.pad(functional.resize(photo, [168, 224]), [0, 28], fill=fill)
+    pixels = functional.normalize(functional.to_tensor(reference), config.mean, config.std)
+    assert (Transform(config)(photo) - pixels).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    "wrong", [Image.new("L", (9, 9)), Image.new("RGBA", (9, 9)), Image.new("RGB", (0, 9))]
+)
+def test_only_rgb_with_pixels(wrong):
+    with pytest.raises(ValueError, match="open_image"):
+        Transform(TransformConfig())(wrong)
+
+
+def test_the_photo_is_not_changed():
+    image = Image.effect_noise((300, 200), 60).convert("RGB")
+    before = image.tobytes()
+    for config in CONFIGS.values():
+        Transform(config)(image)
+    assert image.tobytes() == before
+
+
+# Numbers
+
+
+def test_normalize_is_the_formula():
+    config = TransformConfig()
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(2, 3, 16, 16)
+    mean = torch.tensor(config.mean).view(3, 1, 1)
+    std = torch.tensor(config.std).view(3, 1, 1)
+    result = Transform(config).normalize(pixels)
+    assert result.dtype == torch.float32
+    assert result.shape == (2, 3, 16, 16)
+    torch.testing.assert_close(result, (pixels.float() / 255 - mean) / std, rtol=0, atol=1e-5)
+
+
+def test_a_cached_square_gives_the_same_tensor():
+    image = Image.effect_noise((300, 200), 60).convert("RGB")
+    transform = Transform(TransformConfig())
+    square = bytearray(transform.square(image).tobytes())
+    cached = torch.frombuffer(square, dtype=torch.uint8).view(224, 224, 3).permute(2, 0, 1)
+    pixels = transform(image)
+    assert torch.equal(transform.normalize(cached), pixels)
+    assert pixels.is_contiguous()
+    assert pixels.dtype == torch.float32
+
+
+def test_colours_keep_their_order():
+    config = TransformConfig(size=4, mean=(0, 0, 0), std=(1, 1, 1))
+    pixels = Transform(config)(Image.new("RGB", (9, 9), (255, 102, 51)))
+    assert [round(float(channel.mean()), 4) for channel in pixels] == [1.0, 0.4, 0.2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [torch.zeros(3, 4, 4), torch.zeros(4, 4, 3).byte(), torch.zeros(4, 4).byte()],
+)
+def test_normalize_takes_pixels_only(wrong):
+    with pytest.raises(ValueError, match="uint8"):
+        Transform(TransformConfig()).normalize(wrong)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_normalize_stays_on_its_device():
+    pixels = torch.zeros(3, 4, 4, dtype=torch.uint8, device="cuda")
+    assert Transform(TransformConfig()).normalize(pixels).device == pixels.device
+
+
+def test_a_transform_travels_to_a_worker():
+    image = Image.effect_noise((300, 200), 60).convert("RGB")
+    transform = Transform(CONFIGS["pad"])
+    assert torch.equal(pickle.loads(pickle.dumps(transform))(image), transform(image))
+
+
+# Settings
+
+
+def test_at_least():
+    assert Transform(TransformConfig(size=192)).at_least == 192
+    assert Transform(TransformConfig(size=192, resize=232)).at_least == 232
+    assert Transform(TransformConfig(size=192, mode="pad")).at_least == 192
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mode", "stretch"),
+        ("mode", None),
+        ("mode", ["crop"]),
+        ("size", 0),
+        ("size", -224),
+        ("size", 224.0),
+        ("size", True),
+        ("size", "224"),
+        ("resize", 223),
+        ("resize", 256.5),
+        ("mean", (0.5, 0.5)),
+        ("mean", (0.5, 0.5, float("nan"))),
+        ("mean", 0.5),
+        ("mean", None),
+        ("std", (0.5, 0.5, 0.0)),
+        ("std", (0.5, -0.5, 0.5)),
+        ("std", (0.5, float("inf"), 0.5)),
+        ("std", "abc"),
+    ],
+)
+def test_a_wrong_setting_is_named(field, value):
+    with pytest.raises(ConfigError) as caught:
+        TransformConfig(**{field: value})
+    assert caught.value.detail.startswith(f"{field} is {value!r}: use ")
+
+
+@pytest.mark.parametrize("mode", ["pad", "squash"])
+def test_resize_belongs_to_crop(mode):
+    with pytest.raises(ConfigError, match="only crop"):
+        TransformConfig(mode=mode, resize=256)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ConfigError, match=r"mode is .*; size is .*; std is "):
+        TransformConfig(mode="stretch", size=0, std=(0, 0, 0))
+
+
+def test_settings_survive_json_and_cannot_be_changed():
+    config = TransformConfig(mean=(0, 0.5, 1))
+    again = TransformConfig(**{**dataclasses.asdict(config), "mean": [0, 0.5, 1]})
+    assert again == config
+    assert hash(again) == hash(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.size = 5

@@ -1,0 +1,45 @@
+"""Tokens, numbers and sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from captioner import ConfigError
+from captioner.vocabulary import END, PAD, SPECIAL_TOKENS, START, UNK, Vocabulary, join, tokenize
+
+
+def test_tokens_are_treebanks_lower_case_without_punctuation() -> None:
+    # Treebank conventions (Marcus et al. 1993): clitics stand alone.
+    assert tokenize('A man\'s dog doesn\'t "run", it WALKS (slowly) .') == [
+        "a", "man", "'s", "dog", "does", "n't", "run", "it", "walks", "slowly",
+    ]  # fmt: skip
+    assert tokenize("T-shirt, 2 café tables - outside!") == [
+        "t-shirt", "2", "café", "tables", "outside",
+    ]  # fmt: skip
+    assert tokenize(" ... ") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["a man's dog", "it doesn't run", "the dogs' bowls", "they're here", "a dog"]
+)
+def test_joined_tokens_read_as_written(text: str) -> None:
+    assert join(tokenize(text)) == text.replace("dogs'", "dogs")
+
+
+def test_build_counts_and_orders() -> None:
+    captions = [["b", "a", "c"], ["b", "a"], ["b", "d"]]
+    assert Vocabulary.build(captions, minimum_count=2).words == (*SPECIAL_TOKENS, "b", "a")
+
+
+def test_encode_and_decode() -> None:
+    vocabulary = Vocabulary(["dog", "a"])
+    assert vocabulary.encode(["a", "zebra", "dog"]) == [5, UNK, 4]
+    assert vocabulary.decode([START, 5, 4, END, 4, PAD]) == ["a", "dog"]
+    assert len(vocabulary) == 6
+    assert "dog" in vocabulary and "zebra" not in vocabulary
+
+
+@pytest.mark.parametrize("words", [["a", "a"], ["<unk>"], [""]])
+def test_ambiguous_vocabularies_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="vocabulary"):
+        Vocabulary(words)

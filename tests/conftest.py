@@ -1,0 +1,81 @@
+"""Fixtures for every test: a tiny model with random weights, and a photo drawn on the spot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from captioner.checkpoint import Checkpoint
+from captioner.decoder import DecoderConfig
+from captioner.encoder import EncoderConfig
+from captioner.model import CaptionModel, ModelConfig
+from captioner.transforms import TransformConfig
+from captioner.vocabulary import Vocabulary
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
+
+
+@pytest.fixture
+def tiny_checkpoint() -> Checkpoint:
+    """A whole model in miniature; its sentences are gibberish, its arithmetic is not."""
+    torch.manual_seed(0)
+    vocabulary = Vocabulary(WORDS)
+    decoder = DecoderConfig(
+        vocabulary_size=len(vocabulary),
+        grid_dim=576,
+        embedding_dim=16,
+        hidden_dim=24,
+        attention_dim=8,
+    )
+    config = ModelConfig(encoder=EncoderConfig(name="mobilenet_v3_small"), decoder=decoder)
+    model = CaptionModel(config)
+    torch.nn.init.normal_(model.decoder.embedding.weight)  # far from uniform: no near-ties
+    return Checkpoint(
+        model=model.eval(),
+        vocabulary=vocabulary,
+        transform=TransformConfig(mode="squash", size=96),
+        name="tiny",
+    )
+
+
+@pytest.fixture
+def tiny_file(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """The tiny model as a checkpoint file."""
+    path = tmp_path / "tiny.safetensors"
+    tiny_checkpoint.save(path)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A photo of 120 x 80 pixels."""
+    image = Image.new("RGB", (120, 80), "seagreen")
+    ImageDraw.Draw(image).ellipse((70, 20, 110, 60), fill="firebrick")
+    path = tmp_path / "photo.jpg"
+    image.save(path, quality=95)
+    return path
+
+
+@pytest.fixture
+def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command as a user does, in a process of its own."""
+
+    def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+        return subprocess.run(
+            [sys.executable, "-m", "captioner", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
+        )
+
+    return run

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import captioner_training.scenes as scenes
+import pytest
+from captioner_training.scenes import (
+    COLORS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    SceneConfig,
+    SceneObject,
+    draw_scene,
+    scene_seed,
+    write_scenes,
+)
+from PIL import Image
+from pycocotools.coco import COCO
+
+from captioner.errors import ConfigError, OutputError
+
+# What a person would call these names, written down apart from the module's own table.
+NAMED = {
+    "red": (215, 35, 40),
+    "orange": (245, 130, 30),
+    "yellow": (250, 225, 50),
+    "green": (35, 150, 65),
+    "blue": (35, 100, 220),
+    "purple": (120, 45, 155),
+    "white": (247, 247, 247),
+    "black": (18, 18, 18),
+}
+RGB = tuple[int, int, int]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Scene]:
+    return [draw_scene(seed) for seed in range(300)]
+
+
+def center(item: SceneObject) -> tuple[float, float]:
+    left, top, width, height = item.box
+    return left + width / 2, top + height / 2
+
+
+def pixel(image: Image.Image, x: float, y: float) -> RGB:
+    value = image.getpixel((int(x), int(y)))
+    assert isinstance(value, tuple)
+    return (int(value[0]), int(value[1]), int(value[2]))
+
+
+def parse(caption: str) -> tuple[list[str], str, list[str]]:
+    """Return the words of the large object, the relation and the words of the small object."""
+    first, second = caption.split(" a small ")
+    article, size, color, shape, relation = first.split(maxsplit=4)
+    assert (article, size) == ("a", "large")
+    return [color, shape], relation, second.split()
+
+
+def test_the_caption_names_the_objects_in_order(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        large, relation, small = parse(scene.caption)
+        assert large == [scene.objects[0].color, scene.objects[0].shape]
+        assert small == [scene.objects[1].color, scene.objects[1].shape]
+        assert relation in RELATIONS
+        assert [item.size_name for item in scene.objects] == ["large", "small"]
+
+
+def test_the_middle_of_each_box_has_the_colour_that_the_caption_says(drawn: list[Scene]) -> None:
+    assert set(NAMED) == set(COLORS)
+    for scene in drawn:
+        for item in scene.objects:
+            seen = pixel(scene.image, *center(item))
+            nearest = min(NAMED, key=lambda name: math.dist(NAMED[name], seen))
+            assert nearest == item.color, f"{scene.caption}: {seen}"
+
+
+def test_the_relation_is_that_of_the_centres_and_beyond_doubt(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        (x0, y0), (x1, y1) = map(center, scene.objects)
+        horizontal, vertical = abs(x1 - x0), abs(y1 - y0)
+        if horizontal > vertical:
+            expected = "left of" if x0 < x1 else "right of"
+        else:
+            expected = "above" if y0 < y1 else "below"
+        assert parse(scene.caption)[1] == expected
+        assert max(horizontal, vertical) >= 2 * min(horizontal, vertical)
+
+
+def test_the_large_one_is_large_beyond_doubt(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        large, small = ((item.box[2], item.box[3]) for item in scene.objects)
+        assert max(large) > 1.5 * max(small)
+        assert math.prod(large) > 2 * math.prod(small)
+
+
+def test_shapes_lie_apart_and_inside_the_picture(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        assert scene.image.mode == "RGB"
+        assert scene.image.size == (128, 128)
+        for left, top, width, height in (item.box for item in scene.objects):
+            assert left > 2
+            assert top > 2
+            assert left + width < 126
+            assert top + height < 126
+        (l0, t0, w0, h0), (l1, t1, w1, h1) = (item.box for item in scene.objects)
+        apart = max(l1 - l0 - w0, l0 - l1 - w1, t1 - t0 - h0, t0 - t1 - h1)
+        assert apart > 5
+
+
+def test_boxes_enclose_exactly_the_pixels_drawn(drawn: list[Scene]) -> None:
+    """Of an object's colour, and near its box, are the pixels of the box and no others."""
+    for scene in drawn[:150]:
+        for item in scene.objects:
+            left, top, width, height = item.box
+            fill = pixel(scene.image, *center(item))
+            reach = 3  # less than half the gap between two shapes
+            xs = range(max(0, int(left) - reach), min(128, int(left + width) + reach + 1))
+            ys = range(max(0, int(top) - reach), min(128, int(top + height) + reach + 1))
+            hits = [
+                (x, y)
+                for x, y in itertools.product(xs, ys)
+                if math.dist(pixel(scene.image, x, y), fill) < 12
+            ]
+            # The tips of stars and hearts are thinner than a pixel: they fade over up to two.
+            edges = [f(hit[axis] for hit in hits) for f in (min, max) for axis in (0, 1)]
+            assert left - 0.5 <= edges[0] <= left + 3.0
+            assert top - 0.5 <= edges[1] <= top + 3.0
+            assert left + width - 3.0 <= edges[2] + 1 <= left + width + 0.5
+            assert top + height - 3.0 <= edges[3] + 1 <= top + height + 0.5
+
+
+@pytest.mark.parametrize(
+    ("shape", "share"),
+    # The share of the upright shape's box that it covers: pi/4; all; half; a star of radii 1 and
+    # 0.42, 5 * 0.42 * sin 36 = 1.234 in a box of 1.902 x 1.809; the heart, 180 pi / (32 x 28.9);
+    # the cross, 1 - 4 * 0.32^2.
+    [
+        ("circle", 0.785),
+        ("square", 1.0),
+        ("triangle", 0.5),
+        ("star", 0.359),
+        ("heart", 0.611),
+        ("cross", 0.590),
+    ],
+)
+def test_each_shape_covers_its_share_of_its_box(
+    shape: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenes, "_TURN", 0.0)
+    found = 0
+    for seed in range(60):
+        scene = draw_scene(seed)
+        item = scene.objects[0]
+        if item.shape != shape:
+            continue
+        found += 1
+        left, top, width, height = item.box
+        fill = pixel(scene.image, *center(item))
+        columns = range(int(left) - 1, int(left + width) + 2)
+        rows = range(int(top) - 1, int(top + height) + 2)
+        inside = sum(
+            math.dist(pixel(scene.image, x, y), fill) < 40
+            for x, y in itertools.product(columns, rows)
+        )
+        assert inside / (width * height) == pytest.approx(share, abs=0.04)
+    assert found >= 3
+    assert shape in SHAPES
+
+
+def test_every_colour_stands_out_from_the_background() -> None:
+    for seed in range(200):
+        scene = draw_scene(seed)
+        fills = [pixel(scene.image, *center(item)) for item in scene.objects]
+        boxes = [item.box for item in scene.objects]
+        for x, y in itertools.product(range(2, 128, 9), repeat=2):
+            if any(l0 - 2 < x < l0 + w + 2 and t - 2 < y < t + h + 2 for l0, t, w, h in boxes):
+                continue
+            ground = pixel(scene.image, x, y)
+            assert min(math.dist(ground, fill) for fill in fills) > 60
+
+
+def test_edges_are_antialiased() -> None:
+    scene = next(s for s in map(draw_scene, itertools.count()) if s.objects[0].shape == "circle")
+    left, top, width, height = scene.objects[0].box
+    fill, ground = pixel(scene.image, *center(scene.objects[0])), pixel(scene.image, 0, 0)
+    between = sum(
+        math.dist(seen, fill) > 30 and math.dist(seen, ground) > 45
+        for x in range(int(left), int(left + width) + 1)
+        for y in range(int(top), int(top + height) + 1)
+        if (seen := pixel(scene.image, x, y))
+    )
+    assert between > width  # about one such pixel on each row's and column's way in and out
+
+
+def test_words_are_spread_evenly_and_independently() -> None:
+    found = [draw_scene(seed, SceneConfig(side=64)) for seed in range(2000)]
+    relations = Counter(parse(scene.caption)[1] for scene in found)
+    counts = [relations]
+    for place in (0, 1):
+        counts.append(Counter(scene.objects[place].color for scene in found))
+        counts.append(Counter(scene.objects[place].shape for scene in found))
+    assert [len(c) for c in counts] == [4, 8, 6, 8, 6]
+    for count in counts:
+        assert max(count.values()) <= 2 * min(count.values())
+    # Two colours agree as often as chance has it, 1 in 8: 250 of 2,000, deviation 15.
+    assert 175 < sum(s.objects[0].color == s.objects[1].color for s in found) < 325
+    # And a relation goes with every shape: 4 x 6 cells of 83, deviation 9.
+    pairs = Counter((parse(s.caption)[1], s.objects[0].shape) for s in found)
+    assert len(pairs) == 24
+    assert min(pairs.values()) > 40
+
+
+def test_the_same_seed_draws_the_same_scene_and_another_another() -> None:
+    assert draw_scene(7).image.tobytes() == draw_scene(7).image.tobytes()
+    assert draw_scene(7).objects == draw_scene(7).objects
+    assert len({draw_scene(seed).image.tobytes() for seed in range(50)}) == 50
+
+
+def test_another_size_is_the_same_scene_scaled() -> None:
+    small, big = draw_scene(3), draw_scene(3, SceneConfig(side=256))
+    assert big.image.size == (256, 256)
+    assert big.caption == small.caption
+    for one, other in zip(small.objects, big.objects, strict=True):
+        assert [2 * x for x in one.box] == pytest.approx(other.box)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+FILES = {f"{split}-00.tar" for split in ("train", "val")} | {
+    f"{kind}_{split}.json" for kind in ("captions", "boxes") for split in ("train", "val")
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes") / "new" / "folder"
+    write_scenes(folder, splits={"train": 12, "val": 5}, seed=1)
+    return folder
+
+
+def test_a_split_is_three_files_and_nothing_is_left_over(written: Path) -> None:
+    assert set(digests(written)) == FILES
+
+
+def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    # In the other order, and with another hash seed: neither may matter.
+    code = (
+        "import sys; from pathlib import Path; sys.path[:] = sys.argv[2:];"
+        "from captioner_training.scenes import write_scenes;"
+        "write_scenes(Path(sys.argv[1]), splits={'val': 5, 'train': 12}, seed=1)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), *sys.path]
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=60)
+    assert digests(tmp_path) == digests(written)
+
+
+def test_another_seed_writes_other_scenes(written: Path, tmp_path: Path) -> None:
+    write_scenes(tmp_path, splits={"train": 12, "val": 5}, seed=2)
+    assert not set(digests(tmp_path).values()) & set(digests(written).values())
+
+
+def test_a_longer_split_begins_as_the_shorter_one(written: Path, tmp_path: Path) -> None:
+    write_scenes(tmp_path, splits={"val": 8}, seed=1)
+    assert images(tmp_path, "val")[:5] == images(written, "val")
+
+
+def test_no_two_scenes_share_a_seed() -> None:
+    # Among them are pairs that would meet if the parts were simply put side by side.
+    splits, seeds, places = ("train", "train1", "val", "1", "11"), (-1, 0, 1, 11), range(120)
+    keys = {
+        scene_seed(seed=seed, split=split, index=index)
+        for split, seed, index in itertools.product(splits, seeds, places)
+    }
+    assert len(keys) == len(splits) * len(seeds) * len(places)
+    assert min(keys) > 0
+
+
+def images(folder: Path, split: str) -> list[bytes]:
+    with tarfile.open(folder / f"{split}-00.tar") as tar:
+        members = [tar.extractfile(member) for member in tar]
+        return [member.read() for member in members if member is not None]
+
+
+def test_splits_share_no_picture(written: Path) -> None:
+    train, val = images(written, "train"), images(written, "val")
+    assert len({*train, *val}) == 12 + 5
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 12), ("val", 5)])
+def test_pycocotools_reads_what_the_scenes_say(written: Path, split: str, count: int) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        captions = COCO(str(written / f"captions_{split}.json"))
+        boxes = COCO(str(written / f"boxes_{split}.json"))
+    assert len(captions.imgs) == len(boxes.imgs) == count
+    assert [category["name"] for category in boxes.cats.values()] == list(SHAPES)
+    for index, key in enumerate(sorted(captions.imgs)):
+        scene = draw_scene(scene_seed(seed=1, split=split, index=index))
+        (annotation,) = captions.imgToAnns[key]
+        assert annotation["caption"] == scene.caption
+        shapes = boxes.imgToAnns[key]
+        assert len(shapes) == 2
+        for shape, item in zip(shapes, scene.objects, strict=True):
+            assert boxes.cats[shape["category_id"]]["name"] == item.shape
+            assert shape["bbox"] == pytest.approx(item.box, abs=0.01)
+            assert shape["area"] == pytest.approx(item.box[2] * item.box[3], abs=0.01)
+            assert shape["iscrowd"] == 0
+    # COCOeval takes an annotation's id of 0 for no match.
+    assert min(boxes.anns) == 1
+    assert min(captions.anns) == 1
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_tar_holds_the_pictures_that_the_records_name(written: Path, split: str) -> None:
+    records = json.loads((written / f"captions_{split}.json").read_text())["images"]
+    with tarfile.open(written / f"{split}-00.tar") as tar:
+        assert tar.getnames() == [record["file_name"] for record in records]
+        for index, (member, record) in enumerate(zip(tar, records, strict=True)):
+            assert (member.mtime, member.uid, member.gid, member.uname) == (0, 0, 0, "")
+            file = tar.extractfile(member)
+            assert file is not None
+            image = Image.open(file).convert("RGB")
+            assert image.size == (record["width"], record["height"])
+            scene = draw_scene(scene_seed(seed=1, split=split, index=index))
+            for item in scene.objects:  # JPEG changes a flat colour by little
+                seen = pixel(image, *center(item))
+                assert math.dist(seen, pixel(scene.image, *center(item))) < 12
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_scenes(tmp_path, splits={"train": 2})
+    before = digests(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(OutputError, match=r"train-00\.tar: No space left on device"):
+        write_scenes(tmp_path, splits={"train": 3})
+    assert digests(tmp_path) == before
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "taken"
+    place.write_text("not a folder")
+    with pytest.raises(OutputError, match="taken"):
+        write_scenes(place, splits={"train": 1})
+
+
+@pytest.mark.parametrize("splits", [{"": 1}, {"a/b": 1}, {"..": 1}, {"train": 0}, {"train": -1}])
+def test_splits_that_cannot_be_are_refused_before_anything_is_written(
+    splits: dict[str, int], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="split"):
+        write_scenes(tmp_path, splits={"good": 1, **splits})
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="side=16"):
+        SceneConfig(side=16)
+    with pytest.raises(ConfigError, match="small below large"):
+        SceneConfig(small=(0.3, 0.4))
+    with pytest.raises(ConfigError, match="small below large"):
+        SceneConfig(small=(0.0, 0.1))
+    with pytest.raises(ConfigError, match="room for both"):
+        SceneConfig(large=(0.6, 0.7))
+    with pytest.raises(ConfigError, match="negative"):
+        draw_scene(-1)

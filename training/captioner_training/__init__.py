@@ -1,0 +1,1 @@
+"""Training for Captioner: data sets, recipes, losses, the engine and its metrics."""

@@ -1,0 +1,104 @@
+"""From a recipe to data and model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from captioner.checkpoint import bundled_checkpoint
+from captioner.decoder import DecoderConfig
+from captioner.encoder import Encoder
+from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
+from captioner.model import CaptionModel, ModelConfig
+from captioner.vocabulary import Vocabulary
+from captioner_training.dataset import CaptionedImage, read_coco
+from captioner_training.recipe import Recipe, sources
+from captioner_training.scenes import write_scenes
+
+__all__ = ["Data", "build_data", "build_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images of a run and the words in their captions."""
+
+    train: list[CaptionedImage]
+    validation: list[CaptionedImage]
+    vocabulary: Vocabulary
+
+
+def build_data(recipe: Recipe, *, out: Path) -> Data:
+    """Read the data sets of a recipe, or draw its scenes into `out`.
+
+    Raises:
+        DataError: a data set cannot be read.
+
+    """
+    scenes = recipe.data.scenes
+    if scenes is None:
+        train = sources(recipe.data.root, recipe.data.train)
+        validation = sources(recipe.data.root, recipe.data.validation)
+    else:
+        folder = out / "scenes"
+        splits = {"train": scenes.train, "val": scenes.validation}
+        write_scenes(folder, splits=splits, seed=recipe.seed)
+        train = [(folder / "captions_train.json", folder / "train-00.tar")]
+        validation = [(folder / "captions_val.json", folder / "val-00.tar")]
+    images = [image for source in train for image in read_coco(*source)]
+    vocabulary = Vocabulary.build(
+        (words for image in images for words in image.words),
+        minimum_count=recipe.data.minimum_count,
+    )
+    return Data(
+        train=images,
+        validation=[image for source in validation for image in read_coco(*source)],
+        vocabulary=vocabulary,
+    )
+
+
+def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
+    """Make the model of a recipe, its encoder pretrained as the recipe says.
+
+    Raises:
+        CheckpointError: the encoder's weights are missing, or are another encoder's.
+
+    """
+    encoder = Encoder(recipe.encoder, pretrained=recipe.encoder_weights == "torchvision")
+    if recipe.encoder_weights not in ("torchvision", "random"):
+        _load_encoder(encoder, recipe.encoder_weights)
+    config = ModelConfig(
+        encoder=recipe.encoder,
+        decoder=DecoderConfig(
+            vocabulary_size=len(vocabulary),
+            grid_dim=encoder.channels(),
+            **asdict(recipe.decoder),
+        ),
+    )
+    return CaptionModel(config, encoder=encoder)
+
+
+def _load_encoder(encoder: Encoder, source: str) -> None:
+    """Load the stages from the encoder inside a checkpoint, or from a file of the stages alone."""
+    path = bundled_checkpoint() if source == "bundled" else Path(source)
+    if not path.is_file():
+        raise CheckpointNotFoundError(f"there is no file {path} to start the encoder from")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFormatError(f"{path} is no readable safetensors file: {error}") from error
+    prefix = "encoder.stages."
+    stages: dict[str, Tensor] = {
+        name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix) or not name.startswith("decoder.")
+    }
+    try:
+        encoder.stages.load_state_dict(stages)
+    except RuntimeError as error:
+        raise CheckpointMismatchError(
+            f"the encoder in {path} is not a {encoder.config.name}: {str(error).splitlines()[1]}"
+        ) from error

@@ -1,0 +1,218 @@
+"""Recipes: everything that decides a training run, in one typed YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from captioner.encoder import EncoderConfig
+from captioner.errors import ConfigError
+from captioner.transforms import TransformConfig
+
+__all__ = [
+    "DataConfig",
+    "DecoderSizes",
+    "Recipe",
+    "ScenesConfig",
+    "Source",
+    "Stage",
+    "load_recipe",
+    "shipped_recipes",
+]
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One COCO-format set; relative paths start at DataConfig.root."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    captions: str  # the json file
+    images: str  # a folder, a tar file, or a glob of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenesConfig:
+    """Drawn scenes in place of a data set: no download, and the right answer is known."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    train: int = 3000
+    validation: int = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is trained and validated on."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    root: str = "."  # where the data set lies on this machine; `--data.root DIR` on the command
+    train: tuple[Source, ...] = ()
+    validation: tuple[Source, ...] = ()
+    scenes: ScenesConfig | None = None  # instead of train and validation
+    minimum_count: int = 5  # rarer words become <unk>: too few examples to learn from
+    maximum_length: int = 22  # words a caption; longer ones are cut, they are few and slow
+    workers: int = 2  # processes that decode images
+
+    def __post_init__(self) -> None:
+        if (self.scenes is None) == (not self.train or not self.validation):
+            raise ConfigError("data needs either scenes, or both train and validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """The decoder's sizes that do not follow from data and encoder; see DecoderConfig."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    embedding_dim: int = 512
+    hidden_dim: int = 512
+    attention_dim: int = 256
+    value_dim: int | None = None
+    score: str = "additive"
+    dropout: float = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of the training with its own learning rates."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    epochs: int
+    batch_size: int = 64  # images, each with all its captions
+    learning_rate: float = 1e-3  # of the decoder, at its peak
+    encoder_learning_rate: float = 1e-4  # small: the encoder knows images already
+    fine_tune_from: int | None = None  # first encoder stage that is trained; None: grids are cached
+    warmup: int = 200  # steps; Adam's second moments need them
+    flip: bool = False  # mirror images whose captions do not tell left from right
+    crop: float = 0.0  # the largest share of a side that a random crop cuts away
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    name: str
+    data: DataConfig
+    stages: tuple[Stage, ...]
+    # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
+    # of a safetensors file: a Captioner checkpoint or the backbone's stages.
+    encoder_weights: str = "bundled"
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    transform: TransformConfig = field(default_factory=TransformConfig)
+    decoder: DecoderSizes = field(default_factory=DecoderSizes)
+    seed: int = 1
+    precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32
+    weight_decay: float = 0.02  # AdamW's; matrices only
+    gradient_clip: float = 1.0  # norm; recurrent gradients burst now and then
+    label_smoothing: float = 0.1
+    # See captioner_training.loss. On a grid of 49 cells 0.5 makes attention all but uniform: spreading
+    # it evenly costs less than looking.
+    doubly_stochastic: float = 0.02
+    validation_beam: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ConfigError("a recipe needs at least one stage")
+
+
+def shipped_recipes() -> list[str]:
+    """The names of the recipes that come with Captioner."""
+    folder = files("captioner_training") / "recipes"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if ".yaml" in entry.name)
+
+
+def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read a shipped recipe by its name, or a YAML file, and set single fields anew.
+
+    Args:
+        name: "flickr8k", say, or a path that ends in .yaml or .yml.
+        overrides: dotted field names and YAML values: {"stages.0.epochs": "3"}.
+
+    Raises:
+        ConfigError: no such recipe, not YAML, or fields that do not fit: all of them at once.
+
+    """
+    values = _read(name)
+    problems = [
+        problem for key, text in (overrides or {}).items() if (problem := _set(values, key, text))
+    ]
+    recipe = None
+    try:
+        recipe = TypeAdapter(Recipe).validate_python(values)
+    except ValidationError as error:
+        problems += [_sentence(dict(one)) for one in error.errors()]
+    if problems or recipe is None:
+        raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
+    return recipe
+
+
+def _read(name: str) -> dict[str, Any]:
+    if name.endswith((".yaml", ".yml")):
+        source = Path(name)
+    elif name in shipped_recipes():
+        source = Path(str(files("captioner_training") / "recipes" / f"{name}.yaml"))
+    else:
+        raise ConfigError(
+            f"there is no recipe {name!r}: name a .yaml file, or one of "
+            f"{', '.join(shipped_recipes())}"
+        )
+    try:
+        values = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
+    values.setdefault("name", source.stem)
+    return values
+
+
+def _set(values: dict[str, Any], key: str, text: str) -> str | None:
+    """Set one dotted field; return what is wrong with it, if anything."""
+    *path, last = key.split(".")
+    target: Any = values
+    for part in path:
+        if isinstance(target, list) and part.isdigit() and int(part) < len(target):
+            target = target[int(part)]
+        elif isinstance(target, dict):
+            target = target.setdefault(part, {})
+        else:
+            return f"{key}: there is no such field"
+    if not isinstance(target, dict):
+        return f"{key}: there is no such field"
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[last] = text
+    return None
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "recipe"
+    given = error.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"{place}: {error['msg']}{shown}"
+
+
+def resolve(root: str, path: str) -> Path:
+    """Place a data path of a recipe on this machine."""
+    return Path(root).expanduser() / path
+
+
+def sources(root: str, entries: Sequence[Source]) -> list[tuple[Path, Path]]:
+    """Name the captions file and the images of every source."""
+    return [(resolve(root, entry.captions), resolve(root, entry.images)) for entry in entries]

@@ -1,0 +1,299 @@
+"""Drawn scenes with exact captions and exact boxes: data for the smoke recipe and for tests.
+
+A scene holds one large and one small shape on a quiet background. Its caption names the large one
+first, "a large red circle above a small blue square": only one caption is true, so a model can be
+scored by exact match, and where it should have looked is known. The same seed draws the same bytes.
+
+    write_scenes(Path("scenes"), splits={"train": 3000, "val": 300})
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import BinaryIO, Final
+
+from PIL import Image, ImageDraw
+
+from captioner.errors import ConfigError, OutputError
+
+__all__ = [
+    "COLORS",
+    "RELATIONS",
+    "SHAPES",
+    "Scene",
+    "SceneConfig",
+    "SceneObject",
+    "draw_scene",
+    "scene_seed",
+    "write_scenes",
+]
+
+Point = tuple[float, float]
+
+
+def _spokes(count: int, *radii: float) -> list[Point]:
+    """Place points around the origin, the first straight up, their distances taking turns."""
+    at = [(radii[i % len(radii)], 2 * math.pi * i / count) for i in range(count)]
+    return [(r * math.sin(a), -r * math.cos(a)) for r, a in at]
+
+
+def _heart(t: float) -> Point:
+    """Follow the heart curve (16 sin^3 t, 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t)."""
+    up = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+    return 16 * math.sin(t) ** 3, -up
+
+
+# Outlines with y downwards, of any scale and place: `_outline` fits them. The centre of its box is
+# inside each, also when turned. The cross's arms are 0.36 as thick as they are long.
+_CROSS = [(-0.36, -1), (0.36, -1), (0.36, -0.36), (1, -0.36), (1, 0.36), (0.36, 0.36)]
+_OUTLINES: Final[Mapping[str, list[Point]]] = {
+    "circle": _spokes(90, 1.0),
+    "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
+    "triangle": _spokes(3, 1.0),
+    "star": _spokes(10, 1.0, 0.42),
+    "heart": [_heart(2 * math.pi * i / 60) for i in range(60)],
+    "cross": _CROSS + [(-x, -y) for x, y in _CROSS],
+}
+# Hue in degrees, saturation, value. No jitter brings two of them near each other, and all are far
+# from the backgrounds, which are less saturated and of middling value.
+_TONES: Final[Mapping[str, tuple[float, float, float]]] = {
+    "red": (357, 0.86, 0.84),
+    "orange": (27, 0.88, 0.96),
+    "yellow": (52, 0.80, 0.98),
+    "green": (135, 0.78, 0.58),
+    "blue": (218, 0.84, 0.86),
+    "purple": (281, 0.72, 0.62),
+    "white": (0, 0.00, 0.97),
+    "black": (0, 0.00, 0.07),
+}
+_HUE_JITTER: Final = 4.0  # degrees either way: red and orange, the closest, stay 22 apart
+_TONE_JITTER: Final = 0.03  # of saturation and value, either way: black stays black
+# The axis that the relation speaks of (0: x, 1: y), and the direction from the first to the second.
+_STEPS: Final = {"above": (1, 1), "below": (1, -1), "left of": (0, 1), "right of": (0, -1)}
+_SIDEWAYS: Final = 0.4  # the centres' offset across that axis per offset along it: 22 degrees
+_GAP: Final = 0.05  # between the boxes along that axis, so that the shapes never touch
+_MARGIN: Final = 0.03  # between a box and the image's edge, so that no shape is cut
+_TURN: Final = 12.0  # degrees either way: a square becomes no diamond, a cross no x
+_FINE: Final = 8  # edges are drawn so much finer, then averaged; 4 leaves circles lumpy
+
+SHAPES: Final = tuple(_OUTLINES)
+COLORS: Final = tuple(_TONES)
+RELATIONS: Final = tuple(_STEPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneConfig:
+    """How large scenes and shapes are. Raises ConfigError when they cannot be drawn so."""
+
+    side: int = 128  # pixels; the small shape still spans 22, enough to tell a star from a heart
+    large: tuple[float, float] = (0.34, 0.44)  # the longer side of its box by `side`: least, most
+    small: tuple[float, float] = (0.17, 0.22)  # at most 2/3 of the large one: never in doubt
+
+    def __post_init__(self) -> None:
+        rising = 0 < self.small[0] <= self.small[1] < self.large[0] <= self.large[1]
+        room = self.large[1] + self.small[1] + _GAP + 2 * _MARGIN <= 1
+        if self.side < 64 or not rising or not room:
+            raise ConfigError(f"{self}: needs 64 pixels a side, small below large, room for both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneObject:
+    """One shape as drawn."""
+
+    shape: str  # one of SHAPES
+    color: str  # one of COLORS
+    size_name: str  # "large" or "small"
+    box: tuple[float, float, float, float]  # left, top, width, height in pixels, as COCO's bbox
+
+    def __str__(self) -> str:
+        return f"a {self.size_name} {self.color} {self.shape}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A picture and all that is true of it."""
+
+    image: Image.Image  # RGB, side x side
+    caption: str  # the only true one: the large object, a relation, the small object
+    objects: tuple[SceneObject, SceneObject]  # in the caption's order: the large one first
+
+
+def draw_scene(seed: int, config: SceneConfig = SceneConfig()) -> Scene:
+    """Draw the scene of a seed: the same seed and config draw the same scene.
+
+    Shapes, colours and relation are drawn evenly and independently of each other and of the
+    background, so that no word can be guessed from the others.
+
+    Raises ConfigError for a negative seed, for which `random.Random` repeats the positive one.
+    """
+    if seed < 0:
+        raise ConfigError(f"a scene's seed must not be negative, not {seed}")
+    rng = Random(seed)
+    relation = rng.choice(RELATIONS)
+    image = _background(rng, config.side)
+    looks, outlines = [], []
+    for size, extent in ("large", config.large), ("small", config.small):
+        looks.append((size, rng.choice(COLORS), rng.choice(SHAPES)))
+        outlines.append(_outline(looks[-1][2], rng.uniform(*extent), rng.uniform(-_TURN, _TURN)))
+    centers = _centers(relation, _box(outlines[0])[2:], _box(outlines[1])[2:], rng)
+    objects = []
+    for (size, color, shape), outline, (x, y) in zip(looks, outlines, centers, strict=True):
+        placed = [((x + dx) * config.side, (y + dy) * config.side) for dx, dy in outline]
+        image.paste(_fill(color, rng), mask=_coverage(placed, config.side))
+        objects.append(SceneObject(shape=shape, color=color, size_name=size, box=_box(placed)))
+    large, small = objects
+    return Scene(image=image, caption=f"{large} {relation} {small}", objects=(large, small))
+
+
+def _outline(shape: str, extent: float, degrees: float) -> list[Point]:
+    """Turn the shape, centre its box on the origin and make the box's longer side `extent`."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    turned = [(x * cos - y * sin, x * sin + y * cos) for x, y in _OUTLINES[shape]]
+    left, top, width, height = _box(turned)
+    x0, y0, scale = left + width / 2, top + height / 2, extent / max(width, height)
+    return [((x - x0) * scale, (y - y0) * scale) for x, y in turned]
+
+
+def _box(outline: list[Point]) -> tuple[float, float, float, float]:
+    xs, ys = zip(*outline, strict=True)
+    return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+
+
+def _centers(relation: str, first: Point, second: Point, rng: Random) -> tuple[Point, Point]:
+    """Place boxes of these widths and heights: along the relation's axis, then across it."""
+    along, sign = _STEPS[relation]
+    across = 1 - along
+    before, after = (first, second) if sign > 0 else (second, first)
+    low, high = before[along] / 2 + _MARGIN, 1 - after[along] / 2 - _MARGIN
+    distance = rng.uniform((first[along] + second[along]) / 2 + _GAP, high - low)
+    start = rng.uniform(low, high - distance)
+    at, to = (start, start + distance)[::sign]  # along: of the first, of the second
+    edge = first[across] / 2 + _MARGIN, second[across] / 2 + _MARGIN
+    aside = rng.uniform(max(edge), 1 - max(edge))
+    reach = _SIDEWAYS * distance
+    beside = rng.uniform(max(edge[1], aside - reach), min(1 - edge[1], aside + reach))
+    return ((at, aside), (to, beside)) if along == 0 else ((aside, at), (beside, to))
+
+
+def _background(rng: Random, side: int) -> Image.Image:
+    """Mix two muted tones of one hue by a few random cells, smoothly enlarged."""
+    hue, saturation = rng.uniform(0, 360), rng.uniform(0.0, 0.22)
+    tones = [_hsv(hue, saturation, rng.uniform(0.52, 0.72)) for _ in range(2)]
+    one, other = (Image.new("RGB", (side, side), tone) for tone in tones)
+    cells = rng.choice((1, 2, 9))  # plain, a gradient in some direction, a soft texture
+    mix = Image.frombytes("L", (cells, cells), rng.randbytes(cells * cells))
+    return Image.composite(one, other, mix.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def _fill(color: str, rng: Random) -> str:
+    hue, saturation, value = _TONES[color]
+    h, s, v = (rng.uniform(-jitter, jitter) for jitter in (_HUE_JITTER, _TONE_JITTER, _TONE_JITTER))
+    # White and black have no saturation to vary: a tinted white would be another colour.
+    return _hsv(hue + h, saturation + s if saturation else 0.0, min(value + v, 1.0))
+
+
+def _hsv(hue: float, saturation: float, value: float) -> str:
+    return f"hsv({hue % 360:.3f},{saturation:.3%},{value:.3%})"  # as Pillow names colours
+
+
+def _coverage(outline: list[Point], side: int) -> Image.Image:
+    """Draw how much of each pixel the shape covers, 0 to 255."""
+    canvas = Image.new("L", (side * _FINE, side * _FINE))
+    # Pillow's coordinates name the centres of pixels, ours their edges: half a fine pixel apart.
+    points = [(x * _FINE - 0.5, y * _FINE - 0.5) for x, y in outline]
+    ImageDraw.Draw(canvas).polygon(points, fill=255)
+    return canvas.reduce(_FINE)
+
+
+def scene_seed(*, seed: int, split: str, index: int) -> int:
+    """Return the seed of one scene of a written data set.
+
+    It is the bytes of "seed/split/index" read as one number, so two scenes cannot share one, and
+    it depends neither on which other splits are written nor on how long they are.
+    """
+    return int.from_bytes(f"{seed}/{split}/{index}".encode())
+
+
+def write_scenes(
+    folder: Path, *, splits: Mapping[str, int], seed: int = 0, config: SceneConfig = SceneConfig()
+) -> None:
+    """Write scenes as COCO lays out its data: `splits` names each split and its number of scenes.
+
+    A split gets SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances: the categories are
+    the shapes, `area` is the box's) and captions_SPLIT.json (COCO captions). Each appears whole or
+    not at all. The same arguments write the same bytes, given the same Pillow.
+
+    Raises ConfigError for a split's name or number that cannot work, before anything is written,
+    and OutputError where a file cannot be written.
+    """
+    for split, count in splits.items():
+        if not re.fullmatch(r"\w+", split, re.ASCII) or count < 1:
+            raise ConfigError(f"splits are like 'train': 100, 'val_2': 9; not {split!r}: {count}")
+    for split, count in splits.items():
+        seeds = [scene_seed(seed=seed, split=split, index=index) for index in range(count)]
+        _write_split(folder, split, seeds, config)
+
+
+def _write_split(folder: Path, split: str, seeds: list[int], config: SceneConfig) -> None:
+    images: list[dict[str, object]] = []
+    captions: list[dict[str, object]] = []
+    boxes: list[dict[str, object]] = []
+    with (
+        _replacing(folder / f"{split}-00.tar") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        # Ids begin at 1: pycocotools' COCOeval takes an annotation's id of 0 for "no match".
+        for key, seed in enumerate(seeds, 1):
+            scene, name = draw_scene(seed, config), f"{split}-{key:06d}.jpg"
+            _add(tar, name, scene.image)
+            width, height = scene.image.size
+            images.append({"id": key, "file_name": name, "width": width, "height": height})
+            captions.append({"id": key, "image_id": key, "caption": scene.caption})
+            for item in scene.objects:
+                boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
+    categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
+    head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
+    instances = {**head, "categories": categories, "annotations": boxes}
+    for kind, data in ("boxes", instances), ("captions", {**head, "annotations": captions}):
+        with _replacing(folder / f"{kind}_{split}.json") as file:
+            file.write(json.dumps(data, separators=(",", ":")).encode())
+
+
+def _instance(item: SceneObject) -> dict[str, object]:
+    box, area = [round(x, 2) for x in item.box], round(item.box[2] * item.box[3], 2)
+    return {"category_id": SHAPES.index(item.shape) + 1, "bbox": box, "area": area, "iscrowd": 0}
+
+
+def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
+    data = io.BytesIO()
+    image.save(data, format="JPEG", quality=95, subsampling=0)  # edges stay clean
+    member = tarfile.TarInfo(name)  # its time and owner are 0 unless set
+    member.size = data.tell()
+    data.seek(0)
+    tar.addfile(member, data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write beside `path`, then move into place, so that no reader meets half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,94 @@
+"""`captioner evaluate`: score a checkpoint on a captioned split."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HELP = "Score a checkpoint on a split in COCO's captions format."
+EXAMPLES = """examples:
+  captioner evaluate --captions captions_val.json --images 'val*.tar'
+  captioner evaluate --captions captions_val.json --images val2017 \\
+      --official --boxes person_boxes_val.json --predictions val.jsonl
+
+The scores are printed as one JSON object. Scores without --official are nltk's BLEU on lower-case
+Treebank tokens without punctuation; --official adds pycocoevalcap's BLEU, METEOR and CIDEr."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--captions", type=Path, required=True, metavar="FILE", help="the json file"
+    )
+    parser.add_argument(
+        "--images", required=True, metavar="PATH", help="folder or tar of images, or a glob of them"
+    )
+    parser.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
+    parser.add_argument("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument(
+        "--official", action="store_true", help="pycocoevalcap's scorers too (needs Java)"
+    )
+    parser.add_argument(
+        "--boxes", type=Path, metavar="FILE", help="person boxes: is attention for people on them?"
+    )
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="write the captions there")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Caption the split, print its scores."""
+    import torch
+
+    from captioner.generation import GenerationConfig
+    from captioner.predictor import Captioner
+    from captioner.vocabulary import join
+    from captioner_training.dataset import read_coco
+    from captioner_training.evaluation import caption_split, person_grounding, score_split
+    from captioner_training.metrics import official_scores
+
+    images = read_coco(arguments.captions, arguments.images)
+    captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    captioned = caption_split(
+        captioner.model,
+        images,
+        transform=captioner.transform,
+        vocabulary=captioner.vocabulary,
+        config=GenerationConfig(beam_size=arguments.beam_size),
+        autocast=torch.autocast(captioner.device.type, enabled=False),
+    )
+    report: dict[str, Any] = {
+        "captions": str(arguments.captions),
+        "images": len(images),
+        "beam_size": arguments.beam_size,
+        "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
+        "nltk": score_split(captioned),
+    }
+    if arguments.official:
+        report["pycocoevalcap"] = official_scores(
+            [one.image.captions for one in captioned], [join(one.words) for one in captioned]
+        )
+    if arguments.boxes:
+        report["person_boxes"] = person_grounding(
+            captioned, boxes=arguments.boxes, transform=captioner.transform
+        )
+    if arguments.predictions:
+        _write(arguments.predictions, captioned)
+    print(json.dumps(report, indent=2))
+    return 0
+
+
+def _write(path: Path, captioned: Any) -> None:
+    from captioner.errors import OutputError
+    from captioner.vocabulary import join
+
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for one in captioned:
+                record = {"image": one.image.name, "caption": join(one.words)}
+                file.write(json.dumps({**record, "score": one.hypothesis.score}) + "\n")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+    print(f"captions written to {path}", file=sys.stderr)
