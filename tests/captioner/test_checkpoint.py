@@ -1,0 +1,181 @@
+"""Checkpoints: what is saved comes back, and what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from captioner import (
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointVersionError,
+    OutputError,
+)
+from captioner.checkpoint import Checkpoint, load_checkpoint
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The safetensors header as the format defines it: 8 bytes of length, then JSON."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return header
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change Captioner's document inside the header."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    document = json.loads(header["__metadata__"]["captioner"])
+    change(document)
+    header["__metadata__"]["captioner"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tiny_checkpoint.save(path, dtype=torch.float32)
+    loaded = load_checkpoint(path)
+    assert loaded.vocabulary.words == tiny_checkpoint.vocabulary.words
+    assert loaded.transform == tiny_checkpoint.transform
+    assert loaded.model.config == tiny_checkpoint.model.config
+    assert (loaded.name, loaded.version) == ("tiny", "1")
+    before, after = tiny_checkpoint.model.state_dict(), loaded.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_half_precision_halves_the_matrices_and_spares_the_vectors(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    tiny_checkpoint.model.encoder.stages[0][1].running_var.fill_(1e6)  # type: ignore[index,union-attr]
+    path = tmp_path / "model.safetensors"
+    tiny_checkpoint.save(path)
+    header = header_of(path)
+    assert header["decoder.embedding.weight"]["dtype"] == "F16"
+    assert header["encoder.stages.0.1.running_var"]["dtype"] == "F32"
+    loaded = load_checkpoint(path)
+    assert loaded.model.encoder.stages[0][1].running_var[0] == 1e6  # type: ignore[index,union-attr]
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+
+
+def test_loading_needs_no_pickle(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    monkeypatch.setattr("pickle.load", refuse)
+    monkeypatch.setattr("pickle.loads", refuse)
+    monkeypatch.setattr("torch.load", refuse)
+    load_checkpoint(tiny_file)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
+def test_truncated(tiny_file: Path, share: float) -> None:
+    data = tiny_file.read_bytes()
+    tiny_file.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(CheckpointFormatError, match=r"tiny\.safetensors is cut off or damaged"):
+        load_checkpoint(tiny_file)
+
+
+def test_missing_and_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match=r"there is no checkpoint .*nowhere"):
+        load_checkpoint(tmp_path / "nowhere.safetensors")
+    with pytest.raises(CheckpointNotFoundError, match="directory"):
+        load_checkpoint(tmp_path)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "foreign"
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointFormatError, match="no Captioner configuration"):
+        load_checkpoint(path)
+    torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointFormatError, match="pickle"):
+        load_checkpoint(path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointFormatError, match="git lfs pull"):
+        load_checkpoint(path)
+    path.write_text("just some text, long enough to be read as a header length")
+    with pytest.raises(CheckpointFormatError, match="damaged, or no safetensors"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_other_versions(tiny_file: Path, version: object) -> None:
+    rewrite(tiny_file, lambda document: document.update(format_version=version))
+    with pytest.raises(CheckpointVersionError, match=f"format {version!r}.*reads format 1"):
+        load_checkpoint(tiny_file)
+
+
+def test_tensors_that_do_not_fit(tiny_file: Path) -> None:
+    rewrite(tiny_file, lambda document: document["decoder"].update(hidden_dim=25))
+    with pytest.raises(CheckpointMismatchError, match=r"initial_hidden.*\(24, 576\).*\(25, 576\)"):
+        load_checkpoint(tiny_file)
+
+
+def test_vocabulary_that_does_not_fit(tiny_file: Path) -> None:
+    rewrite(tiny_file, lambda document: document["vocabulary"].pop())
+    with pytest.raises(CheckpointMismatchError, match="13 words for 14 outputs"):
+        load_checkpoint(tiny_file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.pop("vocabulary"),
+        lambda document: document["encoder"].update(name="resnet99"),
+        lambda document: document["decoder"].update(invention=1),
+        lambda document: document["decoder"].update(hidden_dim="many"),
+        lambda document: document["transform"].update(mode="stretch"),
+        lambda document: document.update(transform=None),
+    ],
+)
+def test_headers_that_make_no_sense(
+    tiny_file: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    rewrite(tiny_file, change)
+    with pytest.raises(CheckpointFormatError, match=r"tiny\.safetensors has a header"):
+        load_checkpoint(tiny_file)
+
+
+def test_damaged_headers_never_end_in_another_error(tiny_file: Path) -> None:
+    """A flipped byte in the header is refused, or (in a name or a number) read as it stands."""
+    data = bytearray(tiny_file.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    generator = torch.Generator().manual_seed(0)
+    for position in torch.randint(0, 8 + length, (60,), generator=generator).tolist():
+        broken = bytearray(data)
+        broken[position] ^= 0x15
+        tiny_file.write_bytes(broken)
+        try:
+            load_checkpoint(tiny_file)
+        except CheckpointError as error:
+            assert str(tiny_file) in str(error)
+
+
+def test_saving_where_it_cannot_be_leaves_the_old_file(
+    tiny_checkpoint: Checkpoint, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OutputError, match=r"missing.*cannot be written"):
+        tiny_checkpoint.save(tiny_file.parent / "missing" / "model.safetensors")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = tiny_file.read_bytes()
+    monkeypatch.setattr("captioner.checkpoint.save_file", full)
+    with pytest.raises(OutputError, match="No space left"):
+        tiny_checkpoint.save(tiny_file)
+    assert tiny_file.read_bytes() == before
+    assert list(tiny_file.parent.glob("*.part")) == []
