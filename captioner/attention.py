@@ -54,7 +54,7 @@ class AdditiveScore(nn.Module):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
-        hidden = torch.tanh(keys.unsqueeze(1) + self.query(query).unsqueeze(2))
+        hidden = (keys.unsqueeze(1) + self.query(query).unsqueeze(2)).tanh_()
         return cast(Tensor, self.score(hidden)).squeeze(-1)
 
 

@@ -43,7 +43,7 @@ class Constraints:
             allowed[..., END] = -torch.inf
         if history is not None and self.config.no_repeat_ngram:
             _block_repetition(allowed, history, self.config.no_repeat_ngram)
-        stuck = torch.isneginf(allowed).all(dim=-1)
+        stuck = torch.isneginf(allowed.amax(dim=-1))
         allowed[..., END] = torch.where(stuck, logs[..., END], allowed[..., END])
         return allowed
 

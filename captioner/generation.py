@@ -160,15 +160,15 @@ def generate(
 
 def _log_probabilities(output: StepOutput) -> Tensor:
     logs = output.logits.float().log_softmax(dim=-1)
-    # One infinite or missing logit makes its whole row NaN; the sum is NaN if any row is.
-    if torch.isnan(logs.sum()):
+    # One NaN or infinite logit makes its whole row NaN, so that a single column tells.
+    if torch.isnan(logs[..., END]).any():
         raise GenerationError(
             "the model scored words with NaN or infinity: its weights are damaged, or the device "
             "overflowed; try float32, or another checkpoint"
         )
     # An impossible word stays finite: -inf is kept for what the constraints forbid, so that there
     # always is a hypothesis to return.
-    return logs.clamp(min=-1e4)
+    return logs.clamp_(min=-1e4)
 
 
 def _roll_out(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,9 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 
 
-@pytest.fixture
-def tiny_checkpoint() -> Checkpoint:
-    """A whole model in miniature; its sentences are gibberish, its arithmetic is not."""
+def make_tiny() -> Checkpoint:
+    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
     torch.manual_seed(0)
     vocabulary = Vocabulary(WORDS)
     decoder = DecoderConfig(
@@ -47,11 +47,23 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture
-def tiny_file(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """The tiny model as a checkpoint file."""
-    path = tmp_path / "tiny.safetensors"
-    tiny_checkpoint.save(path)
+def tiny_checkpoint() -> Checkpoint:
+    """A tiny model of the test's own."""
+    return make_tiny()
+
+
+@pytest.fixture(scope="session")
+def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a checkpoint file that no test may change."""
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    make_tiny().save(path)
     return path
+
+
+@pytest.fixture
+def tiny_file(saved_tiny: Path, tmp_path: Path) -> Path:
+    """The tiny model as a checkpoint file of the test's own."""
+    return Path(shutil.copy(saved_tiny, tmp_path))
 
 
 @pytest.fixture

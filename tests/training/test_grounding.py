@@ -7,6 +7,8 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
+
 from captioner_training.grounding import (
     PERSON_WORDS,
     box_coverage,
@@ -16,7 +18,6 @@ from captioner_training.grounding import (
     uniform_attention,
     word_distance,
 )
-from torch import Tensor
 
 Box = tuple[float, float, float, float]
 

@@ -12,8 +12,12 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-import captioner_training.scenes as scenes
 import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+
+import captioner_training.scenes as scenes
+from captioner.errors import ConfigError, OutputError
 from captioner_training.scenes import (
     COLORS,
     RELATIONS,
@@ -25,10 +29,6 @@ from captioner_training.scenes import (
     scene_seed,
     write_scenes,
 )
-from PIL import Image
-from pycocotools.coco import COCO
-
-from captioner.errors import ConfigError, OutputError
 
 # What a person would call these names, written down apart from the module's own table.
 NAMED = {

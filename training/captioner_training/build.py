@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from captioner.checkpoint import bundled_checkpoint
+from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.decoder import DecoderConfig
 from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
@@ -67,8 +67,9 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
         CheckpointError: the encoder's weights are missing, or are another encoder's.
 
     """
-    encoder = Encoder(recipe.encoder, pretrained=recipe.encoder_weights == "torchvision")
-    if recipe.encoder_weights not in ("torchvision", "random"):
+    start = recipe.encoder_weights if recipe.weights is None else "random"
+    encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
+    if start not in ("torchvision", "random"):
         _load_encoder(encoder, recipe.encoder_weights)
     config = ModelConfig(
         encoder=recipe.encoder,
@@ -78,7 +79,28 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
             **asdict(recipe.decoder),
         ),
     )
-    return CaptionModel(config, encoder=encoder)
+    model = CaptionModel(config, encoder=encoder)
+    if recipe.weights is not None:
+        _load_weights(model, vocabulary, Path(recipe.weights))
+    return model
+
+
+def _load_weights(model: CaptionModel, vocabulary: Vocabulary, path: Path) -> None:
+    """Take over a checkpoint's weights; what belongs to a word follows the word."""
+    source = load_checkpoint(path)
+    given = source.model.state_dict()
+    known = [word for word in vocabulary.words if word in source.vocabulary]
+    theirs, ours = source.vocabulary.encode(known), vocabulary.encode(known)
+    for name in ("decoder.embedding.weight", "decoder.output_bias"):
+        tensor = model.state_dict()[name].clone()
+        tensor[ours] = given[name][theirs]
+        given[name] = tensor
+    try:
+        model.load_state_dict(given)
+    except RuntimeError as error:
+        raise CheckpointMismatchError(
+            f"{path} does not have the recipe's architecture: {str(error).splitlines()[1].strip()}"
+        ) from error
 
 
 def _load_encoder(encoder: Encoder, source: str) -> None:
@@ -99,6 +121,7 @@ def _load_encoder(encoder: Encoder, source: str) -> None:
     try:
         encoder.stages.load_state_dict(stages)
     except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()
         raise CheckpointMismatchError(
-            f"the encoder in {path} is not a {encoder.config.name}: {str(error).splitlines()[1]}"
+            f"the encoder in {path} is not a {encoder.config.name}: {reason}"
         ) from error

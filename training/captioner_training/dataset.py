@@ -103,9 +103,15 @@ def read_coco(captions: Path, images: Path | str) -> list[CaptionedImage]:
         raise DataError(f"{captions} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AssertionError, json.JSONDecodeError) as error:
         raise DataError(f"{captions} is not in COCO's captions format: {error!r}") from error
+    if not records:
+        raise DataError(f"{captions} has no images: it is not in COCO's captions format")
     store = ImageStore(images)
-    _refuse(captions, "images have no caption", [r["file_name"] for r, texts in found if not texts])
-    _refuse(captions, f"images are not in {images}", [name for name in names if name not in store])
+    _refuse(
+        captions, "images without a caption", [r["file_name"] for r, texts in found if not texts]
+    )
+    _refuse(
+        captions, f"images that are not in {images}", [name for name in names if name not in store]
+    )
     return [
         CaptionedImage(
             name=name,
@@ -120,7 +126,7 @@ def read_coco(captions: Path, images: Path | str) -> list[CaptionedImage]:
 
 def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:
     if names:
-        raise DataError(f"{captions}: {len(names)} {problem}, {names[0]} the first")
+        raise DataError(f"{captions} has {problem}: {len(names)}, {names[0]} the first")
 
 
 class ImageDataset(Dataset[Item]):

@@ -57,6 +57,7 @@ def train_one_epoch(
     optimizer: AdamW,
     scheduler: LRScheduler,
     recipe: Recipe,
+    stage: Stage,
     transform: Transform,
     autocast: torch.autocast,
     description: str,
@@ -92,7 +93,8 @@ def train_one_epoch(
                 output,
                 wanted[..., 1:],
                 label_smoothing=recipe.label_smoothing,
-                doubly_stochastic=recipe.doubly_stochastic,
+                doubly_stochastic=stage.doubly_stochastic,
+                attention_entropy=stage.attention_entropy,
             )
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss.total)

@@ -96,6 +96,8 @@ class Stage:
     warmup: int = 200  # steps; Adam's second moments need them
     flip: bool = False  # mirror images whose captions do not tell left from right
     crop: float = 0.0  # the largest share of a side that a random crop cuts away
+    doubly_stochastic: float = 0.05  # asks the words to look at different cells; see loss.py
+    attention_entropy: float = 0.03  # asks every word to look at few cells; see loss.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,9 @@ class Recipe:
     # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
     # of a safetensors file: a Captioner checkpoint or the backbone's stages.
     encoder_weights: str = "bundled"
+    # A Captioner checkpoint to go on from, decoder included; words it lacks start afresh. It takes
+    # the place of encoder_weights, and must have the recipe's architecture.
+    weights: str | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderSizes = field(default_factory=DecoderSizes)
@@ -118,9 +123,6 @@ class Recipe:
     weight_decay: float = 0.02  # AdamW's; matrices only
     gradient_clip: float = 1.0  # norm; recurrent gradients burst now and then
     label_smoothing: float = 0.1
-    # See captioner_training.loss. On a grid of 49 cells 0.5 makes attention all but uniform: spreading
-    # it evenly costs less than looking.
-    doubly_stochastic: float = 0.02
     validation_beam: int = 5
 
     def __post_init__(self) -> None:

@@ -145,6 +145,7 @@ class _StageRun:
             optimizer=self.optimizer,
             scheduler=self.scheduler,
             recipe=self.recipe,
+            stage=self.stage,
             transform=self.transform,
             autocast=self.autocast,
             description=f"stage {self.number} epoch {epoch}",

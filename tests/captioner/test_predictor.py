@@ -1,0 +1,114 @@
+"""Captioner from Python: photos in, captions with their attention out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from captioner import (
+    Caption,
+    Captioner,
+    ConfigError,
+    DeviceError,
+    GenerationConfig,
+    ImageFormatError,
+    ImageNotFoundError,
+)
+
+
+@pytest.fixture
+def captioner(tiny_file: Path) -> Captioner:
+    return Captioner.from_pretrained(tiny_file)
+
+
+def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo: Path) -> None:
+    data = photo.read_bytes()
+    with Image.open(photo) as image:
+        sources = [photo, str(photo), data, io.BytesIO(data), image]
+        captions = [captioner.caption(source) for source in sources]
+        together = captioner.caption(sources)
+    assert len({caption.text for caption in captions}) == 1
+    assert [caption.text for caption in together] == [caption.text for caption in captions]
+    assert [caption.image for caption in together] == [str(photo), str(photo), None, None, None]
+    for caption in captions:
+        assert caption.contact_sheet().size == captions[0].contact_sheet().size
+
+
+def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path) -> None:
+    caption = captioner.caption(photo, GenerationConfig(captions=3))
+    assert isinstance(caption, Caption)
+    assert " ".join(word.text for word in caption.words) == caption.text
+    assert len(caption.alternatives) == 2
+    assert caption.score >= caption.alternatives[0].score >= caption.alternatives[1].score
+    for word in caption.words:
+        assert word.attention.shape == (3, 3)
+        assert word.attention.sum().item() == pytest.approx(1, abs=1e-5)
+        assert 0 < word.probability <= 1
+        assert 0 < word.gate < 1
+
+
+def test_the_record_is_that_of_the_contract(captioner: Captioner, photo: Path) -> None:
+    record = captioner.caption(str(photo)).record(attention=True)
+    assert list(record) == ["image", "caption", "score", "words", "alternatives", "model"]
+    assert record["image"] == str(photo)
+    assert record["model"] == {"name": "tiny", "version": "1"}
+    word = record["words"][0]
+    assert list(word) == ["word", "probability", "gate", "attention"]
+    attention = word["attention"]
+    assert (attention["rows"], attention["columns"]) == (3, 3)
+    assert attention["box"] == [0, 0, 1, 1]
+    assert sum(attention["weights"]) == pytest.approx(1, abs=1e-4)
+    assert "attention" not in captioner.caption(photo).record()["words"][0]
+
+
+def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jpg"
+    bad.write_text("no image")
+    results = captioner.caption_each([photo, bad, tmp_path / "missing.jpg", photo])
+    assert isinstance(results[1], ImageFormatError)
+    assert isinstance(results[2], ImageNotFoundError)
+    assert isinstance(results[0], Caption) and isinstance(results[3], Caption)
+    assert results[0].text == results[3].text == captioner.caption(photo).text
+    with pytest.raises(ImageFormatError, match=r"bad\.jpg"):
+        captioner.caption([photo, bad])
+    assert captioner.caption([]) == []
+
+
+def test_pictures_have_the_photos_own_size_and_turn(captioner: Captioner, tmp_path: Path) -> None:
+    """A phone's photo: stored lying, to be shown upright, and decoded small for the model."""
+    turned = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (900, 600), "navy").save(turned, exif=exif)
+    caption = captioner.caption(turned)
+    assert caption.overlay(word=0).size == (600, 900)
+    assert caption.overlay(word=-1).size == (600, 900)
+    with pytest.raises(ConfigError, match=r"word 99 of a caption"):
+        caption.overlay(word=99)
+
+
+def test_pictures_of_a_photo_that_has_gone_say_so(captioner: Captioner, photo: Path) -> None:
+    caption = captioner.caption(photo)
+    photo.unlink()
+    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg"):
+        caption.contact_sheet()
+
+
+def test_bf16_says_what_float32_says(tiny_file: Path, photo: Path) -> None:
+    exact = Captioner.from_pretrained(tiny_file).caption(photo)
+    half = Captioner.from_pretrained(tiny_file, dtype=torch.bfloat16).caption(photo)
+    assert half.words[0].text == exact.words[0].text
+    assert half.words[0].attention.sum().item() == pytest.approx(1, abs=1e-5)
+    assert half.score == pytest.approx(exact.score, abs=0.1)
+
+
+def test_devices_that_are_not_here_are_named(tiny_file: Path) -> None:
+    with pytest.raises(DeviceError, match=r"'toaster'.*try auto"):
+        Captioner.from_pretrained(tiny_file, device="toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match=r"'cuda'.*try auto"):
+            Captioner.from_pretrained(tiny_file, device="cuda")

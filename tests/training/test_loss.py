@@ -1,0 +1,90 @@
+"""The loss against torch's cross-entropy and numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from captioner.decoder import Decoder, DecoderConfig, DecoderOutput
+from captioner.vocabulary import PAD
+from captioner_training.loss import caption_loss
+from captioner_training.metrics import bleu
+from captioner_training.schedule import warmup_cosine
+
+WEIGHTLESS = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entropy": 0.0}
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(vocabulary_size=9, grid_dim=4, embedding_dim=6, hidden_dim=5))
+
+
+def output(attention: torch.Tensor) -> DecoderOutput:
+    generator = torch.Generator().manual_seed(1)
+    shape = attention.shape[:3]
+    return DecoderOutput(torch.randn(*shape, 6, generator=generator), attention, torch.ones(shape))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_torchs_without_padding(decoder: Decoder, smoothing: float) -> None:
+    targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
+    made = output(torch.full((1, 2, 3, 4), 0.25))
+    loss = caption_loss(decoder, made, targets, **{**WEIGHTLESS, "label_smoothing": smoothing})
+    expected = F.cross_entropy(
+        decoder.logits(made.deep).flatten(0, 2),
+        targets.flatten(),
+        ignore_index=PAD,
+        label_smoothing=smoothing,
+    )
+    assert loss.total.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert loss.tokens == 5
+
+
+def test_doubly_stochastic_attention_by_hand(decoder: Decoder) -> None:
+    # Two cells, two words. Caption 0 looks at cell 0 twice: sums 2 and 0, (1-2)^2 + (1-0)^2 = 2,
+    # over two cells 1. Caption 1 has one word: sums 0.5 and 0.5, 0.25 + 0.25, over two cells 0.25.
+    # Mean over captions 0.625. Caption 2 is padding and counts for nothing.
+    attention = torch.tensor([[[[1.0, 0], [1, 0]], [[0.5, 0.5], [9, 9]], [[9, 9], [9, 9]]]])
+    targets = torch.tensor([[[4, 2], [2, PAD], [PAD, PAD]]])
+    plain = caption_loss(decoder, output(attention), targets, **WEIGHTLESS)
+    with_it = caption_loss(
+        decoder, output(attention), targets, **{**WEIGHTLESS, "doubly_stochastic": 2.0}
+    )
+    assert (with_it.total - plain.total).item() == pytest.approx(2 * 0.625, abs=1e-5)
+
+
+def test_attention_entropy_by_hand(decoder: Decoder) -> None:
+    # One word looks at one cell (entropy 0), one at both alike (log 2); padding does not count.
+    attention = torch.tensor([[[[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]]], requires_grad=True)
+    targets = torch.tensor([[[4, 2, PAD]]])
+    plain = caption_loss(decoder, output(attention), targets, **WEIGHTLESS)
+    with_it = caption_loss(
+        decoder, output(attention), targets, **{**WEIGHTLESS, "attention_entropy": 3.0}
+    )
+    assert (with_it.total - plain.total).item() == pytest.approx(3 * math.log(2) / 2, abs=1e-5)
+    with_it.total.backward()
+    assert attention.grad is not None and attention.grad.isfinite().all()  # also where it is 0
+
+
+def test_schedule() -> None:
+    rates = [warmup_cosine(step, steps=110, warmup=10, floor=0.0) for step in range(111)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[60] == pytest.approx(0.5)  # half of the cosine
+    assert rates[110] == pytest.approx(0.0)
+
+
+def test_bleu_is_papineni_s_worked_example() -> None:
+    # Papineni et al. 2002, section 2.1: "the" seven times against two references has a clipped
+    # unigram precision of 2/7, and no bigram in common.
+    references = [
+        ["the", "cat", "is", "on", "the", "mat"],
+        ["there", "is", "a", "cat", "on", "the", "mat"],
+    ]
+    scores = bleu([references], [["the", "the", "the", "the", "the", "the", "the"]])
+    assert scores["BLEU-1"] == pytest.approx(100 * 2 / 7)
+    assert scores["BLEU-2"] == pytest.approx(0, abs=1e-9)
+    assert bleu([references], [references[0]])["BLEU-4"] == pytest.approx(100)

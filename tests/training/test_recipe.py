@@ -1,0 +1,60 @@
+"""Recipes: typed, and every error at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner import ConfigError
+from captioner_training.recipe import load_recipe, shipped_recipes
+
+
+def test_shipped_recipes_load() -> None:
+    assert {"smoke", "flickr8k", "bundled"} <= set(shipped_recipes())
+    for name in shipped_recipes():
+        assert load_recipe(name).name == name
+
+
+def test_fields_can_be_set_anew() -> None:
+    overrides = {"seed": "7", "data.root": "/data", "stages.0.epochs": "1", "decoder.dropout": ".5"}
+    recipe = load_recipe("smoke", overrides)
+    assert (recipe.seed, recipe.data.root, recipe.stages[0].epochs) == (7, "/data", 1)
+    assert recipe.decoder.dropout == 0.5
+
+
+def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "encoder: {name: resnet99}\n"
+        "transform: {mode: stretch}\n"
+        "invention: 1\n"
+        "data: {scenes: {train: many}}\n"
+        "stages: [{epochs: 1, learning_rat: 3}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(path), {"stages.4.epochs": "1"})
+    message = str(caught.value)
+    for expected in (
+        "resnet99", "stretch", "invention", "data.scenes.train", "learning_rat", "stages.4.epochs"
+    ):  # fmt: skip
+        assert expected in message
+    assert "many" in message  # the value as given
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "not a YAML mapping"),
+        ("a: [", "not YAML"),
+        ("data: {scenes: {}}\nstages: []", "at least one stage"),
+        ("data: {}\nstages: [{epochs: 1}]", "either scenes, or both train and validation"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(str(path))
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
+        load_recipe(str(tmp_path / "nowhere.yaml"))

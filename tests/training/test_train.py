@@ -1,0 +1,140 @@
+"""Training through the front door: the command in a process, on scenes that it draws."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioner import CheckpointMismatchError, CheckpointNotFoundError
+from captioner.checkpoint import load_checkpoint
+from captioner.vocabulary import Vocabulary
+from captioner_training.build import build_model
+from captioner_training.recipe import load_recipe
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+name: miniature
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 16}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
+data: {scenes: {train: 120, validation: 20}, minimum_count: 1, workers: 1}
+stages:
+  - {epochs: 3, batch_size: 20, learning_rate: 1.0e-2, warmup: 2}
+  - {epochs: 1, batch_size: 20, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "miniature.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_run_from_recipe_to_scored_checkpoint(
+    run_captioner: Run, recipe: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    result = run_captioner("train", recipe, "--out", out, timeout=300)
+    assert result.returncode == 0, result.stderr
+    best = Path(result.stdout.strip())
+    assert best == out / "best.safetensors"
+    assert load_checkpoint(best).name == "miniature"
+    assert json.loads((out / "recipe.json").read_text())["name"] == "miniature"
+
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["event"] == "epoch"]
+    assert [record["stage"] for record in epochs] == [0, 0, 0, 1]
+    assert [record["epoch"] for record in epochs] == [0, 1, 2, 0]
+    losses = [record["cross_entropy"] for record in epochs]
+    assert losses[2] < losses[0] / 1.5  # it learns the grammar of scenes at once
+    best_bleu = max(record["validation"]["BLEU-4"] for record in epochs)
+    assert load_checkpoint(best).metrics["BLEU-4"] == pytest.approx(best_bleu)
+
+    result = run_captioner(
+        "evaluate", "--captions", out / "scenes" / "captions_val.json",
+        "--images", out / "scenes" / "val-*.tar", "--checkpoint", best,
+        "--predictions", tmp_path / "predictions.jsonl",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["images"], report["beam_size"]) == (20, 5)
+    # The checkpoint is float16 and the training bf16: near, not equal.
+    assert report["nltk"]["BLEU-1"] == pytest.approx(load_checkpoint(best).metrics["BLEU-1"], abs=8)
+    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 20
+
+
+def test_same_seed_same_model(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
+    losses = []
+    for name in ("one", "two"):
+        result = run_captioner(
+            "train", recipe, "--out", tmp_path / name, "--stages.0.epochs", 1, timeout=300
+        )
+        assert result.returncode == 0, result.stderr
+        records = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        losses.append([json.loads(r)["loss"] for r in records if '"epoch"' in r])
+    assert losses[0] == losses[1]
+
+
+def test_errors_come_before_work(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
+    result = run_captioner("train", "flickr8k", "--data.root", tmp_path, "--out", tmp_path / "o")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "captions_train.json cannot be read" in result.stderr
+    (tmp_path / "file").write_text("")
+    result = run_captioner("train", recipe, "--out", tmp_path / "file")
+    assert result.returncode == 1 and "cannot be written" in result.stderr
+    result = run_captioner("train", recipe, "--out", tmp_path / "o", "--encoder_weights", "no.st")
+    assert result.returncode == 1 and "no file no.st" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_weights_follow_their_words(recipe: Path, tiny_file: Path, tmp_path: Path) -> None:
+    """Going on from a checkpoint with another vocabulary keeps what it knows of shared words."""
+    fields = {
+        "weights": str(tiny_file), "encoder.stride": "32", "decoder.embedding_dim": "16",
+        "decoder.hidden_dim": "24", "decoder.attention_dim": "8", "decoder.value_dim": "null",
+    }  # fmt: skip
+    vocabulary = Vocabulary(["zebra", "dog", "a"])
+    model = build_model(load_recipe(str(recipe), fields), vocabulary)
+    source = load_checkpoint(tiny_file)
+    theirs = source.model.decoder.embedding.weight[source.vocabulary.encode(["dog", "a"])]
+    ours = model.decoder.embedding.weight[vocabulary.encode(["dog", "a"])]
+    assert torch.equal(theirs, ours)
+    other = {**fields, "decoder.hidden_dim": "25"}
+    with pytest.raises(CheckpointMismatchError, match=r"does not have the recipe's architecture"):
+        build_model(load_recipe(str(recipe), other), vocabulary)
+    missing = {**fields, "weights": str(tmp_path / "missing.safetensors")}
+    with pytest.raises(CheckpointNotFoundError, match="missing"):
+        build_model(load_recipe(str(recipe), missing), vocabulary)
+
+
+@pytest.mark.slow
+def test_smoke_learns_to_caption_scenes(run_captioner: Run, tmp_path: Path) -> None:
+    result = run_captioner("train", "smoke", "--out", tmp_path / "smoke", timeout=900)
+    assert result.returncode == 0, result.stderr
+    metrics = load_checkpoint(result.stdout.strip()).metrics
+    assert metrics["exact"] >= SMOKE_EXACT
+
+
+SMOKE_EXACT = 80.0  # percent of unseen scenes; see docs/training.md for what was measured
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CAPTIONER_DATA" not in os.environ, reason="CAPTIONER_DATA names no data sets")
+def test_bundled_checkpoint_reaches_its_scores(run_captioner: Run) -> None:
+    data = Path(os.environ["CAPTIONER_DATA"])
+    result = run_captioner(
+        "evaluate", "--captions", data / "flickr8k" / "captions_val.json",
+        "--images", data / "flickr8k" / "val*.tar", timeout=900,
+    )  # fmt: skip
+    scores = json.loads(result.stdout)["nltk"]
+    assert scores["BLEU-1"] >= 66 and scores["BLEU-4"] >= 23
+    assert scores["different"] >= 600 and scores["attention_distance"] >= 0.15
