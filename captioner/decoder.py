@@ -27,7 +27,7 @@ class DecoderConfig:
     grid_dim: int  # D, the features of a grid cell: the encoder decides it
     embedding_dim: int = 512  # m: words, and the deep output layer, which shares their matrix
     hidden_dim: int = 512  # n: the LSTM's hidden and cell state
-    attention_dim: int = 256  # A: the tanh of A numbers a cell is most of a step on a CPU
+    attention_dim: int = 256  # A: A numbers a cell and hypothesis are much of a step on a CPU
     value_dim: int | None = None  # V: None attends over the raw features, as the paper does
     score: str = "additive"  # the score function, by its name in captioner.attention
     dropout: float = 0.3  # on embedded words and before the output; 0.5 starves small data sets
@@ -126,13 +126,17 @@ class Decoder(nn.Module):
         state = DecoderState(
             torch.tanh(self.initial_hidden(mean)), torch.tanh(self.initial_cell(mean))
         )
-        return state, self.attention.project(features)
+        keys, values = self.attention.project(features)
+        # The context is a weighted mean of the values and enters LSTM and output linearly, so that
+        # their weights can be applied to the values, once, instead of to every step's context.
+        weights = torch.cat([self.context_gates.weight, self.deep_context.weight])
+        return state, ProjectedGrid(keys, F.linear(values, weights))
 
     def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
         words = self._embed(tokens)
-        context, attention, gate, state = self._recur(self.word_gates(words), state, grid)
-        logits = self.logits(self._deep_output(words, state.hidden, context))
+        deep_context, attention, gate, state = self._recur(self.word_gates(words), state, grid)
+        logits = self.logits(self._deep_output(words, state.hidden, deep_context))
         return StepOutput(logits, attention, gate, state)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
@@ -145,12 +149,12 @@ class Decoder(nn.Module):
         words = self._embed(tokens)
         steps = []
         for word_gates in self.word_gates(words).unbind(dim=2):
-            context, attention, gate, state = self._recur(word_gates, state, grid)
-            steps.append((context, attention, gate, state.hidden))
-        context, attention, gate, hidden = (
+            deep_context, attention, gate, state = self._recur(word_gates, state, grid)
+            steps.append((deep_context, attention, gate, state.hidden))
+        deep_context, attention, gate, hidden = (
             torch.stack(part, dim=2) for part in zip(*steps, strict=True)
         )
-        return DecoderOutput(self._deep_output(words, hidden, context), attention, gate)
+        return DecoderOutput(self._deep_output(words, hidden, deep_context), attention, gate)
 
     def logits(self, deep: Tensor) -> Tensor:
         """Score every word from the deep output (..., m): (..., words)."""
@@ -162,17 +166,22 @@ class Decoder(nn.Module):
     def _recur(
         self, word_gates: Tensor, state: DecoderState, grid: ProjectedGrid
     ) -> tuple[Tensor, Tensor, Tensor, DecoderState]:
-        """Attend, gate the context, and advance the LSTM (equations 1 to 6, section 4.2.1)."""
+        """Attend, gate the context, and advance the LSTM (equations 1 to 6, section 4.2.1).
+
+        Returns L_z z_t, attention weights, gate and state.
+        """
         context, attention = self.attention(state.hidden, grid)
         gate = torch.sigmoid(self.gate(state.hidden))
-        context = gate * context  # z_t
-        gates = word_gates + self.context_gates(context) + self.hidden_gates(state.hidden)
+        context_gates, deep_context = (gate * context).split(  # of z_t
+            [word_gates.shape[-1], self.config.embedding_dim], dim=-1
+        )
+        gates = word_gates + context_gates + self.hidden_gates(state.hidden)
         input_, forget, output, candidate = gates.chunk(4, dim=-1)
         cell = forget.sigmoid() * state.cell + input_.sigmoid() * candidate.tanh()  # equation 2
         hidden = output.sigmoid() * cell.tanh()  # equation 3
-        return context, attention, gate.squeeze(-1), DecoderState(hidden, cell)
+        return deep_context, attention, gate.squeeze(-1), DecoderState(hidden, cell)
 
-    def _deep_output(self, words: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
+    def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
         """E y_(t-1) + L_h h_t + L_z z_t, the inside of equation 7."""
-        deep = words + self.deep_hidden(hidden) + self.deep_context(context)
+        deep = words + self.deep_hidden(hidden) + deep_context
         return cast(Tensor, self.dropout(deep))

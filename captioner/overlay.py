@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
-from captioner.colors import DEFAULT_COLORS, FULL_HEAT, Weights, blend, heat_grid
+from captioner.colors import DEFAULT_COLORS, Weights, blend, heat_grid
 from captioner.errors import ConfigError, OutputError
+from captioner.lettering import PAPER, Text, draw_cell, draw_key
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -37,14 +37,11 @@ __all__ = [
 
 _Box = tuple[float, float, float, float]
 _Size = tuple[int, int]
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 DEFAULT_STRENGTH = 0.75
 """Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
 
 _WHOLE: _Box = (0.0, 0.0, 1.0, 1.0)
-_PAPER, _HAIRLINE, _FAINT, _MUTED, _INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
-_ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
 
 _Formats = dict[str, dict[str, Any]]
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
@@ -145,10 +142,10 @@ def contact_sheet(
     gap, margin, count = round(28 * unit), round(40 * unit), len(panels) + 1
     columns = min(columns or _columns(count, cell), count)
     width = max(columns * (cell[0] + gap) - gap, round(1.4 * panel_side))
-    heading = _Text.flow((title or "").split(), round(32 * unit), width, space=0.28)
+    heading = Text.flow((title or "").split(), round(32 * unit), width, space=0.28)
     top = margin + (heading.height + gap if title else 0)
     height = top + math.ceil(count / columns) * (cell[1] + gap) + round(24 * unit) + margin
-    sheet = Image.new("RGB", (width + 2 * margin, height), _PAPER)
+    sheet = Image.new("RGB", (width + 2 * margin, height), PAPER)
     heading.draw(sheet, (margin, margin))
     for index in range(count):
         row, column = divmod(index, columns)
@@ -157,8 +154,9 @@ def contact_sheet(
         if panel:
             heat = attention_map(panel.weights, small.size, box=box, smooth=smooth)
             picture = blend(small, heat, colors=colors, strength=strength)
-        _draw_cell(sheet, corner, cell[0], picture, panel, unit)
-    _draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
+        word, probability = (panel.word, panel.probability) if panel else (None, None)
+        draw_cell(sheet, corner, cell[0], picture, unit, word=word, probability=probability)
+    draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
     return sheet
 
 
@@ -192,7 +190,7 @@ def animation(
         pictures.append(blend(picture, heat, colors=colors, strength=strength))
     frames = []
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
-        frame = Image.new("RGB", size, _PAPER)
+        frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
         text.draw(frame, (text.size, picture.height + text.size // 2), said=index - 1)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)
@@ -281,11 +279,11 @@ def _columns(count: int, cell: _Size) -> int:
     return min(range(1, count + 1), key=ugliness)
 
 
-def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.Image, _Text, _Size]:
+def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.Image, Text, _Size]:
     """Lay out an animation: the picture, the caption beneath it and the size of a frame."""
 
-    def caption(size: int, width: int) -> _Text:
-        return _Text.flow(words, size, width - 2 * size, space=0.46, center=True)
+    def caption(size: int, width: int) -> Text:
+        return Text.flow(words, size, width - 2 * size, space=0.46, center=True)
 
     width = max(_fit(photo, (side, side), enlarge=2).width, side // 2)
     sizes = range(max(16, side // 25), 9, -1)
@@ -297,107 +295,3 @@ def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.I
     if (tighter := caption(text.size, narrow)).height == text.height:
         text, width = tighter, narrow
     return picture, text, (width, picture.height + text.height + text.size)
-
-
-@cache
-def _font(size: int) -> _Font:
-    return ImageFont.load_default(size=max(size, 8))
-
-
-def _shorten(word: str, size: int, width: float) -> tuple[str, _Font]:
-    """Make a word fit: set it smaller, down to two thirds, then cut it off with "…"."""
-    for smaller in range(size, size * 2 // 3, -1):
-        if _font(smaller).getlength(word) <= width:
-            return word, _font(smaller)
-    font = _font(size * 2 // 3)
-    while word and font.getlength(f"{word}…") > width:
-        word = word[:-1]
-    return f"{word}…", font
-
-
-class _Text(NamedTuple):
-    """Words set in lines: each with its font, x and line."""
-
-    size: int
-    words: list[tuple[str, _Font, float, int]]
-    height: int
-
-    @classmethod
-    def flow(
-        cls, words: Sequence[str], size: int, width: float, *, space: float, center: bool = False
-    ) -> _Text:
-        placed: list[tuple[str, _Font, float, int]] = []
-        ends = [0.0]  # of each line
-        for word in words:
-            text, font = _shorten(word, size, width)
-            length = font.getlength(text)
-            x = ends[-1] + size * space if ends[-1] else 0.0
-            if x and x + length > width:
-                ends.append(0.0)
-                x = 0.0
-            placed.append((text, font, x, len(ends) - 1))
-            ends[-1] = x + length
-        if center:
-            placed = [(t, font, x + (width - ends[n]) / 2, n) for t, font, x, n in placed]
-        return cls(size, placed, round(size * 1.45 * len(ends)))
-
-    def draw(self, sheet: Image.Image, corner: _Size, *, said: int | None = None) -> None:
-        """Draw it; with `said`, words after that one are faint and that one is marked."""
-        draw = ImageDraw.Draw(sheet)
-        for index, (text, font, left, line) in enumerate(self.words):
-            x, y = corner[0] + left, corner[1] + self.size * (1 + 1.45 * line)
-            color = _INK if said is None or index < said else _FAINT
-            if index == said:
-                pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
-                pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
-                draw.rounded_rectangle(pill, pad, _ACCENT)
-                color = _PAPER
-            draw.text((x, y), text, color, font, anchor="ls")
-
-
-def _draw_cell(
-    sheet: Image.Image,
-    corner: _Size,
-    width: int,
-    picture: Image.Image,
-    panel: Panel | None,
-    unit: float,
-) -> None:
-    """Draw a picture of the sheet, and below it the word and its probability."""
-    draw, font = ImageDraw.Draw(sheet), _font(round(15 * unit))
-    x, y = corner
-    left = x + (width - picture.width) // 2
-    # A hairline around it, for snow and sky would melt into the paper.
-    draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), _HAIRLINE)
-    sheet.paste(picture, (left, y))
-    y += picture.height + round(27 * unit)
-    if panel is None:
-        draw.text((x, y), "photo", _MUTED, font, anchor="ls")
-        return
-    room = float(width)
-    if panel.probability is not None:
-        percent = f"{panel.probability:.0%}"
-        draw.text((x + width, y), percent, _MUTED, font, anchor="rs")
-        room -= font.getlength(percent) + 8 * unit
-        bar = (y + round(11 * unit), y + round(13 * unit))
-        draw.rectangle((x, bar[0], x + width - 1, bar[1]), _HAIRLINE)
-        if (length := round(width * panel.probability)) > 0:
-            draw.rectangle((x, bar[0], x + length - 1, bar[1]), _MUTED)
-    word, font = _shorten(panel.word, round(21 * unit), room)
-    draw.text((x, y), word, _INK, font, anchor="ls")
-
-
-def _draw_key(
-    sheet: Image.Image, corner: _Size, unit: float, *, colors: str, strength: float
-) -> None:
-    """Draw what heat looks like over a grey photo, and what it stands for."""
-    draw, font = ImageDraw.Draw(sheet), _font(round(14 * unit))
-    size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
-    ramp = Image.linear_gradient("L").rotate(90).resize(size)
-    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, colors=colors, strength=strength)
-    x, y = corner
-    low, high = "even share of attention", f"{FULL_HEAT:.0f} times"
-    draw.text((x, y), low, _MUTED, font, anchor="ls")
-    x += round(font.getlength(low) + gap)
-    sheet.paste(bar, (x, y - size[1]))
-    draw.text((x + size[0] + gap, y), high, _MUTED, font, anchor="ls")

@@ -38,14 +38,14 @@ def test_worked_example() -> None:
 
 def test_hypotheses_of_an_image_share_its_grid_and_no_other() -> None:
     attention = hand_made()
-    grids = attention.project(torch.tensor([[[0.0], [1.0]], [[2.0], [-1.0]]]))
+    cells = [[0.0, 1.0], [2.0, -1.0]]
+    grids = attention.project(torch.tensor(cells).unsqueeze(-1))
     queries = torch.tensor([[[0.5], [-3.0]], [[0.1], [0.5]]])
     _, together = attention(queries, grids)
     for image in range(2):
         for hypothesis in range(2):
             scores = [
-                2 * math.tanh(key + queries[image, hypothesis].item())
-                for key in grids.keys[image].flatten().tolist()
+                2 * math.tanh(key + queries[image, hypothesis].item()) for key in cells[image]
             ]
             total = sum(math.exp(score) for score in scores)
             expected = [math.exp(score) / total for score in scores]
