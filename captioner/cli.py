@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
             stream.reconfigure(errors="surrogateescape")
+    # Pillow warns of odd metadata in photos that it reads all the same.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         return _dispatch(arguments)
     except CaptionerError as error:

@@ -1,0 +1,83 @@
+"""The bundled checkpoint on the sample photos, as a stranger meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner.checkpoint import bundled_checkpoint, load_checkpoint
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))
+
+
+def test_it_is_small_and_says_what_it_is() -> None:
+    assert bundled_checkpoint().stat().st_size <= 30_000_000
+    checkpoint = load_checkpoint(bundled_checkpoint())
+    assert checkpoint.name == "bundled"
+    assert checkpoint.metrics["BLEU-4"] > 0
+
+
+def test_sample_photos_are_credited() -> None:
+    credits_ = (ROOT / "assets" / "samples" / "CREDITS.md").read_text()
+    assert len(SAMPLES) >= 4
+    assert all(sample.name in credits_ for sample in SAMPLES)
+
+
+def test_sample_photos_get_captions_with_attention(run_captioner: Run) -> None:
+    result = run_captioner("caption", *SAMPLES, "--json", "--attention")
+    assert (result.returncode, result.stderr) == (0, "")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["image"] for record in records] == [str(sample) for sample in SAMPLES]
+    assert len({record["caption"] for record in records}) == len(SAMPLES)
+    for record in records:
+        assert len(record["words"]) >= 4
+        for word in record["words"]:
+            attention = word["attention"]
+            assert (attention["rows"], attention["columns"]) == (7, 7)
+            assert sum(attention["weights"]) == pytest.approx(1, abs=1e-4)
+    astronaut = records[[sample.stem for sample in SAMPLES].index("astronaut")]
+    assert {"man", "woman", "girl", "person"} & {word["word"] for word in astronaut["words"]}
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_captions_from_anywhere(tmp_path: Path) -> None:
+    """What pip installs has the checkpoint and the recipes inside, and needs no checkout."""
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, ROOT],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("captioner-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        names = archive.namelist()
+    assert "captioner/assets/captioner.safetensors" in names
+    assert "captioner_training/recipes/smoke.yaml" in names
+    assert "captioner/py.typed" in names
+    tops = {name.split("/")[0].split("-")[0] for name in names}
+    assert tops == {"captioner", "captioner_training"}
+    sheet = tmp_path / "sheet.png"
+    result = subprocess.run(
+        [sys.executable, "-m", "captioner", "caption", SAMPLES[0], "--sheet", sheet],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        timeout=120,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    with Image.open(sheet) as picture:
+        assert picture.width > 500
