@@ -28,8 +28,8 @@ class GenerationConfig:
 
     beam_size: int = 5  # hypotheses kept an image; 1 is greedy
     captions: int = 1  # how many of the best are returned
-    length_penalty: float = 1.0  # a in sum / length^a: 0 prefers short captions, 1 takes the mean
-    no_repeat_ngram: int = 3  # no n words stand twice in this order; 0 allows it
+    length_penalty: float = 0.5  # a in sum / length^a: 0 prefers short captions, 1 takes the mean
+    no_repeat_ngram: int = 2  # no n words stand twice in this order; 0 allows it
     minimum_length: int = 1  # words, before <end> may come
     maximum_length: int = 24  # words; then <end> must come
     sample: bool = False  # draw words at random instead of searching for the likeliest
