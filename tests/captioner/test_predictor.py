@@ -39,7 +39,7 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
 
 
 def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path) -> None:
-    caption = captioner.caption(photo, GenerationConfig(captions=3))
+    caption = captioner.caption(photo, GenerationConfig(captions=3, length_penalty=1.0))
     assert isinstance(caption, Caption)
     assert " ".join(word.text for word in caption.words) == caption.text
     assert len(caption.alternatives) == 2

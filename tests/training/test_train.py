@@ -55,7 +55,7 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     assert [record["stage"] for record in epochs] == [0, 0, 0, 1]
     assert [record["epoch"] for record in epochs] == [0, 1, 2, 0]
     losses = [record["cross_entropy"] for record in epochs]
-    assert losses[2] < losses[0] / 1.5  # it learns the grammar of scenes at once
+    assert losses[2] < 0.8 * losses[0]  # six steps each; it learns the grammar of scenes at once
     best_bleu = max(record["validation"]["BLEU-4"] for record in epochs)
     assert load_checkpoint(best).metrics["BLEU-4"] == pytest.approx(best_bleu)
 
