@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
@@ -80,13 +80,7 @@ def train_one_epoch(
     for batch in bar:
         wanted = batch.tokens.to(device, non_blocking=True)
         with autocast:
-            if batch.images.dtype == torch.uint8:
-                pixels = transform.normalize(batch.images.to(device, non_blocking=True))
-                features = model.encode(
-                    pixels.contiguous(memory_format=torch.channels_last)
-                ).features
-            else:
-                features = batch.images.to(device, non_blocking=True).float()
+            features = _features(model, batch.images.to(device, non_blocking=True), transform)
             output = model.decoder(features, wanted[..., :-1])
             loss = caption_loss(
                 model.decoder,
@@ -124,3 +118,11 @@ def train_one_epoch(
         images=images,
         tokens=tokens,
     )
+
+
+def _features(model: CaptionModel, images: Tensor, transform: Transform) -> Tensor:
+    """Encode pixels; a cached grid is there already."""
+    if images.dtype != torch.uint8:
+        return images.float()
+    pixels = transform.normalize(images).contiguous(memory_format=torch.channels_last)
+    return model.encode(pixels).features

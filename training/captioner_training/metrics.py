@@ -6,12 +6,13 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
 
 from captioner.errors import DataError, MissingExtraError
 
-__all__ = ["bleu", "official_scores"]
+__all__ = ["bleu", "check_official_scorers", "official_scores"]
 
 
 def bleu(
@@ -43,18 +44,15 @@ def official_scores(
         captions: of each image, its caption.
 
     Raises:
-        MissingExtraError: pycocoevalcap is not installed.
+        MissingExtraError, DataError: see check_official_scorers.
 
     """
-    try:
-        from pycocoevalcap.bleu.bleu import Bleu
-        from pycocoevalcap.cider.cider import Cider
-        from pycocoevalcap.meteor.meteor import Meteor
-        from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    except ImportError as error:
-        raise MissingExtraError("scoring with METEOR and CIDEr", "eval") from error
-    if shutil.which("java") is None:
-        raise DataError("pycocoevalcap's tokenizer and METEOR run on Java: install a Java runtime")
+    check_official_scorers()
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
     tokenizer = PTBTokenizer()
     with contextlib.redirect_stdout(sys.stderr):
         wanted = tokenizer.tokenize(
@@ -66,3 +64,16 @@ def official_scores(
         cider, _ = Cider().compute_score(wanted, given)
     scores = {f"BLEU-{n}": 100 * score for n, score in enumerate(bleus, start=1)}
     return {**scores, "METEOR": 100 * float(meteor), "CIDEr": 100 * float(cider)}
+
+
+def check_official_scorers() -> None:
+    """Say before any work whether `official_scores` will run.
+
+    Raises:
+        MissingExtraError: pycocoevalcap is not installed.
+        DataError: there is no Java.
+    """
+    if find_spec("pycocoevalcap") is None:
+        raise MissingExtraError("scoring with METEOR and CIDEr", "eval")
+    if shutil.which("java") is None:
+        raise DataError("pycocoevalcap's tokenizer and METEOR run on Java: install a Java runtime")

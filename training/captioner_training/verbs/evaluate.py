@@ -47,8 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.vocabulary import join
     from captioner_training.dataset import read_coco
     from captioner_training.evaluation import caption_split, person_grounding, score_split
-    from captioner_training.metrics import official_scores
+    from captioner_training.metrics import check_official_scorers, official_scores
 
+    if arguments.official:
+        check_official_scorers()
     images = read_coco(arguments.captions, arguments.images)
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
     captioned = caption_split(
