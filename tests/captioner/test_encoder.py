@@ -51,8 +51,6 @@ def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> Non
 def test_same_padding_is_tensorflows() -> None:
     # tf.nn.conv2d on 1..4 with a kernel of ones, size 3, stride 2, SAME: [1+2+3, 3+4+0].
     # On 1..5 it pads one pixel on both sides: [0+1+2, 2+3+4, 4+5+0].
-    conv = SameConv2d(torch.nn.Conv2d(1, 1, (1, 3), stride=2, bias=False))
-    conv.kernel_size, conv.weight.data = (1, 3), torch.ones(1, 1, 1, 3)
     square = SameConv2d(torch.nn.Conv2d(1, 1, 3, stride=2, bias=False))
     square.weight.data = torch.zeros(1, 1, 3, 3)
     square.weight.data[..., 0, :] = 1  # the first row of the kernel: row 0 on even sizes
