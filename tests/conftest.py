@@ -81,7 +81,7 @@ def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command as a user does, in a process of its own."""
 
     def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(str(ROOT / part) for part in (".", "training"))
+        path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
         return subprocess.run(
             [sys.executable, "-m", "captioner", *map(str, arguments)],
             capture_output=True,

@@ -68,7 +68,7 @@ def test_the_wheel_alone_captions_from_anywhere(tmp_path: Path) -> None:
     assert "captioner_training/recipes/smoke.yaml" in names
     assert "captioner/py.typed" in names
     tops = {name.split("/")[0].split("-")[0] for name in names}
-    assert tops == {"captioner", "captioner_training"}
+    assert tops == {"captioner", "captioner_serving", "captioner_training"}
     sheet = tmp_path / "sheet.png"
     result = subprocess.run(
         [sys.executable, "-m", "captioner", "caption", SAMPLES[0], "--sheet", sheet],

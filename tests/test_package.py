@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import captioner
+import captioner_serving
 import captioner_training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,7 @@ FOLDERS = {
 }
 MODULES = [
     name
-    for package in (captioner, captioner_training)
+    for package in (captioner, captioner_training, captioner_serving)
     for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not name.endswith("__main__")
 ]

@@ -1,0 +1,1 @@
+"""Captioner at work for others: the page, the HTTP API, and batch captioning."""
