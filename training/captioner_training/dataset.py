@@ -163,9 +163,7 @@ class ImageDataset(Dataset[Item]):
             left = (photo.width - width) * chance.random()
             top = (photo.height - height) * chance.random()
             photo = photo.crop((int(left), int(top), round(left + width), round(top + height)))
-        square = self.transform.square(photo)
-        pixels = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
-        pixels = pixels.view(square.height, square.width, 3).permute(2, 0, 1)
+        pixels = self.transform.pixels(photo)
         if self.augmentation.flip and chance.random() < 0.5 and not image.sided:
             pixels = pixels.flip(-1)
         return Item(pixels, index)
