@@ -35,6 +35,7 @@ class Access:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or ask who it is."""
         if scope["type"] == "lifespan" or self._expected is None:
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)

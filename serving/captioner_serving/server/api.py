@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.errors import CaptionerError, ConfigError, ImageError
+from captioner.errors import ConfigError, ImageError
 from captioner.generation import GenerationConfig
 from captioner_serving.server.problems import RequestError, problem
 from captioner_serving.server.service import CaptionService
@@ -210,10 +210,3 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def problem_handler(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """Answer with what went wrong, for FastAPI's table of exception handlers."""
-    if not isinstance(error, CaptionerError):
-        raise error
-    return problem(error)

@@ -70,7 +70,7 @@ class Batcher:
         *,
         max_batch: int,
         capacity: int,
-        on_batch: Callable[[int, float], None] = lambda size, seconds: None,
+        on_batch: Callable[[int, float], None] | None = None,
     ) -> None:
         self._caption_batch = caption_batch
         self._max_batch = max_batch
@@ -150,7 +150,8 @@ class Batcher:
                     job.future.set_result(caption)
             seconds = time.monotonic() - start
             self._seconds_per_image += 0.2 * (seconds / len(batch) - self._seconds_per_image)
-            self._on_batch(len(batch), seconds)
+            if self._on_batch is not None:
+                self._on_batch(len(batch), seconds)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for work, and take what has the first one's settings; empty when all is done."""

@@ -53,6 +53,7 @@ class GradioGuard:
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what the page needs."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
@@ -71,8 +72,8 @@ class GradioGuard:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _MAX_BODY:
-                error = UploadTooLargeError("a call of the page is small: upload photos first")
-                return await problem(error)(scope, request.receive, send)
+                big = UploadTooLargeError("a call of the page is small: upload photos first")
+                return await problem(big)(scope, request.receive, send)
         try:
             data = json.loads(body)
         except (ValueError, RecursionError):

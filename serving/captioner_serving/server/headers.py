@@ -45,6 +45,7 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and add to its answer."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 

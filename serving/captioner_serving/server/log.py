@@ -29,6 +29,7 @@ class AccessLog:
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and note its answer."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start = time.perf_counter()

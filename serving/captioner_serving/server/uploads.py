@@ -73,8 +73,10 @@ async def read_form(
         if "Too many files" in reason:
             raise UploadTooLargeError(f"send at most {max_files} images in a request") from error
         raise RequestError(f"the multipart body is broken: {reason}") from error
-    async with parsed:
+    try:
         return await _sort(parsed.multi_items(), name, fields)
+    finally:
+        await parsed.close()
 
 
 async def _sort(
