@@ -178,5 +178,6 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
             font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
         ),
         css=(_STATIC / "page.css").read_text(encoding="utf-8"),
+        js=(_STATIC / "page.js").read_text(encoding="utf-8"),
     )
     return app

@@ -34,6 +34,14 @@ LIMITS = (
 )
 
 
+# Our functions take files as they are named, and the store opens them; Gradio opens none.
+_EVENT: dict[str, Any] = {
+    "preprocess": False,
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """What the page's functions work with.
@@ -70,6 +78,23 @@ class Page:
         except CaptionerError as error:
             return describe_error(error, name=name)
         return describe(caption, token=self.shelf.put(caption), name=name)
+
+    async def on_photo(
+        self,
+        photo: dict[str, Any] | None,
+        beam_size: float,
+        captions: float,
+        request: gr.Request,
+    ) -> tuple[dict[str, Any] | None, None]:
+        """Show a photo's caption, or nothing when it is taken away; no sample is shown then."""
+        return await self.caption(photo, None, beam_size, captions, request), None
+
+    async def on_sample(
+        self, beam_size: float, captions: float, request: gr.Request, event: gr.EventData
+    ) -> tuple[dict[str, Any] | None, str, None]:
+        """Show a sample's caption, and empty the photo's field."""
+        name = str(event.sample)
+        return await self.caption(None, name, beam_size, captions, request), name, None
 
     async def record(
         self,
@@ -160,33 +185,21 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
                     )
             with gr.Column(scale=5, min_width=320):
                 viewer = make_viewer(value, known_limits=LIMITS)
-        inputs = [photo, sample, beam_size, captions]
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-
-        photo.input(lambda: None, None, sample, queue=False, **quiet).then(
-            page.caption, inputs, viewer, preprocess=False, **quiet
-        )
-        samples.click(_clicked, None, [sample, photo], queue=False, **quiet).then(
-            page.caption, inputs, viewer, preprocess=False, **quiet
-        )
+        photo.input(page.on_photo, [photo, beam_size, captions], [viewer, sample], **_EVENT)
+        samples.click(page.on_sample, [beam_size, captions], [viewer, sample, photo], **_EVENT)
         gr.on(
             [beam_size.release, captions.release],
             page.caption,
-            inputs,
+            [photo, sample, beam_size, captions],
             viewer,
-            preprocess=False,
             trigger_mode="always_last",
-            **quiet,
+            **_EVENT,
         )
         _add_client_endpoint(page)
     # Gradio's worker is one of many clients of our own queue, which batches and refuses.
     blocks.queue(default_concurrency_limit=None, max_size=page.service.config.queue)
     blocks.state_session_capacity = 1000
     return blocks
-
-
-def _clicked(event: gr.EventData) -> tuple[str, None]:
-    return str(event.sample), None
 
 
 def _make_samples(samples: dict[str, Path]) -> gr.HTML:

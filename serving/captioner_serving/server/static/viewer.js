@@ -127,8 +127,8 @@ function show(index) {
   if (index >= 0) {
     const word = shown.words[index], name = document.createElement("b");
     name.textContent = word.text;
-    about.append(name, " · " + percent(word.probability) + " sure · looked " + place(index) + " · "
-      + percent(word.gate) + " of what it saw let through");
+    about.append(name, " · " + percent(word.probability) + " sure · looked " + place(index)
+      + " · drew " + percent(word.gate) + " on the photo");
   } else if (shown) {
     about.textContent = "Point at a word, or press Play. The stronger its colour, the surer the model was.";
   }
@@ -277,8 +277,8 @@ async function render(value) {
   find(".others").classList.toggle("any", value.alternatives.length > 0);
   find(".alternatives").replaceChildren(...value.alternatives.map((other) => {
     const item = document.createElement("li"), score = document.createElement("span");
-    score.textContent = other.score.toFixed(2);
-    score.title = "mean log-probability of a word; 0 is certainty";
+    score.textContent = percent(Math.exp(other.score)) + " a word";
+    score.title = "how sure the model was of a word, on average";
     item.append(other.caption, score);
     return item;
   }));
