@@ -10,6 +10,7 @@ from typing import overload
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from captioner.caption import Alternative, Caption, ModelName, Word, image_name
 from captioner.checkpoint import Checkpoint, bundled_checkpoint, load_checkpoint
@@ -127,8 +128,38 @@ class Captioner:
             grid = self.encode([photo for _, photo in opened.values()])
             made = generate(self.model.decoder, grid.features, config or GenerationConfig())
             for (position, (source, photo)), hypotheses in zip(opened.items(), made, strict=True):
-                results[position] = self._describe(source, photo, grid, hypotheses)
+                results[position] = self._describe(source, photo.size, grid, hypotheses)
         return [results[position] for position in range(len(sources))]
+
+    @torch.inference_mode()
+    def caption_squares(
+        self,
+        squares: Tensor,
+        names: Sequence[str],
+        sizes: Sequence[tuple[int, int]],
+        config: GenerationConfig | None = None,
+    ) -> list[Caption]:
+        """Caption photos that are squares already, opened by other processes, as one batch.
+
+        Args:
+            squares: uint8 (B, size, size, 3), what `Framing.square` of the checkpoint's transform
+                gives.
+            names: the path of each photo, for its caption.
+            sizes: width and height of each photo before it became a square.
+            config: as in `caption`.
+
+        Raises:
+            GenerationError: the model's scores are not numbers.
+
+        """
+        pixels = self.transform.normalize(squares.to(self.device).permute(0, 3, 1, 2))
+        pixels = pixels.to(self.dtype, memory_format=torch.channels_last)
+        grid = self.model.encode(pixels)
+        made = generate(self.model.decoder, grid.features, config or GenerationConfig())
+        return [
+            self._describe(name, size, grid, hypotheses)
+            for name, size, hypotheses in zip(names, sizes, made, strict=True)
+        ]
 
     def open(self, source: ImageSource) -> Image.Image:
         """Decode an image at the size that the model needs.
@@ -147,7 +178,11 @@ class Captioner:
         return self.model.encode(pixels)
 
     def _describe(
-        self, source: ImageSource, photo: Image.Image, grid: Grid, hypotheses: list[Hypothesis]
+        self,
+        source: ImageSource,
+        size: tuple[int, int],
+        grid: Grid,
+        hypotheses: list[Hypothesis],
     ) -> Caption:
         best, *others = hypotheses
         texts = self.vocabulary.decode(best.tokens)
@@ -171,7 +206,7 @@ class Captioner:
             ),
             image=image_name(source),
             model=self.name,
-            box=self.transform.box(*photo.size),
+            box=self.transform.box(*size),
             open_photo=partial(open_image, source, max_pixels=self.max_pixels),
         )
 
