@@ -31,6 +31,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "caption": Verb("captioner.verbs.caption", "caption photos, and show where the model looked"),
+    "batch": Verb("captioner_serving.verbs.batch", "caption any number of photos, none lost"),
     "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
