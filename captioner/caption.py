@@ -12,8 +12,8 @@ from torch import Tensor
 
 from captioner.colors import DEFAULT_COLORS
 from captioner.errors import ConfigError
+from captioner.geometry import Box
 from captioner.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
-from captioner.transforms import Box
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
