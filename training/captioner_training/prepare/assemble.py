@@ -69,6 +69,8 @@ def assemble(original: Original, options: Options, work: Path) -> Manifest:
     if not any(split.images for split in manifest.splits.values()):
         raise DataError(f"the data set {original.name} has no images that can be used")
     publish(manifest, to=options.to, work=work)
+    for note in original.notes:
+        print(f"note: {note}", file=sys.stderr)
     return manifest
 
 

@@ -30,7 +30,7 @@ def table_original(
     kind: str,
     columns: Columns,
     delimiter: str | None,
-    images: Sequence[str],
+    images: Sequence[str | Path],
     fractions: Fractions | None,
 ) -> Original:
     """A CSV or JSON-lines file. Raises DataError and ConfigError."""
@@ -39,13 +39,12 @@ def table_original(
         entries = read_csv(path, columns, problems, delimiter=delimiter)
     else:
         entries = read_jsonl(path, columns, problems)
-    source = {"kind": kind, "path": str(path.resolve()), "images": list(images)}
-    places = [*images] or [path.parent]
-    return _original(path.stem, entries, places, problems, source, fractions)
+    source = {"kind": kind, "path": str(path.resolve()), "images": list(map(str, images))}
+    return _original(path.stem, entries, images or [path.parent], problems, source, fractions)
 
 
 def coco_json_original(
-    files: Sequence[str], *, images: Sequence[str], fractions: Fractions | None
+    files: Sequence[str], *, images: Sequence[str | Path], fractions: Fractions | None
 ) -> Original:
     """Files [SPLIT=]FILE in COCO's captions format. Raises DataError and ConfigError."""
     problems = Problems()
@@ -58,10 +57,9 @@ def coco_json_original(
         paths.append(Path(name).expanduser())
         content = read_json(paths[-1])
         entries += coco_entries(content, problems, name=str(paths[-1]), split=split or None)
-    source = {"kind": "coco-json", "files": list(files), "images": list(images)}
-    places = [*images] or [paths[0].parent]
+    source = {"kind": "coco-json", "files": list(files), "images": list(map(str, images))}
     name = paths[0].resolve().parent.name
-    return _original(name, entries, places, problems, source, fractions)
+    return _original(name, entries, images or [paths[0].parent], problems, source, fractions)
 
 
 def flickr8k_original(folder: Path, *, fractions: Fractions | None) -> Original:

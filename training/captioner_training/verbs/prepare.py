@@ -231,8 +231,6 @@ def _prepare(arguments: argparse.Namespace, options: Options) -> Manifest:
     with claimed(options.to) as work:
         manifest = assemble(original, options, work)
         clear(work)
-    for note in original.notes:
-        print(f"note: {note}", file=sys.stderr)
     return manifest
 
 
