@@ -173,8 +173,9 @@ def _fetch(files: CocoFiles, folder: Path, mirror: str | None, options: Options)
 
 def _check_room(files: CocoFiles, downloader: Downloader, options: Options) -> None:
     """Refuse to begin what would end, hours later, in a full disk."""
-    downloads = sum(map(downloader.missing_bytes, files.all()))
-    images = sum(file.size or downloader.missing_bytes(file) for file in files.images)
+    sizes = {file.name: downloader.sizes(file) for file in files.all()}
+    downloads = sum(missing for _, missing in sizes.values())
+    images = sum(sizes[file.name][0] for file in files.images)
     prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
     free = shutil.disk_usage(options.to).free
     if downloads + prepared > free:

@@ -81,19 +81,20 @@ class Downloader:
             self._wait(attempt, f"{url}: {reason}")
         raise DownloadError(f"{url} cannot be reached ({reason}): check the network and the URL")
 
-    def missing_bytes(self, file: RemoteFile) -> int:
-        """Say how much of a file is still to be fetched; 0 where its size is not known."""
-        if (self.folder / file.name).exists():
-            return 0
+    def sizes(self, file: RemoteFile) -> tuple[int, int]:
+        """Say how many bytes a file has and how many are still to be fetched; unknown: 0."""
+        path, part = self.folder / file.name, self._part(file)
+        if path.exists():
+            return _size(path), 0
         size = file.size
         if size is None:
             try:
-                length = self._client.head(file.url).headers.get("Content-Length", "")
-            except httpx.HTTPError:
+                response = self._client.head(file.url)
+                length = response.headers.get("Content-Length", "") if response.is_success else ""
+            except (httpx.HTTPError, httpx.InvalidURL):
                 length = ""  # the download itself will say what is wrong
             size = int(length) if length.isdigit() else 0
-        part = self._part(file)
-        return max(0, size - (part.stat().st_size if part.exists() else 0))
+        return size, max(0, size - _size(part))
 
     def fetch(self, file: RemoteFile) -> Path:
         """Download a file, or the rest of it, and check it.

@@ -49,6 +49,10 @@ class Sample:
     split: str
     licence: str | None
 
+    def identity(self) -> tuple[object, ...]:
+        """All that decides what is stored of it; not the folder, which may have another name."""
+        return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Original:

@@ -41,7 +41,8 @@ class Plan:
 
     def fingerprint(self, image_format: ImageFormat) -> str:
         """Digest all that decides what is in the shard."""
-        text = repr((1, asdict(image_format), self.split, self.number, self.first, self.samples))
+        samples = [sample and sample.identity() for sample in self.samples]
+        text = repr((1, asdict(image_format), self.split, self.number, self.first, samples))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
