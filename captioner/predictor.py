@@ -53,6 +53,7 @@ class Captioner:
         self.model.encoder.to(memory_format=torch.channels_last)
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
+        self.generation = checkpoint.generation
         self.name = ModelName(name=checkpoint.name, version=checkpoint.version)
 
     @classmethod
@@ -93,7 +94,8 @@ class Captioner:
 
         Args:
             images: a path, bytes, binary file or PIL image; or a list of them.
-            config: beam size, number of captions, lengths, sampling; see GenerationConfig.
+            config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
+                takes the checkpoint's own, which is `generation` of this object.
 
         Returns:
             A Caption, or a list of them in order.
@@ -125,7 +127,7 @@ class Captioner:
                 results[position] = error
         if opened:
             grid = self.encode([photo for _, photo in opened.values()])
-            made = generate(self.model.decoder, grid.features, config or GenerationConfig())
+            made = generate(self.model.decoder, grid.features, config or self.generation)
             for (position, (source, photo)), hypotheses in zip(opened.items(), made, strict=True):
                 results[position] = self._describe(source, photo, grid, hypotheses)
         return [results[position] for position in range(len(sources))]
