@@ -30,6 +30,7 @@ from captioner.errors import (
     CheckpointVersionError,
     OutputError,
 )
+from captioner.generation import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
@@ -52,6 +53,8 @@ class Checkpoint:
     name: str  # which model this is, for records and model cards
     version: str = "1"  # which training of it
     metrics: Mapping[str, float] = field(default_factory=dict)  # its scores, as its training saw
+    # How it makes captions unless it is told otherwise; older files do not say.
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float16) -> None:
         """Write the checkpoint so that the file is either the old one or wholly the new one.
@@ -90,6 +93,7 @@ class Checkpoint:
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.words[4:],
             "metrics": dict(self.metrics),
+            "generation": asdict(self.generation),
         }
 
 
@@ -134,6 +138,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         vocabulary = Vocabulary(header["vocabulary"])
         transform = TransformConfig(**_tuples(header["transform"]))
         name, version, metrics = header["name"], header["version"], header["metrics"]
+        generation = GenerationConfig(**header.get("generation", {}))
     except CheckpointError:
         raise
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -153,6 +158,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         name=name,
         version=version,
         metrics=metrics,
+        generation=generation,
     )
 
 

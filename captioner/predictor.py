@@ -68,6 +68,7 @@ class Captioner:
         self.model.encoder.to(memory_format=torch.channels_last)
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
+        self.generation = checkpoint.generation
         self.name = ModelName(name=checkpoint.name, version=checkpoint.version)
 
     @classmethod
@@ -108,7 +109,8 @@ class Captioner:
 
         Args:
             images: a path, bytes, binary file or PIL image; or a list of them.
-            config: beam size, number of captions, lengths, sampling; see GenerationConfig.
+            config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
+                takes the checkpoint's own, which is `generation` of this object.
 
         Returns:
             A Caption, or a list of them in order.
@@ -164,7 +166,7 @@ class Captioner:
         if not images:
             return []
         grid = self.encode(torch.stack([image.pixels for image in images]))
-        made = generate(self.model.decoder, grid.features, config or GenerationConfig())
+        made = generate(self.model.decoder, grid.features, config or self.generation)
         return [
             self._describe(image, grid, hypotheses)
             for image, hypotheses in zip(images, made, strict=True)
