@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field, ValidationError
 from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageError
-from captioner.generation import GenerationConfig
 from captioner_serving.server.problems import RequestError, problem
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Upload, read_form
@@ -32,15 +31,6 @@ class CaptionFields(BaseModel):
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 5
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     attention: bool = False
-
-    def generation(self) -> GenerationConfig:
-        """The settings of generation.
-
-        Raises:
-            ConfigError: more captions than the beam holds.
-
-        """
-        return GenerationConfig(beam_size=self.beam_size, captions=self.captions)
 
 
 class Problem(BaseModel):
@@ -129,7 +119,8 @@ def make_router(service: CaptionService) -> APIRouter:
         if not form.files:
             raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
         images = [file.data for file in form.files]
-        work = service.caption(images, fields.generation())
+        config = service.generation(fields.beam_size, fields.captions)
+        work = service.caption(images, config)
         results = await _while_connected(request, work)
         return _answer(form.files, results, attention=fields.attention)
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -27,7 +28,6 @@ from starlette.types import ASGIApp
 
 from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
-from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.server.access import Access
 from captioner_serving.server.api import make_router
@@ -84,7 +84,7 @@ class Application:
         page = Page(service=self.service, store=self.store, shelf=shelf, samples=samples or {})
         first = None
         for name, path in list(page.samples.items())[:1]:
-            first = name, captioner.caption(path, GenerationConfig(captions=SENTENCES))
+            first = name, captioner.caption(path, replace(captioner.generation, captions=SENTENCES))
         blocks = make_page(page, first=first)
         api = FastAPIOffline(
             title="Captioner",

@@ -19,7 +19,7 @@ from captioner_serving.server.pictures import CaptionShelf
 from captioner_serving.server.problems import ForbiddenError
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
-from captioner_serving.server.viewer import describe, describe_error, make_viewer
+from captioner_serving.server.viewer import describe, make_viewer
 
 __all__ = ["SENTENCES", "Page", "make_page"]
 
@@ -71,12 +71,12 @@ class Page:
             source = self._find(photo, sample, request)
             if source is None:
                 return None
-            config = _generation(beam_size, captions)
+            config = self._generation(beam_size, captions)
             (caption,) = await self.service.caption([source], config)
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
-            return describe_error(error, name=name)
+            return {"error": _public(error, photo), "name": name}
         return describe(caption, token=self.shelf.put(caption), name=name)
 
     async def on_photo(
@@ -110,12 +110,17 @@ class Page:
             source = self._find(image, None, request)
             if source is None:
                 raise ForbiddenError("there is no image: pass handle_file('photo.jpg')")
-            (caption,) = await self.service.caption([source], _generation(beam_size, captions))
+            config = self._generation(beam_size, captions)
+            (caption,) = await self.service.caption([source], config)
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
-            return {"image": name, "error": error.record()}
+            return {"image": name, "error": _public(error, image)}
         return {**caption.record(attention=attention), "image": name}
+
+    def _generation(self, beam_size: float, captions: float) -> GenerationConfig:
+        beam = min(max(1, int(beam_size)), MAX_BEAM_SIZE)
+        return self.service.generation(beam, min(max(1, int(captions)), beam))
 
     def _find(
         self, photo: dict[str, Any] | None, sample: str | None, request: gr.Request
@@ -134,9 +139,13 @@ class Page:
         return path
 
 
-def _generation(beam_size: float, captions: float) -> GenerationConfig:
-    beam = min(max(1, int(beam_size)), MAX_BEAM_SIZE)
-    return GenerationConfig(beam_size=beam, captions=min(max(1, int(captions)), beam))
+def _public(error: CaptionerError, photo: dict[str, Any] | None) -> dict[str, str]:
+    """An error's record, with the photo's own name where it has the path that we gave it."""
+    record = error.record()
+    if photo is not None:
+        name = str(photo.get("orig_name") or "the photo")
+        record["detail"] = record["detail"].replace(str(photo.get("path")), name)
+    return record
 
 
 def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:

@@ -52,6 +52,16 @@ class CaptionService:
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
         metrics.queue.set_function(lambda: self._batcher.admitted)
 
+    def generation(self, beam_size: int, captions: int) -> GenerationConfig:
+        """The checkpoint's own settings of generation, but for these two.
+
+        Raises:
+            ConfigError: more captions than the beam holds.
+
+        """
+        own = self.captioner.generation
+        return replace(own, beam_size=beam_size, captions=captions)
+
     async def caption(
         self, images: Sequence[ImageSource], config: GenerationConfig
     ) -> list[Caption | ImageError]:
@@ -109,7 +119,7 @@ class CaptionService:
         side = self.captioner.transform.config.size
         blank = Image.new("RGB", (side, side), "gray")
         prepared = self.captioner.prepare(blank)
-        short = GenerationConfig(beam_size=1, maximum_length=1, minimum_length=0)
+        short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
         try:
             future = self._batcher.submit(prepared, short)
             await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)

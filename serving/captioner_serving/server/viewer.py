@@ -24,11 +24,10 @@ from captioner.colors import (
     color_scale,
     heat_grid,
 )
-from captioner.errors import CaptionerError
 from captioner.overlay import DEFAULT_STRENGTH, attention_map
 from captioner.transforms import Box
 
-__all__ = ["describe", "describe_error", "make_viewer"]
+__all__ = ["describe", "make_viewer"]
 
 _STATIC = Path(__file__).parent / "static"
 
@@ -80,11 +79,6 @@ def describe(caption: Caption, *, token: str, name: str | None) -> dict[str, Any
         "name": Path(name or "photo").stem,
         "record": {**caption.record(attention=True), "image": name},
     }
-
-
-def describe_error(error: CaptionerError, *, name: str | None) -> dict[str, Any]:
-    """Turn an error into the viewer's value."""
-    return {"error": error.record(), "name": name}
 
 
 def _describe_word(word: Word, box: Box) -> dict[str, Any]:
