@@ -58,6 +58,7 @@ class Application:
     Args:
         captioner: the model.
         config: how the server listens and how much it takes on.
+        threads: of torch, for the model.
         credentials: who may come in; None: everybody.
         samples: photos to try on the page, by their names; the first is shown at once.
         log: where the access log goes; None: nowhere.
@@ -69,13 +70,14 @@ class Application:
         captioner: Captioner,
         config: ServerConfig,
         *,
+        threads: int,
         credentials: Credentials | None = None,
         samples: dict[str, Path] | None = None,
         log: TextIO | None = None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.service = CaptionService(captioner, config, self.metrics)
+        self.service = CaptionService(captioner, config, self.metrics, threads=threads)
         self.store = UploadStore(keep=config.keep)
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)

@@ -92,9 +92,18 @@ def _load(
     from captioner.bundled import sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
+    from captioner_serving.server.cores import take_no_cores
 
+    threads = take_no_cores()  # before loading, which computes: the model's thread comes later
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
-    return Application(captioner, config, credentials=credentials, samples=sample_photos(), log=log)
+    return Application(
+        captioner,
+        config,
+        threads=threads,
+        credentials=credentials,
+        samples=sample_photos(),
+        log=log,
+    )
 
 
 def _say(text: str) -> None:
