@@ -173,7 +173,8 @@ class CaptionService:
             return True
         if isinstance(image, bytes):
             return len(image) > _LARGE
-        return isinstance(image, str | Path) and Path(image).stat().st_size > _LARGE
+        path = Path(image) if isinstance(image, str | Path) else None
+        return path is not None and path.is_file() and path.stat().st_size > _LARGE
 
     def _on_batch(self, size: int, seconds: float) -> None:
         self._answered = time.monotonic()
