@@ -67,7 +67,18 @@ def claimed(to: Path) -> Iterator[Path]:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
     with lock:
         _lock(lock.fileno(), to)
-        yield work
+        try:
+            yield work
+        finally:
+            _tidy(work)
+
+
+def _tidy(work: Path) -> None:
+    """Leave no trace where nothing was done."""
+    with suppress(OSError):
+        if [path.name for path in work.iterdir()] == ["lock"]:
+            shutil.rmtree(work)
+            work.parent.rmdir()  # unless it has something in it
 
 
 def _lock(descriptor: int, to: Path) -> None:
