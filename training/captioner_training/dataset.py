@@ -76,11 +76,13 @@ class Item(NamedTuple):
 class Batch(NamedTuple):
     """B images with up to K captions of up to T tokens, <start> first, padded with <pad>.
 
-    images: pixels (B, 3, S, S) uint8, or cached grids (B, L, D); tokens: (B, K, T).
+    images: pixels (B, 3, S, S) uint8, or cached grids (B, L, D); tokens: (B, K, T);
+    positions: (B,), of the images in their list.
     """
 
     images: Tensor
     tokens: Tensor
+    positions: Tensor
 
 
 def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
@@ -203,16 +205,18 @@ class ImageDataset(Dataset[Item]):
             left = (photo.width - width) * chance.random()
             top = (photo.height - height) * chance.random()
             photo = photo.crop((int(left), int(top), round(left + width), round(top + height)))
-        square = self.transform.square(photo)
-        pixels = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
-        pixels = pixels.view(square.height, square.width, 3).permute(2, 0, 1)
+        pixels = self.transform.pixels(photo)
         if self.augmentation.flip and chance.random() < 0.5 and not image.sided:
             pixels = pixels.flip(-1)
         return Item(pixels, index)
 
 
 def collate(
-    images: Tensor, captions: Sequence[Sequence[Sequence[int]]], *, maximum_length: int
+    images: Tensor,
+    captions: Sequence[Sequence[Sequence[int]]],
+    *,
+    maximum_length: int,
+    positions: Sequence[int] = (),
 ) -> Batch:
     """Pad the captions of B images into tokens (B, K, T); a longer caption loses its tail.
 
@@ -225,7 +229,7 @@ def collate(
     for b, each in enumerate(rows):
         for k, row in enumerate(each):
             tokens[b, k, : len(row)] = torch.tensor(row)
-    return Batch(images, tokens)
+    return Batch(images, tokens, torch.tensor(positions, dtype=torch.long))
 
 
 def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:

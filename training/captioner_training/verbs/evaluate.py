@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images", metavar="PATH", help="with --captions: folder or tar of images, or their glob"
     )
     parser.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    parser.add_argument("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument(
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="default: the checkpoint's, 5 for the bundled one",
+    )
     parser.add_argument(
         "--official", action="store_true", help="pycocoevalcap's scorers too (needs Java)"
     )
@@ -56,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from captioner.generation import GenerationConfig
     from captioner.predictor import Captioner
     from captioner.vocabulary import join
     from captioner_training.dataset import read_coco, read_dataset
@@ -70,18 +75,21 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         images = read_coco(arguments.captions, arguments.images)
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    config = captioner.generation
+    if arguments.beam_size is not None:
+        config = replace(config, beam_size=arguments.beam_size)
     captioned = caption_split(
         captioner.model,
         images,
         transform=captioner.transform,
         vocabulary=captioner.vocabulary,
-        config=GenerationConfig(beam_size=arguments.beam_size),
+        config=config,
         autocast=torch.autocast(captioner.device.type, enabled=False),
     )
     report: dict[str, Any] = {
         "data": str(arguments.data or arguments.captions),
         "images": len(images),
-        "beam_size": arguments.beam_size,
+        "beam_size": config.beam_size,
         "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
         "nltk": score_split(captioned),
     }
