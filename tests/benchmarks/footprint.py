@@ -91,9 +91,10 @@ def make_up(real: Path, folder: Path) -> None:
 
 
 class Watch:
-    """Samples the memory of this process and its children; keeps the highest."""
+    """Samples the memory of a process (this one) and its children; keeps the highest."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = pid or os.getpid()
         self.needed = self.mapped = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -109,7 +110,7 @@ class Watch:
     def _run(self) -> None:
         while not self._end.wait(0.5):
             needed = mapped = 0
-            for pid in _family(os.getpid()):
+            for pid in _family(self.pid):
                 sums = _smaps(pid)
                 needed += sums.get("Pss_Anon", 0) + sums.get("Pss_Shmem", 0)
                 mapped += sums.get("Pss_File", 0)

@@ -23,6 +23,8 @@ from captioner_training.distributed import Processes
 
 __all__ = ["CachedGrids"]
 
+_AROUND = 1 << 16  # bytes; with a page that is read, Linux maps its neighbours within such a block
+
 
 class CachedGrids:
     """The grids (N, L, D) of N images on disk.
@@ -54,8 +56,9 @@ class CachedGrids:
             return
         row = self._grids[0].nbytes
         for index in indices:
-            start = index * row // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, (index + 1) * row - start)
+            start = index * row // _AROUND * _AROUND
+            end = min(-(-(index + 1) * row // _AROUND) * _AROUND, len(self._map))
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     @classmethod
     @torch.inference_mode()

@@ -191,4 +191,5 @@ def _with_lists(
         for image in filter(None, map(str.strip, read_text(path).splitlines())):
             listed += image in captions
             yield Entry(image, image, tuple(captions.get(image, ())), split)
-    notes.append(f"{len(captions) - listed:,} images of no split were left out")
+    if listed < len(captions):
+        notes.append(f"{len(captions) - listed:,} images of no split were left out")
