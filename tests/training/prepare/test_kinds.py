@@ -137,6 +137,22 @@ def test_jsonl_with_lists_and_images_in_archives(
     assert stored.store.read(stored.name) == (photos / "b" / "3.jpg").read_bytes()
 
 
+def test_rows_that_lack_something(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.jsonl"
+    rows = [
+        '{"image": "a/0.jpg", "caption": "x"}', '{"image": "a/0.jpg"}', '{"image": "a/1.jpg"}',
+        '{"caption": "y"}', "[1]", "", '{"image": "a/2.jpg", "caption": ["z", 3]}',
+    ]  # fmt: skip
+    table.write_text("\n".join(rows))
+    message = refused(run_captioner, tmp_path / "to", "jsonl", table, "--images", photos)
+    assert "image without caption: 1 (a/1.jpg)" in message
+    assert "empty caption: 1 (a/2.jpg)" in message
+    assert (
+        "incomplete row: 3 (line 5 is no JSON object; line 4 names no image; line 2 has no caption)"
+        in message
+    )
+
+
 def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]]) -> Path:
     content = {
         "images": [{"id": key, "file_name": name} for key, name in images.items()],

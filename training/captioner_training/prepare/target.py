@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner_training.prepare.manifest import MANIFEST, ImageFormat, Manifest, is_prepared
+from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
 from captioner_training.prepare.shards import replacing
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
-_WORK = ".prepare"
 _OWN_FILES = re.compile(r"[a-z0-9_]+(-\d{5}\.tar|\.index\.jsonl)(\.part)?")
 
 
@@ -57,7 +56,7 @@ def claimed(to: Path) -> Iterator[Path]:
         OutputError: the folder holds files of something else, is in use, or cannot be written.
 
     """
-    work = to / _WORK
+    work = to / WORK
     try:
         if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
             raise OutputError(f"{to} has files of something else: choose an empty or new folder")
