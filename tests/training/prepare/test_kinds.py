@@ -85,6 +85,7 @@ def test_subfolders_called_as_splits_are_splits(
 def test_csv_rows_of_an_image_belong_together(
     run_captioner: Run, photos: Path, tmp_path: Path
 ) -> None:
+    photos = photos.rename(tmp_path / "photos [1]")  # a name, though it could be a pattern
     table = tmp_path / "captions.csv"
     rows = [f'a/{n}.jpg,"one, of {n}",{split}' for n, split in enumerate(["train", "dev", "test"])]
     table.write_text("﻿image,caption,split\n" + "\n".join([*rows, "a/0.jpg,two,train"]), "utf-8")
