@@ -19,6 +19,11 @@ SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
 
 _WORD = re.compile(r"\w")
+# Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,
+# at thirty times the cost: half a minute for COCO. The exceptions are the words that it cuts.
+_PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
+_PLAIN_WORD = re.compile(r"[a-z0-9]+")
+_CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
 
 
 def tokenize(caption: str) -> list[str]:
@@ -27,7 +32,12 @@ def tokenize(caption: str) -> list[str]:
     >>> tokenize("A man's dog doesn't run.")
     ['a', 'man', "'s", 'dog', 'does', "n't", 'run']
     """
-    return [token for token in _treebank().tokenize(caption.lower()) if _WORD.search(token)]
+    caption = caption.lower()
+    if _PLAIN.fullmatch(caption):
+        words = _PLAIN_WORD.findall(caption)
+        if _CUT.isdisjoint(words):
+            return words
+    return [token for token in _treebank().tokenize(caption) if _WORD.search(token)]
 
 
 @cache

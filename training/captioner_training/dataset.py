@@ -23,7 +23,7 @@ from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START, Vocabulary, tokenize
 from captioner_training.images import ImageStore, Member
-from captioner_training.prepare.manifest import Manifest, is_prepared
+from captioner_training.prepare.manifest import Manifest, is_prepared, is_unfinished
 
 __all__ = [
     "Augmentation",
@@ -95,6 +95,8 @@ def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
         DataError: it is neither, it has no such split, or files are missing or damaged.
 
     """
+    if is_unfinished(folder):
+        raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
     if not is_prepared(folder):
         return read_coco(folder / f"captions_{split}.json", folder / f"{split}*")
     manifest = Manifest.load(folder)

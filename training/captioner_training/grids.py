@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from captioner_training.distributed import Processes
 
 __all__ = ["CachedGrids"]
 
+_AROUND = 1 << 16  # bytes; with a page that is read, Linux maps its neighbours within such a block
+
 
 class CachedGrids:
     """The grids (N, L, D) of N images on disk.
@@ -30,11 +33,32 @@ class CachedGrids:
     """
 
     def __init__(self, path: Path, shape: tuple[int, int, int]) -> None:
-        self._map = np.memmap(path, dtype=np.float16, mode="r", shape=shape)
+        self._path, self._shape = path, shape
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._grids = np.frombuffer(self._map, np.float16).reshape(shape)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CachedGrids, (self._path, self._shape)  # another process maps the file itself
 
     def __getitem__(self, indices: Sequence[int]) -> Tensor:
         """Read the grids (B, L, D) of these images."""
-        return torch.from_numpy(np.stack([self._map[index] for index in indices]))
+        rows = np.stack([self._grids[index] for index in indices])
+        self._unmap(indices)
+        return torch.from_numpy(rows)
+
+    def _unmap(self, indices: Sequence[int]) -> None:
+        """Let go of the pages just read, or an epoch of COCO would grow by the whole file.
+
+        They stay in the system's cache of files, which gives room when it is needed.
+        """
+        if not hasattr(self._map, "madvise"):  # not on Windows
+            return
+        row = self._grids[0].nbytes
+        for index in indices:
+            start = index * row // _AROUND * _AROUND
+            end = min(-(-(index + 1) * row // _AROUND) * _AROUND, len(self._map))
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     @classmethod
     @torch.inference_mode()

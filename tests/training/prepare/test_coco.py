@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,30 @@ def test_free_disk_is_asked_before_the_first_byte(
     assert result.returncode == 1
     assert "has not the room: 1000000.0 GB to download and about 250000.0 GB" in result.stderr
     assert [p for method, p, *_ in server.requests if method == "GET"] == ["/SHA256SUMS"]
+
+
+def test_a_full_disk_while_downloading(miniature: Path, serve: Any, tmp_path: Path) -> None:
+    url, to = serve(miniature).url, tmp_path / "coco"
+    line = [sys.executable, "-m", "captioner", "prepare", "coco", "--to", to, "--mirror", url]
+
+    def limit() -> None:  # a file may not grow beyond this: what a full disk does, at once
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = subprocess.run(line, env=environment, capture_output=True, text=True, preexec_fn=limit)
+    assert result.returncode == 1, result.stderr
+    assert "val2014.zip.part cannot be written: File too large" in result.stderr
+    assert "Traceback" not in result.stderr
+    result = subprocess.run(
+        [*line, "--keep-downloads"], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    kept = sorted(path.name for path in (to / ".prepare" / "downloads").iterdir())
+    assert kept == [
+        "annotations_trainval2014.zip", "caption_datasets.zip", "train2014.zip", "val2014.zip",
+    ]  # fmt: skip
 
 
 def test_images_that_are_damaged_or_missing_are_reported_together(

@@ -42,6 +42,8 @@ from captioner_training.prepare.target import Options, find_finished, publish
 
 __all__ = ["assemble"]
 
+_ORDER = {"train": 0, "val": 1, "test": 2}
+
 
 def assemble(original: Original, options: Options, work: Path) -> Manifest:
     """Prepare a data set, or finish what an interrupted run began.
@@ -78,7 +80,8 @@ def _plans(samples: Sequence[Sample], options: Options) -> Iterator[Plan]:
     splits: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         splits[sample.split].append(sample)
-    for split, members in sorted(splits.items()):
+    for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
+        members = splits[split]
         for first in range(0, len(members), options.shard_images):
             yield Plan(
                 split=split,

@@ -49,7 +49,8 @@ class ImageFiles:
         self._by_basename: dict[str, Location | None] = {}  # None: several have that name
         for place in places:
             pattern = Path(place).expanduser()
-            paths = sorted(pattern.parent.glob(pattern.name)) if pattern.name else [pattern]
+            # A name with brackets is itself before it is a pattern.
+            paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
             if not paths:
                 raise DataError(f"there are no images at {pattern}: no such file or folder")
             for path in paths:

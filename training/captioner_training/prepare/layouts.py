@@ -88,6 +88,8 @@ def coco_entries(
         images, annotations = list(content["images"]), list(content["annotations"])
         licences = {one["id"]: one.get("name") for one in content.get("licenses", [])}
         ids = {image["id"] for image in images}
+        if wrong := [key for key in ids if not isinstance(key, int | str)]:
+            raise TypeError(f"an image's id is {wrong[0]!r}")
         captions: dict[int | str, list[str]] = defaultdict(list)
         for annotation in annotations:
             if annotation["image_id"] in ids:
@@ -191,4 +193,5 @@ def _with_lists(
         for image in filter(None, map(str.strip, read_text(path).splitlines())):
             listed += image in captions
             yield Entry(image, image, tuple(captions.get(image, ())), split)
-    notes.append(f"{len(captions) - listed:,} images of no split were left out")
+    if listed < len(captions):
+        notes.append(f"{len(captions) - listed:,} images of no split were left out")

@@ -21,6 +21,7 @@ from captioner.errors import DataError
 
 __all__ = [
     "MANIFEST",
+    "WORK",
     "ImageFormat",
     "IndexRow",
     "Manifest",
@@ -28,9 +29,11 @@ __all__ = [
     "Split",
     "StoredFile",
     "is_prepared",
+    "is_unfinished",
 ]
 
 MANIFEST = "manifest.json"
+WORK = ".prepare"  # what `captioner prepare` keeps in the folder until the data set is whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,11 @@ class Manifest:
 def is_prepared(folder: Path) -> bool:
     """Whether this folder holds a whole prepared data set."""
     return (folder / MANIFEST).is_file()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a run of `captioner prepare` stopped before this folder's data set was whole."""
+    return (folder / WORK).is_dir() and not is_prepared(folder)
 
 
 def _check_size(path: Path, shard: StoredFile) -> None:

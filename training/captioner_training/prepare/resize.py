@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -79,6 +80,8 @@ def _chunks(images: Iterable[tuple[str, Location]]) -> Iterator[Sequence[tuple[s
 def _start_worker() -> None:
     """Leave interrupts to the parent, and never outlive it: it may be killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # As in captioner.cli: Pillow warns of odd metadata in photos that it reads all the same.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

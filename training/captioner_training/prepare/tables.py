@@ -115,6 +115,7 @@ def _entries(
     rows: Iterator[tuple[str, Mapping[str, Any]]], columns: Columns, problems: Problems
 ) -> list[Entry]:
     found: dict[tuple[str, str | None], list[str]] = {}
+    empty: list[tuple[str, tuple[str, str | None]]] = []
     for place, row in rows:
         image = row.get(columns.image or "")
         if not isinstance(image, str) or not image.strip():
@@ -124,9 +125,14 @@ def _entries(
         if columns.split and (not isinstance(split, str) or not split.strip()):
             problems.add("incomplete row", f"{place} names no split")
             continue
-        captions = found.setdefault((image.strip(), split), [])
-        for name in columns.captions:
-            captions += _captions(row.get(name))
+        key = image.strip(), split
+        captions = [one for name in columns.captions for one in _captions(row.get(name))]
+        found.setdefault(key, []).extend(captions)
+        if not captions:
+            empty.append((place, key))
+    for place, key in empty:
+        if found[key]:  # or the image is without a caption, and told as such
+            problems.add("incomplete row", f"{place} has no caption")
     return [
         Entry(id=image, file_name=image, captions=tuple(captions), split=split)
         for (image, split), captions in found.items()

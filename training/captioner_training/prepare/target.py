@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner_training.prepare.manifest import MANIFEST, ImageFormat, Manifest, is_prepared
+from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
 from captioner_training.prepare.shards import replacing
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
-_WORK = ".prepare"
 _OWN_FILES = re.compile(r"[a-z0-9_]+(-\d{5}\.tar|\.index\.jsonl)(\.part)?")
 
 
@@ -57,7 +56,7 @@ def claimed(to: Path) -> Iterator[Path]:
         OutputError: the folder holds files of something else, is in use, or cannot be written.
 
     """
-    work = to / _WORK
+    work = to / WORK
     try:
         if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
             raise OutputError(f"{to} has files of something else: choose an empty or new folder")
@@ -67,7 +66,18 @@ def claimed(to: Path) -> Iterator[Path]:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
     with lock:
         _lock(lock.fileno(), to)
-        yield work
+        try:
+            yield work
+        finally:
+            _tidy(work)
+
+
+def _tidy(work: Path) -> None:
+    """Leave no trace where nothing was done."""
+    with suppress(OSError):
+        if [path.name for path in work.iterdir()] == ["lock"]:
+            shutil.rmtree(work)
+            work.parent.rmdir()  # unless it has something in it
 
 
 def _lock(descriptor: int, to: Path) -> None:

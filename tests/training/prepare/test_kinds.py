@@ -1,0 +1,319 @@
+"""Data sets of the user's own, of each kind, and what can be wrong in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner_training.dataset import read_dataset
+from captioner_training.prepare.manifest import Manifest
+from captioner_training.prepare.samples import Fractions
+from captioner_training.scenes import draw_scene
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Six photos: three in one subfolder, three in another."""
+    folder = tmp_path / "photos"
+    for number in range(6):
+        path = folder / ("a" if number < 3 else "b") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_scene(number).image.save(path)
+    return folder
+
+
+def prepared(run: Run, to: Path, *arguments: object) -> dict[str, list[tuple[str, list[str]]]]:
+    """Run the command; return names and captions by split."""
+    result = run("prepare", *arguments, "--to", to, "--workers", 1)
+    assert (result.returncode, result.stdout.strip()) == (0, str(to)), result.stderr
+    return {
+        split: [(image.name, list(image.captions)) for image in read_dataset(to, split=split)]
+        for split in Manifest.load(to).splits
+    }
+
+
+def refused(run: Run, to: Path, *arguments: object, status: int = 1) -> str:
+    """Run a command that must not prepare anything; return what it says."""
+    result = run("prepare", *arguments, "--to", to, "--workers", 1)
+    assert (result.returncode, result.stdout) == (status, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (to / "manifest.json").exists() and not list(to.glob("*.tar"))
+    return result.stderr
+
+
+def test_folder_with_sidecars(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        path.with_suffix(".txt").write_text(f"scene {number}\n\n  another  line \n", "utf-8")
+    (photos / "a" / "0.caption").write_text("by hand")
+    (photos / "README.txt").write_text("about")
+    found = prepared(run_captioner, tmp_path / "to", "folder", photos, "--val", 0, "--test", 0)
+    assert found == {
+        "train": [
+            (f"{'a' if n < 3 else 'b'}/{n}.jpg",
+             [f"scene {n}", "another line", *(["by hand"] if n == 0 else [])])
+            for n in range(6)
+        ]
+    }  # fmt: skip
+    manifest = Manifest.load(tmp_path / "to")
+    assert manifest.name == "photos" and manifest.splits["train"].captions == 13
+
+
+def test_subfolders_called_as_splits_are_splits(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "a").rename(photos / "train")
+    (photos / "b").rename(photos / "validation")
+    for path in photos.rglob("*.jpg"):
+        path.with_suffix(".txt").write_text("a scene")
+    found = prepared(run_captioner, tmp_path / "to", "folder", photos)
+    assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
+    message = refused(run_captioner, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
+    assert "has splits of its own" in message
+
+
+def test_csv_rows_of_an_image_belong_together(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    photos = photos.rename(tmp_path / "photos [1]")  # a name, though it could be a pattern
+    table = tmp_path / "captions.csv"
+    rows = [f'a/{n}.jpg,"one, of {n}",{split}' for n, split in enumerate(["train", "dev", "test"])]
+    table.write_text("﻿image,caption,split\n" + "\n".join([*rows, "a/0.jpg,two,train"]), "utf-8")
+    found = prepared(run_captioner, tmp_path / "to", "csv", table, "--images", photos)
+    assert found == {
+        "test": [("a/2.jpg", ["one, of 2"])],
+        "train": [("a/0.jpg", ["one, of 0", "two"])],
+        "val": [("a/1.jpg", ["one, of 1"])],
+    }
+
+
+def test_csv_with_columns_and_delimiter_of_its_own(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    table = photos / "results.csv"
+    table.write_text('file| c1| c2\na/0.jpg| one| ["two", "three"]\n', "utf-8")
+    found = prepared(
+        run_captioner, tmp_path / "to", "csv", table, "--delimiter", "|", "--image-column", "file",
+        "--caption-column", "c1", "--caption-column", "c2", "--val", 0,
+    )  # fmt: skip
+    assert found == {"train": [("a/0.jpg", ["one", "two", "three"])]}
+    for options, message in (
+        (("--delimiter", "|"), "the columns file, c1, c2: which one names the image?"),
+        (("--delimiter", "|", "--image-column", "file"), "which one is the caption?"),
+        (("--image-column", "image"), "there is no column 'image'"),
+        (("--delimiter", "ab"), "must be one character"),
+    ):
+        assert message in refused(run_captioner, tmp_path / "no", "csv", table, *options, status=2)
+
+
+def test_jsonl_with_lists_and_images_in_archives(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "one.tar", "w") as tar:
+        tar.add(photos / "a", "a")
+    with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((photos / "b").iterdir()):
+            archive.write(path, f"inner/{path.name}")
+    names = ["a/0.jpg", "1.jpg", "inner/3.jpg", "4.jpg"]  # by path, or by base name
+    lines = [json.dumps({"file_name": n, "text": [f"of {n}", "b"]}) for n in names]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines))
+    images = [tmp_path / "one.tar", tmp_path / "*.zip"]
+    found = prepared(
+        run_captioner, tmp_path / "to", "jsonl", tmp_path / "m.jsonl", "--images", *images,
+        "--val", 0,
+    )  # fmt: skip
+    assert found == {"train": [(n, [f"of {n}", "b"]) for n in names]}
+    stored = read_dataset(tmp_path / "to", split="train")[2]
+    # 128 pixels need no shrinking: the bytes are the original's.
+    assert stored.store.read(stored.name) == (photos / "b" / "3.jpg").read_bytes()
+
+
+def test_rows_that_lack_something(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.jsonl"
+    rows = [
+        '{"image": "a/0.jpg", "caption": "x"}', '{"image": "a/0.jpg"}', '{"image": "a/1.jpg"}',
+        '{"caption": "y"}', "[1]", "", '{"image": "a/2.jpg", "caption": ["z", 3]}',
+    ]  # fmt: skip
+    table.write_text("\n".join(rows))
+    message = refused(run_captioner, tmp_path / "to", "jsonl", table, "--images", photos)
+    assert "image without caption: 1 (a/1.jpg)" in message
+    assert "empty caption: 1 (a/2.jpg)" in message
+    assert (
+        "incomplete row: 3 (line 5 is no JSON object; line 4 names no image; line 2 has no caption)"
+        in message
+    )
+
+
+def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]]) -> Path:
+    content = {
+        "images": [{"id": key, "file_name": name} for key, name in images.items()],
+        "annotations": [
+            {"id": i, "image_id": k, "caption": c} for i, (k, c) in enumerate(captions)
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_coco_json(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    one = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
+    two = coco_json(tmp_path / "two.json", {7: "b/3.jpg"}, [(7, "z"), (7, "zz")])
+    found = prepared(
+        run_captioner, tmp_path / "to", "coco-json", f"train={one}", f"val={two}",
+        "--images", photos,
+    )  # fmt: skip
+    assert found == {
+        "train": [("a/0.jpg", ["y"]), ("a/1.jpg", ["x"])],
+        "val": [("b/3.jpg", ["z", "zz"])],  # its own 7: another file, another image
+    }
+    (tmp_path / "bad.json").write_text('{"images": 3}')
+    message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "bad.json")
+    assert "bad.json is not in COCO's captions format" in message
+    message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "none.json")
+    assert "none.json cannot be read: No such file" in message
+
+
+@pytest.mark.parametrize("layout", ["karpathy", "original", "kaggle"])
+def test_flickr8k_in_each_of_its_layouts(
+    run_captioner: Run, photos: Path, tmp_path: Path, layout: str
+) -> None:
+    folder = tmp_path / "download"
+    names = [f"{n}.jpg" for n in range(4)]
+    images = folder / {"kaggle": "Images"}.get(layout, "Flicker8k_Dataset")
+    images.mkdir(parents=True)
+    for path in photos.rglob("*.jpg"):
+        shutil.copy(path, images)
+    splits = ["train", "train", "val", "test"]
+    if layout == "karpathy":
+        content = [
+            {"filename": n, "split": s, "sentences": [{"raw": f"A {n} {k}"} for k in range(2)]}
+            for n, s in zip(names, splits, strict=True)
+        ]
+        (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": content}))
+    elif layout == "original":
+        # The real list has captions of images that are in no split, one of which does not exist.
+        rows = [
+            f"{n}#{k}\tA {n} {k}" for n in (*names, "2258277193_586949ec62.jpg.1") for k in (0, 1)
+        ]
+        (folder / "Flickr8k.token.txt").write_text("\n".join(rows))
+        for split, listed in ("train", "0.jpg\n1.jpg\n"), ("dev", "2.jpg\n"), ("test", "3.jpg\n"):
+            (folder / f"Flickr_8k.{split}Images.txt").write_text(listed)
+    else:
+        rows = [f'{n},"A {n} {k}"' for n in names for k in range(2)]
+        (folder / "captions.txt").write_text("\n".join(["image,caption", *rows]))
+    found = prepared(run_captioner, tmp_path / "to", "flickr8k", folder)
+    captions = {name: [f"A {name} 0", f"A {name} 1"] for name in names}
+    if layout == "kaggle":
+        assert dict(found["train"] + found.get("val", [])) == captions
+        return
+    assert found == {
+        "train": [("0.jpg", captions["0.jpg"]), ("1.jpg", captions["1.jpg"])],
+        "val": [("2.jpg", captions["2.jpg"])],
+        "test": [("3.jpg", captions["3.jpg"])],
+    }
+
+
+def test_splits_by_hash_are_near_their_share_and_stay(tmp_path: Path) -> None:
+    fractions = Fractions(val=0.1, test=0.2)
+    chosen = [fractions.choose(f"photo-{n}.jpg") for n in range(10_000)]
+    # Binomial: 1,000 and 2,000 expected, deviations 30 and 40.
+    assert 880 < chosen.count("val") < 1120 and 1840 < chosen.count("test") < 2160
+    for n in range(50):
+        first = hashlib.sha256(f"photo-{n}.jpg".encode()).hexdigest()[:8]
+        share = int(first, 16) / 16**8
+        assert chosen[n] == ("test" if share < 0.2 else "val" if share < 0.3 else "train")
+
+
+def test_all_problems_are_told_together_and_skip_bad_goes_on(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copy(photos / "a" / "0.jpg", photos / "copy-of-0.jpg")
+    (photos / "a" / "1.jpg").write_bytes((photos / "a" / "1.jpg").read_bytes()[:900])
+    (photos / "text.jpg").write_text("no image")
+    train = {1: "a/0.jpg", 2: "a/1.jpg", 3: "a/2.jpg", 4: "b/3.jpg", 5: "gone.jpg", 6: "text.jpg"}
+    captions = [(1, "one"), (2, "two"), (3, " "), (3, "three"), (5, "five"), (6, "six"), (99, "?")]
+    one = coco_json(tmp_path / "one.json", train, captions)
+    content = json.loads(one.read_text())
+    content["images"].append({"id": 1, "file_name": "b/5.jpg"})
+    one.write_text(json.dumps(content))
+    val = {4: "b/3.jpg", 7: "copy-of-0.jpg", 3: "a/2.jpg"}
+    two = coco_json(tmp_path / "two.json", val, [(4, "four"), (7, "copy"), (3, "three")])
+    command = ("coco-json", f"train={one}", f"val={two}", "--images", photos)
+    message = refused(run_captioner, tmp_path / "to", *command)
+    assert "the data set" in message and "--skip-bad" in message
+    lines = dict(line.strip().split(": ", 1) for line in message.splitlines() if ": " in line)
+    assert lines["missing image"] == "1 (gone.jpg)"
+    assert lines["image without caption"] == "1 (b/3.jpg)"
+    assert lines["empty caption"] == "1 (a/2.jpg)"
+    assert lines["duplicate id"] == "1 (1 in train)"
+    assert lines["caption of an unknown image"].startswith("1 (image 99 in")
+    assert lines["corrupt image"].startswith("2 (a/1.jpg is cut off or damaged")
+    assert "text.jpg is not a JPEG, PNG" in lines["corrupt image"]
+    assert lines["image in two splits"] == (  # by its file, and by its content
+        "2 (a/2.jpg in train, val; the same image: a/0.jpg in train, copy-of-0.jpg in val)"
+    )
+
+    result = run_captioner("prepare", *command, "--to", tmp_path / "to", "--skip-bad")
+    assert result.returncode == 0, result.stderr
+    assert "left out: " in result.stderr and "corrupt image: 2" in result.stderr
+    # What is scored stays; what is left of train are the images that have no twin in val.
+    assert "train" not in Manifest.load(tmp_path / "to").splits
+    found = [(image.name, image.captions) for image in read_dataset(tmp_path / "to", split="val")]
+    assert found == [("b/3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("a/2.jpg", ("three",))]
+
+
+def test_a_repaired_data_set_is_taken_up(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    whole = (photos / "b" / "4.jpg").read_bytes()
+    (photos / "b" / "4.jpg").write_bytes(whole[:700])
+    for path in photos.rglob("*.jpg"):
+        path.with_suffix(".txt").write_text("a scene")
+    command = ("folder", photos, "--val", 0, "--shard-images", 2)
+    assert "corrupt image: 1 (b/4.jpg" in refused(run_captioner, tmp_path / "to", *command)
+    (photos / "b" / "4.jpg").write_bytes(whole)
+    result = run_captioner("prepare", *command, "--to", tmp_path / "to")
+    assert result.returncode == 0, result.stderr
+    assert "4 of 6 images were prepared by an earlier run" in result.stderr
+
+
+def test_photos_are_stored_as_a_viewer_sees_them(run_captioner: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    picture = Image.new("RGB", (800, 400), "blue")
+    picture.paste("red", (0, 0, 400, 400))  # the left half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned a quarter clockwise: red on top
+    picture.save(folder / "turned.jpg", exif=exif, quality=95)
+    Image.new("RGBA", (300, 900), (0, 0, 0, 0)).save(folder / "clear.png")  # shown on white
+    Image.new("RGB", (90, 50), "green").save(folder / "small.png")
+    for path in list(folder.iterdir()):
+        path.with_suffix(".txt").write_text("a caption")
+    to = tmp_path / "to"
+    prepared(run_captioner, to, "folder", folder, "--size", 100, "--val", 0)
+    rows = {row.file_name: row for row in Manifest.load(to).rows(to, "train")}
+    assert (rows["turned.jpg"].width, rows["turned.jpg"].height) == (400, 800)
+    assert (rows["clear.png"].width, rows["clear.png"].height) == (300, 900)
+    stored = {}
+    with tarfile.open(to / "train-00000.tar") as tar:
+        for name, row in rows.items():
+            file = tar.extractfile(f"{row.key}.jpg")
+            assert file is not None
+            stored[name] = Image.open(file).convert("RGB")
+            info = tar.extractfile(f"{row.key}.json")
+            assert info is not None
+            assert json.load(info)["file_name"] == name
+    assert stored["turned.jpg"].size == (100, 200)
+    assert stored["clear.png"].size == (100, 300)
+    assert stored["small.png"].size == (90, 50)  # never enlarged
+    pixels = [stored["turned.jpg"].getpixel((50, y)) for y in (20, 180)]
+    assert pixels[0][0] > 200 > 50 > pixels[0][2] and pixels[1][2] > 200 > 50 > pixels[1][0]
+    assert min(stored["clear.png"].getpixel((50, 50))) > 250

@@ -1,0 +1,338 @@
+"""A prepared data set: never half, readable by others, trained on and scored like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captioner import DataError
+from captioner.transforms import Transform, TransformConfig
+from captioner_training.dataset import ImageDataset, read_coco, read_dataset
+from captioner_training.prepare.manifest import Manifest
+from captioner_training.scenes import write_scenes
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn scenes in COCO's format: 60 to train on, 20 to validate on."""
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder, splits={"train": 60, "val": 20}, seed=5)
+    return folder
+
+
+def command(scenes: Path, to: Path, *options: object) -> list[str]:
+    return [
+        "prepare", "coco-json", f"train={scenes}/captions_train.json",
+        f"val={scenes}/captions_val.json", "--images", f"{scenes}/train-00.tar",
+        f"{scenes}/val-00.tar", "--to", str(to), *map(str, options),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def prepared(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scenes prepared, which no test may change."""
+    to = tmp_path_factory.mktemp("prepared") / "set"
+    subprocess.run(
+        [sys.executable, "-m", "captioner", *command(scenes, to, "--shard-images", 16)],
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
+    return to
+
+
+@pytest.fixture
+def own(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared set that a test may damage."""
+    subprocess.run(["cp", "-r", prepared, tmp_path / "own"], check=True)
+    return tmp_path / "own"
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None:
+    for split, count, shards in ("train", 60, 4), ("val", 20, 2):
+        there = read_dataset(scenes, split=split)  # the plain layout is a data set too
+        assert [image.name for image in there] == [
+            image.name
+            for image in read_coco(scenes / f"captions_{split}.json", scenes / f"{split}-00.tar")
+        ]
+        here = read_dataset(prepared, split=split)
+        assert len(here) == count
+        assert len(Manifest.load(prepared).splits[split].shards) == shards
+        for a, b in zip(here, there, strict=True):
+            assert (a.name, a.id, a.captions, a.words) == (b.name, b.id, b.captions, b.words)
+            assert a.store.read(a.name) == b.store.read(b.name)  # 128 pixels: stored as they were
+
+
+# webdataset leaves closing its files to the collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_reads_the_shards(prepared: Path) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    shards = str(prepared / "train-{00000..00003}.tar")
+    found = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil"))
+    here = read_dataset(prepared, split="train")
+    assert [one["json"]["captions"] for one in found] == [list(image.captions) for image in here]
+    assert [one["json"]["file_name"] for one in found] == [image.name for image in here]
+    assert {one["jpg"].size for one in found} == {(128, 128)}
+
+
+def test_training_opens_no_archive_twice(prepared: Path) -> None:
+    images = read_dataset(prepared, split="train")
+    dataset = ImageDataset(images, Transform(TransformConfig(mode="squash", size=32)))
+    opened: list[str] = []
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and str(arguments[0]).endswith(".tar"):
+            opened.append(str(arguments[0]))
+
+    watching = True
+    sys.addaudithook(watch)
+    try:
+        for _ in range(3):
+            for index in random.Random(1).sample(range(60), 60):
+                assert dataset[index].image.shape == (3, 32, 32)
+    finally:
+        watching = False
+    assert sorted(opened) == sorted(str(p) for p in prepared.glob("train-*.tar"))
+
+
+def test_damage_is_named(own: Path) -> None:
+    shard, index = own / "train-00002.tar", own / "val.index.jsonl"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    with pytest.raises(DataError, match=r"train-00002\.tar has .* bytes where the manifest says"):
+        read_dataset(own, split="val")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"train-00002\.tar cannot be read: No such file"):
+        read_dataset(own, split="val")
+    shard.write_bytes(content)
+    text = index.read_bytes()
+    index.write_bytes(text.replace(b"circle", b"square"))
+    with pytest.raises(DataError, match=r"val\.index\.jsonl is not as it was written"):
+        read_dataset(own, split="val")
+    index.write_bytes(text)
+    with pytest.raises(DataError, match=r"has no split 'test'; it has train, val"):
+        read_dataset(own, split="test")
+    manifest = own / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(DataError, match=r"no manifest that this Captioner reads \(version"):
+        read_dataset(own, split="val")
+    manifest.unlink()
+    with pytest.raises(DataError, match=r"captions_val\.json cannot be read"):
+        read_dataset(own, split="val")
+
+
+def test_killed_at_random_moments_it_ends_the_same(
+    scenes: Path, prepared: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "to"
+    line = [sys.executable, "-m", "captioner", *command(scenes, to, "--shard-images", 16)]
+    chance = random.Random(7)
+    kills = 0
+    for _ in range(40):
+        process = subprocess.Popen(
+            line, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(timeout=chance.uniform(0.1, 0.9))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        if (to / "manifest.json").exists():
+            break
+        # Never taken for whole before it is; the second is before anything was done.
+        with pytest.raises(DataError, match=r"is not finished|captions_train\.json cannot be read"):
+            read_dataset(to, split="train")
+    result = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert kills >= 1
+    assert files(to) == files(prepared)  # every byte, and nothing else
+
+
+def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "captioner", *command(scenes, to, "--workers", 2)],
+        env={**environment(), "CAPTIONER_TEST_MARK": str(to)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    mark = f"CAPTIONER_TEST_MARK={to}".encode()
+
+    def alive() -> int:
+        count = 0
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                count += mark in path.read_bytes()
+            except OSError:
+                continue
+        return count
+
+    for _ in range(2000):
+        if alive() >= 3 or process.poll() is not None:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for _ in range(2000):
+        if alive() == 0:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{alive()} processes are left")
+
+
+def test_one_folder_one_data_set(run_captioner: Run, scenes: Path, own: Path) -> None:
+    before = files(own)
+    same = run_captioner(*command(scenes, own, "--shard-images", 16))
+    assert (same.returncode, files(own)) == (0, before)
+    other = command(scenes, own, "--shard-images", 16, "--size", 64)
+    result = run_captioner(*other)
+    assert result.returncode == 1 and "holds another data set" in result.stderr
+    assert "--force" in result.stderr and files(own) == before
+    result = run_captioner(*command(scenes, own, "--size", 64, "--force"))
+    assert result.returncode == 0, result.stderr
+    assert sorted(files(own)) == [  # fewer shards, and none of the old ones
+        "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
+    ]  # fmt: skip
+    assert Manifest.load(own).image.short_side == 64
+
+
+def test_files_of_something_else_are_left_alone(
+    run_captioner: Run, scenes: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "home"
+    to.mkdir()
+    (to / "train-00000.tar").write_text("mine")
+    for options in ((), ("--force",)):
+        result = run_captioner(*command(scenes, to, *options))
+        assert result.returncode == 1 and "has files of something else" in result.stderr
+    assert files(to) == {"train-00000.tar": b"mine"}
+    (tmp_path / "file").write_text("")
+    result = run_captioner(*command(scenes, tmp_path / "file"))
+    assert result.returncode == 1 and "cannot be written" in result.stderr
+
+
+def test_two_at_work_in_one_folder_are_one_too_many(
+    run_captioner: Run, scenes: Path, tmp_path: Path
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "to" / ".prepare").mkdir(parents=True)
+    with (tmp_path / "to" / ".prepare" / "lock").open("w") as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        result = run_captioner(*command(scenes, tmp_path / "to"))
+    assert result.returncode == 1 and "another `captioner prepare` is at work" in result.stderr
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_half(scenes: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+
+    def limit() -> None:  # a file may not grow beyond this: what a full disk does, at once
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    line = [sys.executable, "-m", "captioner", *command(scenes, to)]
+    result = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, preexec_fn=limit
+    )
+    assert result.returncode == 1, result.stderr
+    assert "train-00000.tar cannot be written: File too large" in result.stderr
+    assert "Traceback" not in result.stderr and not to.exists()
+    assert subprocess.run(line, env=environment(), capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--size", 0), "--size 0: must be 1 or more"),
+        (("--workers", 0), "--workers 0: must be 1 or more"),
+        (("--quality", 101), "--quality 101: must be from 1 to 100"),
+        (("--val", "1.5"), "give fractions from 0 to 1"),
+    ],
+)
+def test_options_that_cannot_work(
+    run_captioner: Run, scenes: Path, tmp_path: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = run_captioner(*command(scenes, tmp_path / "to", *options))
+    assert result.returncode == 2 and message in result.stderr
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("kind", ["coco", "folder", "csv", "jsonl", "coco-json", "flickr8k"])
+def test_help_of_each_kind_is_short_and_imports_no_torch(kind: str) -> None:
+    script = (
+        "import sys; from captioner.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, "prepare", kind, "--help"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert (result.returncode, result.stderr.strip()) == (0, "False")
+    assert f"captioner prepare {kind} " in result.stdout.split("examples:")[1]
+    assert len(result.stdout.splitlines()) < 60
+
+
+def test_a_prepared_set_is_trained_on_and_scored(
+    run_captioner: Run, prepared: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "encoder_weights: random\nencoder: {name: mobilenet_v3_small}\n"
+        "transform: {mode: squash, size: 64}\n"
+        "decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, value_dim: 16}\n"
+        "data: {train: ['.'], validation: ['.'], minimum_count: 1, workers: 1}\n"
+        "stages: [{epochs: 1, batch_size: 20}, {epochs: 1, batch_size: 20, fine_tune_from: 5}]\n"
+    )
+    result = run_captioner(
+        "train", recipe, "--data.root", prepared, "--out", tmp_path / "run", timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert "60 training images, 20 validation images" in result.stderr
+    result = run_captioner(
+        "evaluate", prepared, "--split", "val", "--checkpoint", result.stdout.strip(),
+        "--predictions", tmp_path / "p.jsonl",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["images"] == 20
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [line["image"] for line in lines] == [
+        image.name for image in read_dataset(prepared, split="val")
+    ]
+
+
+def test_evaluate_wants_one_data_set(run_captioner: Run, prepared: Path) -> None:
+    for arguments, message in (
+        ((), "name either a folder DIR or --captions FILE"),
+        ((prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
+        (("--captions", "c.json"), "--captions and --images belong together"),
+    ):
+        result = run_captioner("evaluate", *arguments)
+        assert result.returncode == 2 and message in result.stderr
+    result = run_captioner("evaluate", prepared, "--split", "test")
+    assert result.returncode == 1 and "has no split 'test'" in result.stderr
