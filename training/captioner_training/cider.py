@@ -90,11 +90,12 @@ class CiderD:
         bigrams = np.maximum(lengths - 1, 0).reshape(images, drawn + most)
         apart = bigrams[:, :drawn, None] - bigrams[:, None, drawn:]
         penalty = np.exp(-(apart.astype(np.float64) ** 2) / (2 * _SIGMA**2))
-        similarity = sum(
-            self._similarity(tokens, lengths, images, drawn, order) for order in _ORDERS
-        )
-        total = (similarity * penalty).sum(axis=2) / counts[:, None]
-        return np.asarray(10 * total / len(_ORDERS))
+        total = np.zeros((images, drawn))
+        for order in _ORDERS:
+            similarity = self._similarity(tokens, lengths, images, drawn, order)
+            total += (similarity * penalty).sum(axis=2) / counts[:, None]
+        mean: _Floats = 10 * total / len(_ORDERS)
+        return mean
 
     def _similarity(
         self, tokens: _Keys, lengths: NDArray[np.int64], images: int, drawn: int, order: int

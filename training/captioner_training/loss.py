@@ -9,9 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioner.decoder import Decoder, DecoderOutput
-from captioner.vocabulary import PAD
+from captioner.vocabulary import PAD, START, UNK
 
-__all__ = ["CaptionLoss", "Counts", "caption_loss", "count"]
+__all__ = ["NEVER_SAID", "CaptionLoss", "Counts", "caption_loss", "count"]
+
+NEVER_SAID = (PAD, START, UNK)
+"""What no caption says that the model makes."""
 
 
 class Counts(NamedTuple):
@@ -66,7 +69,8 @@ def caption_loss(
         counts: what is averaged over, where these captions are a part of a batch. The losses of
             the parts then add up to the loss of the batch.
         weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
-            training. Then nothing is smoothed.
+            training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
+            draws from.
 
     """
     device = output.deep.device
@@ -78,6 +82,10 @@ def caption_loss(
     wanted = targets.flatten()[index].to(device, non_blocking=True)
     index = index.to(device, non_blocking=True)
     logits = decoder.logits(output.deep.flatten(0, 2)[index]).float()
+    if weights is not None:
+        # What is never drawn must have no probability: else all of it flees there from the words
+        # that are punished, and nothing punishes it.
+        logits = logits.index_fill(-1, torch.tensor(NEVER_SAID, device=device), -torch.inf)
     log_probabilities = logits.log_softmax(dim=-1)
     nll = F.nll_loss(log_probabilities, wanted, reduction="none")
     cross_entropy = nll.detach().sum() / tokens

@@ -154,6 +154,7 @@ class Recipe:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderSizes = field(default_factory=DecoderSizes)
+    stochastic_depth: float | None = None  # of the encoder's blocks in training; None: its own
     seed: int = 1
     precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32
     weight_decay: float = 0.02  # AdamW's; matrices only
