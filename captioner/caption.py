@@ -12,8 +12,8 @@ from torch import Tensor
 
 from captioner.colors import DEFAULT_COLORS
 from captioner.errors import ConfigError
+from captioner.geometry import Box
 from captioner.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
-from captioner.transforms import Box
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ class Caption:
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
     ) -> list[Image.Image]:
-        """Draw the frames that run through the words; see captioner.overlay.save_animation.
+        """Draw the frames that run through the words; see captioner.saving.save_animation.
 
         Raises:
             ConfigError: no such strength or colour scale.

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from captioner.bundled import find_bundled
 from captioner.decoder import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import (
@@ -104,16 +104,13 @@ def bundled_checkpoint() -> Path:
         CheckpointNotFoundError: this installation has none.
 
     """
-    name = "captioner.safetensors"
-    installed = Path(str(files("captioner"))) / "assets" / name
-    checkout = Path(__file__).resolve().parent.parent / "assets" / name
-    for path in (installed, checkout):
-        if path.is_file():
-            return path
-    raise CheckpointNotFoundError(
-        f"the bundled checkpoint is neither at {installed} nor at {checkout}: "
-        "install Captioner again, or name a checkpoint file"
-    )
+    path = find_bundled("captioner.safetensors")
+    if path is None:
+        raise CheckpointNotFoundError(
+            "the bundled checkpoint is missing from this installation: "
+            "install Captioner again, or name a checkpoint file"
+        )
+    return path
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

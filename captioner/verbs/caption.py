@@ -121,7 +121,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 
 
 def _draw(caption: Caption, arguments: argparse.Namespace) -> None:
-    from captioner.overlay import save_animation, save_image
+    from captioner.saving import save_animation, save_image
 
     name = Path(caption.image or "photo").stem
     if arguments.sheet:

@@ -142,12 +142,12 @@ def person_grounding(
     }
 
 
-def _read_boxes(path: Path, transform: Transform) -> dict[int, list[Box]]:
+def _read_boxes(path: Path, transform: Transform) -> dict[int | str, list[Box]]:
     """Read boxes by image, in fractions of the square that the grid covers."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        found: dict[int, list[Box]] = defaultdict(list)
+        found: dict[int | str, list[Box]] = defaultdict(list)
         for annotation in content["annotations"]:
             width, height = sizes[annotation["image_id"]]
             left, top, across, down = annotation["bbox"]

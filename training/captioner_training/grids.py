@@ -125,5 +125,5 @@ def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Tr
     for tensor in model.encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
-        digest.update(f"{image.store.pattern}/{image.name}\n".encode())
+        digest.update(f"{image.store.identity}/{image.name}\n".encode())
     return digest.hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -33,7 +33,10 @@ _STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One COCO-format set; relative paths start at DataConfig.root."""
+    """A split in COCO's captions format whose files are named one by one.
+
+    Relative paths start at DataConfig.root.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -58,8 +61,10 @@ class DataConfig:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     root: str = "."  # where the data set lies on this machine; `--data.root DIR` on the command
-    train: tuple[Source, ...] = ()
-    validation: tuple[Source, ...] = ()
+    # A data set is one folder, prepared or not (see dataset.read_dataset), of which the split
+    # `train` or `val` is read; or its files by name.
+    train: tuple[str | Source, ...] = ()
+    validation: tuple[str | Source, ...] = ()
     scenes: ScenesConfig | None = None  # instead of train and validation
     minimum_count: int = 5  # rarer words become <unk>: too few examples to learn from
     maximum_length: int = 22  # words a caption; longer ones are cut, they are few and slow
@@ -270,9 +275,4 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def resolve(root: str, path: str) -> Path:
     """Place a data path of a recipe on this machine."""
-    return Path(root).expanduser() / path
-
-
-def sources(root: str, entries: Sequence[Source]) -> list[tuple[Path, Path]]:
-    """Name the captions file and the images of every source."""
-    return [(resolve(root, entry.captions), resolve(root, entry.images)) for entry in entries]
+    return Path(root).expanduser() / Path(path).expanduser()

@@ -1,0 +1,180 @@
+"""The geometry of a transform: photo -> square, and from the square back to the photo.
+
+The encoder sees a square; photos are not square. `TransformConfig` says how one becomes the other
+and travels inside the checkpoint; `Framing.square` does it; `Framing.box` says which part of the
+photo the square shows, so that attention over the square can be drawn in the right place on the
+photo. Nothing here needs torch: processes that only decode photos stay small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from PIL import Image
+
+from captioner.errors import ConfigError
+
+__all__ = ["Box", "Framing", "Mode", "TransformConfig"]
+
+Mode = Literal["crop", "pad", "squash"]
+
+# Large photos are first shrunk by whole factors, as far as this many times the size needed: several
+# times as fast, and at 3 the result can hardly be told from the slow one.
+_REDUCING_GAP = 3.0
+
+
+class Box(NamedTuple):
+    """A rectangle in fractions of a photo's width and height, x to the right and y down.
+
+    The photo itself is (0, 0, 1, 1); a padded transform's box reaches beyond it.
+    """
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig:
+    """How a photo becomes the encoder's square.
+
+    Raises:
+        ConfigError: a value cannot work; the detail names every such field, its value and what is
+            allowed.
+
+    """
+
+    # crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
+    # colour; squash: all of it, shape lost.
+    mode: Mode = "crop"
+    # Pixels on each side of the square that the encoder sees.
+    size: int = 224
+    # crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
+    # for 224); None: the same as size.
+    resize: int | None = None
+    # Red, green, blue, on a scale of 0 to 1. These are ImageNet's.
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise ConfigError("; ".join(problems))
+        # JSON has lists for tuples and may have 0 for 0.0; equal settings must be equal objects.
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+
+    def _problems(self) -> Iterator[str]:
+        if self.mode not in get_args(Mode):
+            yield f"mode is {self.mode!r}: use {', '.join(get_args(Mode))}"
+        size_works = _is_whole(self.size) and self.size >= 1
+        if not size_works:
+            yield f"size is {self.size!r}: use a whole number of pixels, 1 or more"
+        if self.resize is not None:
+            if self.mode in ("pad", "squash"):
+                yield f"resize is {self.resize!r} but mode is {self.mode!r}: only crop has a resize"
+            elif not _is_whole(self.resize) or (size_works and self.resize < self.size):
+                yield (
+                    f"resize is {self.resize!r}: use a whole number of pixels, "
+                    f"size ({self.size!r}) or more, or None"
+                )
+        if not _is_colour(self.mean):
+            yield f"mean is {self.mean!r}: use three finite numbers"
+        if not _is_colour(self.std) or min(self.std) <= 0:
+            yield f"std is {self.std!r}: use three finite numbers above 0"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_colour(value: object) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 3
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+        and all(math.isfinite(v) for v in value)
+    )
+
+
+class Framing:
+    """Which part of a photo becomes which part of the square."""
+
+    def __init__(self, config: TransformConfig) -> None:
+        self.config = config
+        self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
+
+    @property
+    def at_least(self) -> int:
+        """Pixels of a photo's shorter side worth decoding, for `open_image(at_least=...)`."""
+        return self.config.resize or self.config.size
+
+    def square(self, image: Image.Image) -> Image.Image:
+        """Give the RGB picture of size x size pixels that the encoder sees, before normalising.
+
+        Raises:
+            ValueError: the image is not RGB or has no pixels.
+
+        """
+        if image.mode != "RGB" or 0 in image.size:
+            raise ValueError(
+                f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
+                "pixels: open it with captioner.image.open_image"
+            )
+        side = self.config.size
+        if self.config.mode == "pad":
+            left, top, width, height = self._inner(*image.size)
+            square = Image.new("RGB", (side, side), self._fill)
+            square.paste(_resized(image, (width, height), (0.0, 0.0, *image.size)), (left, top))
+            return square
+        (width, height), box = image.size, self.box(*image.size)
+        part = (box.left * width, box.top * height, box.right * width, box.bottom * height)
+        return _resized(image, (side, side), part)
+
+    def box(self, width: int, height: int) -> Box:
+        """Say which part of a photo the square covers.
+
+        A point at (x, y) of the square, in fractions of its side, is at
+        (left + x * (right - left), top + y * (bottom - top)) of the photo.
+
+        Args:
+            width: pixels of the photo, as `open_image` turns it; only the ratio to height counts,
+                but for the rounding of the padding.
+            height: the same.
+
+        Raises:
+            ValueError: width or height is below 1.
+
+        """
+        if width < 1 or height < 1:
+            raise ValueError(f"a photo of {width} x {height} pixels has no box")
+        if self.config.mode == "squash":
+            return Box(0.0, 0.0, 1.0, 1.0)
+        side = self.config.size
+        if self.config.mode == "pad":
+            left, top, inner_width, inner_height = self._inner(width, height)
+            return Box(
+                -left / inner_width,
+                -top / inner_height,
+                (side - left) / inner_width,
+                (side - top) / inner_height,
+            )
+        covered = min(width, height) * side / self.at_least
+        across, down = covered / width, covered / height
+        return Box((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
+
+    def _inner(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Left, top, width, height of a padded photo inside the square, in pixels."""
+        side, longer = self.config.size, max(width, height)
+        inner_width = max(1, round(width * side / longer))
+        inner_height = max(1, round(height * side / longer))
+        return (side - inner_width) // 2, (side - inner_height) // 2, inner_width, inner_height
+
+
+def _resized(
+    image: Image.Image, size: tuple[int, int], part: tuple[float, float, float, float]
+) -> Image.Image:
+    return image.resize(size, Image.Resampling.BILINEAR, box=part, reducing_gap=_REDUCING_GAP)

@@ -1,0 +1,175 @@
+"""The log of commits beside an output: what is done, in a form that is read in a moment."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from captioner.errors import ConfigError, OutputError
+
+__all__ = ["Commit", "CommitLog", "Entry", "check_settings", "write_all"]
+
+_FORMAT = 1
+_ENTRY = struct.Struct("<16s16sBQ")
+
+
+class Entry(NamedTuple):
+    """A photo that is done.
+
+    name, content: digests of its name and of its bytes (zeros where they could not be read).
+    file, offset: which of the journal's files has its record, and where the line begins.
+    """
+
+    name: bytes
+    content: bytes
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What one line of the log says.
+
+    ends: the length of each of the journal's files, in bytes.
+    retry: the errors before this line are void: their photos are to be tried again.
+    """
+
+    ends: Sequence[int]
+    batch_size: int | None
+    entries: Sequence[Entry] = ()
+    retry: bool = False
+
+
+class CommitLog:
+    """A file with the settings of a run in its first line and a commit in each that follows.
+
+    Raises:
+        OutputError: another run holds it.
+        OSError: it cannot be opened.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Unbuffered: closing must not write, or it could fail on a full disk.
+        self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise OutputError(
+                f"another run is writing to {path.name.removesuffix('.progress.jsonl')}: "
+                "let it end, or choose another output"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file and release its lock."""
+        self._file.close()
+
+    def remove_empty(self) -> None:
+        """Leave no empty file behind a run that could not begin."""
+        if self.path.exists() and not self.path.stat().st_size:
+            self.path.unlink()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._file.truncate(0)
+
+    def read(self) -> Iterator[dict[str, Any] | Commit]:
+        """Give the settings, then the commits; cut off a line that was torn."""
+        whole = 0
+        with open(self.path, "rb") as file:
+            for number, raw in enumerate(file):
+                if (line := _parse(raw)) is None:
+                    break
+                if number == 0:
+                    yield self._settings(line)
+                else:
+                    yield _commit(line)
+                whole += len(raw)
+        self._file.truncate(whole)
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Write the first line."""
+        self._append({"format": _FORMAT, "settings": settings})
+        folder = os.open(self.path.absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or the new files themselves could be missing after a power cut
+        finally:
+            os.close(folder)
+
+    def append(self, commit: Commit) -> None:
+        """Write a commit; when this returns it is on the disk."""
+        packed = b"".join(_ENTRY.pack(*entry) for entry in commit.entries)
+        line = {"ends": list(commit.ends), "batch_size": commit.batch_size}
+        if commit.retry:
+            line["retry"] = True
+        self._append({**line, "entries": base64.b64encode(packed).decode()})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        write_all(self._file, json.dumps(line).encode() + b"\n")
+        os.fsync(self._file.fileno())
+
+    def _settings(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        if line.get("format") != _FORMAT:
+            raise OutputError(
+                f"{self.path} was not written by this version of Captioner: go on with the one "
+                "that did, or begin anew with --restart"
+            )
+        settings: dict[str, Any] = line["settings"]
+        return settings
+
+
+def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to mix records of two kinds in one output.
+
+    Raises:
+        ConfigError: the settings differ; the detail names each.
+
+    """
+    now = json.loads(json.dumps(now))
+    changed = [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{output} was begun with other settings: {'; '.join(changed)}. "
+            "Go on with the same, choose another output, or begin anew with --restart"
+        )
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write to an unbuffered file, which may take a part at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    """Read a line, or say that it was torn: the run ended while it was written."""
+    if not raw.endswith(b"\n"):
+        return None
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _commit(line: Mapping[str, Any]) -> Commit:
+    packed = base64.b64decode(line["entries"])
+    return Commit(
+        ends=line["ends"],
+        batch_size=line["batch_size"],
+        entries=[Entry(*fields) for fields in _ENTRY.iter_unpack(packed)],
+        retry=line.get("retry", False),
+    )

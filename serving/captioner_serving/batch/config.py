@@ -1,0 +1,119 @@
+"""The settings of a batch run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from captioner.errors import ConfigError
+from captioner.image import MAX_PIXELS
+from captioner_serving.batch.wording import Wording
+
+__all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
+
+Sidecar = Literal["txt", "caption", "json", "xmp"]
+Existing = Literal["skip", "overwrite", "prepend", "append"]
+Maps = Literal["overlay", "sheet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One of several parts of the photos: the same part on every machine and in every order."""
+
+    index: int  # from 1
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise ConfigError(f"shard {self.index}/{self.count}: the shards of N are 1/N to N/N")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "I/N"."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ConfigError(f"shard {text!r}: write I/N, such as 1/4")
+        return cls(index=int(index), count=int(count))
+
+    def __contains__(self, name_digest: bytes) -> bool:
+        return int.from_bytes(name_digest[:8], "big") % self.count == self.index - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How a batch is captioned and what is written; every default is what most runs want.
+
+    Raises:
+        ConfigError: values that cannot work, all of them named.
+
+    """
+
+    # What is said
+    beam_size: int = 5
+    captions: int = 1  # the N best of each photo; the others stand in the alternatives
+    attention: bool = False  # each word's weights in the records: ten times the size
+    wording: Wording = field(
+        default_factory=Wording
+    )  # what is done to a caption before it is written
+    # Where it goes
+    min_score: float | None = None  # records below go to `review` instead of the output
+    review: str | None = None
+    sidecar: Sidecar | None = None  # a file beside each photo
+    existing: Existing = "skip"  # what becomes of the text of a sidecar that is there already
+    language: str = "en"  # of the captions, for XMP
+    maps: Maps | None = None  # pictures of the attention, into `maps_to`
+    maps_to: str | None = None
+    # Which photos
+    shard: Shard | None = None
+    retry_errors: bool = False  # the photos that failed before are tried again
+    restart: bool = False  # forget what an earlier run with this output did
+    # How fast
+    batch_size: int | None = None  # None: what suits the device; halved when memory runs out
+    workers: int | None = None  # processes that decode; None: one a core
+    max_pixels: int = MAX_PIXELS  # larger photos are refused
+
+    def __post_init__(self) -> None:
+        if problems := [text for text, wrong in self._problems().items() if wrong]:
+            raise ConfigError("; ".join(problems))
+
+    def _problems(self) -> Mapping[str, bool]:
+        unsure = self.min_score
+        known = (
+            ("sidecar", self.sidecar, (None, *get_args(Sidecar))),
+            ("existing", self.existing, get_args(Existing)),
+            ("maps", self.maps, (None, *get_args(Maps))),
+        )
+        counts = (("batch_size", self.batch_size), ("workers", self.workers))
+        return {
+            **{
+                f"{name} {value!r} is not one of {', '.join(map(str, values))}": value not in values
+                for name, value, values in known
+            },
+            **{f"{name} {n} is below 1": n is not None and n < 1 for name, n in counts},
+            f"max_pixels {self.max_pixels} is below 1": self.max_pixels < 1,
+            "min_score and review go together: below the one, a record goes to the other": (
+                (unsure is None) != (self.review is None)
+            ),
+            f"min_score {unsure} is no log-probability": (
+                unsure is not None and not (math.isfinite(unsure) and unsure <= 0)
+            ),
+            "maps and maps_to go together: which pictures, and their folder": (
+                (self.maps is None) != (self.maps_to is None)
+            ),
+            f"existing {self.existing!r} is about sidecars: it needs sidecar": (
+                self.existing != "skip" and self.sidecar is None
+            ),
+            "existing prepend and append need a sidecar of text: json has a record": (
+                self.existing in ("prepend", "append") and self.sidecar == "json"
+            ),
+            f"language {self.language!r} is no language tag, such as en or pt-BR": (
+                not self.language.replace("-", "").isalnum() or not self.language.isascii()
+            ),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs must share to write one output."""
+        free = {"retry_errors", "restart", "batch_size", "workers", "max_pixels"}
+        return {key: value for key, value in asdict(self).items() if key not in free}

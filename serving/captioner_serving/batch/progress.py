@@ -1,0 +1,111 @@
+"""What a person sees of a run: a bar on a terminal, a line a minute elsewhere, a summary."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from captioner_serving.batch.config import Shard
+from captioner_serving.batch.photos import digest
+from captioner_serving.batch.sources import Inputs
+
+__all__ = ["Progress", "duration"]
+
+_LINE_SECONDS = 60.0
+
+
+class Progress:
+    """Follows a run on standard error; a context manager.
+
+    The photos are counted by a thread while the run is under way; until it is done there is a rate
+    but no time left.
+    """
+
+    def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._bar: tqdm[Any] | None = None
+        self._total: int | None = None
+        self._done = self._errors = 0
+        self._started = self._told = time.monotonic()
+        self._closed = threading.Event()
+        if not quiet and self._stream.isatty():
+            self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        if self._bar is not None:
+            self._bar.close()
+
+    def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
+        """Count beside the run the photos of a shard, less those that are done."""
+        if self._quiet or not inputs.countable:
+            return
+
+        def work() -> None:
+            total = 0
+            try:
+                for photo in inputs.photos():
+                    if self._closed.is_set():
+                        return
+                    total += shard is None or digest(photo.name) in shard
+            except Exception:
+                return  # the run itself comes to the same place, and says what is wrong
+            self._total = max(0, total - done)
+
+        threading.Thread(target=work, name="counting", daemon=True).start()
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Tell of a record, and name what failed."""
+        self._done += 1
+        if "error" in record:
+            self._errors += 1
+            self.say(f"captioner: {record['error']['detail']}")
+        if self._bar is not None:
+            if self._total is not None and self._bar.total is None:
+                self._bar.total = self._total
+            if self._errors:
+                self._bar.set_postfix(errors=self._errors, refresh=False)
+            self._bar.update()
+        elif not self._quiet and time.monotonic() - self._told >= _LINE_SECONDS:
+            self._told = time.monotonic()
+            self.say(self._line())
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if not self._quiet:
+            tqdm.write(text, file=self._stream)
+
+    def _line(self) -> str:
+        rate = self._done / (time.monotonic() - self._started)
+        of, left = "", ""
+        if self._total is not None:
+            of = f" of {self._total:,}"
+            left = f", {duration((self._total - self._done) / rate)} left"
+        return f"{self._done:,}{of} photos, {rate:.1f} a second{left}, {self._errors:,} errors"
+
+
+def duration(seconds: float) -> str:
+    """Say a time as people do.
+
+    >>> duration(7384)
+    '2 h 3 min'
+    """
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,232 @@
+"""A batch run: photos in, records out in their order, each on disk before it is given."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from captioner.errors import ConfigError, OutputError
+from captioner.generation import GenerationConfig
+from captioner.predictor import Captioner
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.exports import check_output, export
+from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
+from captioner_serving.batch.local import LocalEngine
+from captioner_serving.batch.maps import MapWriter
+from captioner_serving.batch.memory import MemoryJournal
+from captioner_serving.batch.outcome import Engine, Outcome
+from captioner_serving.batch.photos import Photo, digest
+from captioner_serving.batch.precision import fingerprint, load_captioner
+from captioner_serving.batch.progress import duration
+from captioner_serving.batch.sidecars import SidecarWriter
+from captioner_serving.batch.sources import Inputs
+
+__all__ = ["BatchRun", "caption_batch"]
+
+_COMMIT_SECONDS = 1.0  # of work at most are lost when the machine is; a commit waits for the disk
+
+Record = dict[str, Any]
+
+
+def caption_batch(
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Inputs,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    config: BatchConfig | None = None,
+    captioner: Captioner | None = None,
+) -> Iterator[Record]:
+    """Caption any number of photos; yields their records in order, errors among them.
+
+    >>> for record in caption_batch("photos", output="captions.jsonl"):    # doctest: +SKIP
+    ...     print(record["image"], record.get("caption", "failed"))
+
+    Args:
+        sources: a file, folder, glob, archive or URL, or several; or Inputs, for lists and tables.
+        output: as `captioner batch --output`: what a call did before is not done again, and its
+            records are not yielded again. None writes nothing.
+        config: all other settings.
+        captioner: the model; None loads the bundled one in the dtype that is fastest here.
+
+    Raises:
+        ConfigError: settings that cannot work, or other ones than `output` was begun with.
+        OutputError: the output cannot be written; what was done stays.
+        DataError: a list or table cannot be read; what was done stays.
+
+    """
+    if not isinstance(sources, Inputs):
+        single = isinstance(sources, str | os.PathLike)
+        several = [sources] if single else sources
+        sources = Inputs(sources=tuple(os.fspath(source) for source in several))  # type: ignore
+    if captioner is None:
+        captioner = load_captioner()
+    name = None if output is None else os.fspath(output)
+    with BatchRun(sources, output=name, config=config or BatchConfig(), captioner=captioner) as run:
+        yield from run.records()
+
+
+class BatchRun:
+    """One run, from its settings to its last record; a context manager.
+
+    Attributes:
+        journal: what is done, and how many records are where.
+        resumed: photos that an earlier run had done already.
+        twins: photos that were the same as another, byte for byte.
+        made: photos that this run has done.
+
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        *,
+        output: str | None,
+        config: BatchConfig,
+        captioner: Captioner,
+        ray: str | None = None,
+    ) -> None:
+        generation = GenerationConfig(beam_size=config.beam_size, captions=config.captions)
+        _check(inputs, config, output, ray)
+        self.inputs, self.output, self.config = inputs, output, config
+        self._sidecars = SidecarWriter(config) if config.sidecar else None
+        self._maps = MapWriter(config) if config.maps else None
+        self.journal: Journal | MemoryJournal = MemoryJournal()
+        if output is not None:
+            model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
+            self.journal = Journal(output, config, {"model": model, **config.settings()})
+        size = config.batch_size or self.journal.batch_size
+        self.engine: Engine
+        if ray is None:
+            self.engine = LocalEngine(captioner, generation, config, batch_size=size)
+        else:
+            from captioner_serving.batch.cluster import RayEngine
+
+            self.engine = RayEngine(ray, captioner, generation, config, batch_size=size)
+        self.resumed = self.twins = self.made = 0
+        self._started = time.monotonic()
+        self._unwritten: dict[bytes, Record] = {}
+
+    def __enter__(self) -> BatchRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def records(self) -> Iterator[Record]:
+        """Do the work; yields each record once it is on disk."""
+        waiting: list[Record] = []
+        committed = time.monotonic()
+        with closing(self.engine.run(self._photos(), self._claim)) as spans:
+            while True:
+                try:
+                    span = next(spans, None)
+                except Exception:
+                    # The batches before it are whole.
+                    self.journal.commit()
+                    raise
+                if span is None:
+                    break
+                waiting += [self._finish(outcome) for outcome in span]
+                if time.monotonic() - committed >= _COMMIT_SECONDS:
+                    self._commit()
+                    committed = time.monotonic()
+                    self.made += len(waiting)
+                    yield from waiting
+                    waiting = []
+        self._commit()
+        self.made += len(waiting)
+        yield from waiting
+        if isinstance(self.journal, Journal) and self.output is not None:
+            export(self.output, self.journal)
+
+    def summary(self) -> str:
+        """Say in a few lines what the run has come to."""
+        seconds = time.monotonic() - self._started
+        captioned, failed, unsure = self.journal.counts
+        lines = [
+            f"{self.made:,} photos in {duration(seconds)}, {self.made / seconds:.1f} a second; "
+            f"{self.engine.description}"
+        ]
+        counts = {
+            "captioned": captioned,
+            f"unsure, in {self.config.review}": unsure,
+            "the same file as another": self.twins,
+            "done before": self.resumed,
+            "sidecars were there and stayed": self._sidecars.kept if self._sidecars else 0,
+            f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
+        }
+        lines.append("; ".join(f"{n:,} {what}" for what, n in counts.items() if n))
+        return "\n".join(filter(None, lines))
+
+    def _commit(self) -> None:
+        self.journal.batch_size = self.engine.batch_size
+        self.journal.commit()
+
+    def _photos(self) -> Iterator[Photo]:
+        """List what is to be done; a name that comes twice is done once."""
+        done, shard = self.journal.done, self.config.shard
+        before = len(done)
+        for photo in self.inputs.photos():
+            name = digest(photo.name)
+            if shard is not None and name not in shard:
+                continue
+            if name in done:
+                self.resumed = min(self.resumed + 1, before)
+                continue
+            done.add(name)
+            yield photo
+
+    def _claim(self, content: bytes) -> bool:
+        # Pictures need the attention itself, which a record may not have.
+        return self._maps is not None or self.journal.claim(content)
+
+    def _finish(self, outcome: Outcome) -> Record:
+        """Write what belongs to a photo, and last its record."""
+        photo = outcome.photo
+        file, record = self._sorted(outcome)
+        if file == RECORDS:
+            try:
+                if self._sidecars is not None:
+                    self._sidecars.write(photo, record)
+                if self._maps is not None and outcome.caption is not None:
+                    self._maps.write(photo, outcome.caption)
+            except OutputError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL:
+                    raise
+                if outcome.content:
+                    self._unwritten[outcome.content] = record
+                file, record = ERRORS, {"image": photo.name, "error": error.record()}
+        self.journal.add(digest(photo.name), outcome.content, file, record)
+        return record
+
+    def _sorted(self, outcome: Outcome) -> tuple[int, Record]:
+        """Find the record of a photo, and the file where it belongs."""
+        name = outcome.photo.name
+        if outcome.error is not None:
+            return ERRORS, {"image": name, "error": outcome.error}
+        if outcome.record is not None:
+            record = self.config.wording.apply(outcome.record)
+        else:
+            self.twins += 1
+            twin = self.journal.twin(outcome.content) or self._unwritten[outcome.content]
+            record = {**twin, "image": name}
+        unsure = self.config.min_score is not None and record["score"] < self.config.min_score
+        return (REVIEW if unsure else RECORDS), record
+
+
+def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | None) -> None:
+    """Refuse before the work what cannot work."""
+    if output is not None:
+        check_output(output)
+    if config.sidecar is not None and (packed := inputs.without_folder()):
+        raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
+    if ray is not None and (config.maps is not None or "-" in (inputs.sources or ())):
+        raise ConfigError("a Ray cluster draws no maps and reads no standard input")
+
+
+_FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+"""What will happen to the next file too."""

@@ -1,0 +1,68 @@
+"""What is done to a caption before it is written: words replaced, a template, a prefix."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from captioner.errors import ConfigError
+
+__all__ = ["Wording"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # no text file or XML wants these
+_FIELDS = {"caption", "score"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """Replace words, then fill the template, then put the prefix in front.
+
+    Raises:
+        ConfigError: a template without {caption} or with an unknown field; a control character.
+
+    """
+
+    template: str = "{caption}"  # fields: caption, score
+    prefix: str = ""
+    replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person leaves "woman" alone
+
+    def __post_init__(self) -> None:
+        # JSON has lists for tuples; equal settings must be equal objects.
+        object.__setattr__(self, "replace", tuple((old, new) for old, new in self.replace))
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(self.template)} - {None}
+            self.template.format(caption="", score=0.0)
+        except (ValueError, KeyError, IndexError, AttributeError) as error:
+            raise ConfigError(
+                f"template {self.template!r} cannot be filled in ({error}): its fields are "
+                "{caption} and {score}; a brace itself is written twice"
+            ) from error
+        if not {"caption"} <= fields <= _FIELDS:
+            raise ConfigError(
+                f"template {self.template!r} must have {{caption}}, may have {{score}}, no others"
+            )
+        for text in (self.template, self.prefix, *(part for pair in self.replace for part in pair)):
+            if _CONTROL.search(text):
+                raise ConfigError(f"{text!r} has a control character")
+        if any(not old.strip() for old, _ in self.replace):
+            raise ConfigError("replace needs something to replace: OLD=NEW")
+
+    def apply(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Word the caption and the alternatives of a record; its words stay the model's own."""
+        return {
+            **record,
+            "caption": self._word(record),
+            "alternatives": [
+                {**other, "caption": self._word(other)} for other in record["alternatives"]
+            ],
+        }
+
+    def _word(self, sentence: Mapping[str, Any]) -> str:
+        text = sentence["caption"]
+        for old, new in self.replace:
+            plain = new.replace("\\", r"\\")  # or re.sub would read backslashes as groups
+            text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", plain, text)
+        return self.prefix + self.template.format(caption=text, score=sentence["score"])

@@ -1,0 +1,138 @@
+"""`captioner batch INPUT... --output FILE`: any number of photos, none lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from captioner_serving.batch.config import BatchConfig
+    from captioner_serving.batch.sources import Inputs
+
+HELP = "Caption any number of photos. The same command goes on where a run was interrupted."
+EXAMPLES = """examples:
+  captioner batch photos --output captions.jsonl
+  captioner batch photos --output captions.csv --sidecar xmp
+  captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
+  find . -name '*.jpg' -print0 | captioner batch - --null --output captions.jsonl
+  captioner batch photos.csv --column path --output captions.json
+
+Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("inputs", nargs="*", metavar="INPUT",
+        help="photo, folder, 'glob', .tar, .zip, URL, table, or - for a list")  # fmt: skip
+    parser.add_argument("--output", required=True, metavar="FILE|-",
+        help=".jsonl, .csv, .parquet, or .json (COCO results)")  # fmt: skip
+    add = parser.add_argument_group("inputs").add_argument
+    add("--list", action="append", default=[], metavar="FILE", help="paths or URLs, one a line")
+    add("--null", action="store_true", help="names in lists end with NUL, not with a line")
+    add("--column", metavar="NAME", help="of .csv, .tsv, .jsonl, .parquet: where the paths are")
+    add("--root", metavar="DIR", help="where relative paths in lists and tables start")
+    add("--no-recursive", action="store_true", help="leave folders in folders alone")
+    add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
+    add("--retry-errors", action="store_true", help="try again what failed before")
+    add("--restart", action="store_true", help="forget what was done before")
+    add = parser.add_argument_group("outputs").add_argument
+    add("--captions", type=int, default=1, metavar="N", help="the N best captions")
+    add("--attention", action="store_true", help="each word's attention in the records")
+    add("--min-score", type=float, metavar="S", help="records below go to --review")
+    add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
+    add("--sidecar", metavar="KIND", help="beside each photo: txt, caption, json or xmp")
+    add("--existing", default="skip", metavar="HOW",
+        help="sidecars that are there: skip, overwrite, prepend, append")  # fmt: skip
+    add("--language", default="en", metavar="TAG", help="of the captions, for XMP; default: en")
+    add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")
+    add("--maps-to", metavar="DIR", help="the folder for them")
+    add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
+    add("--prefix", default="", metavar="TEXT", help="in front of each caption")
+    add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
+    add = parser.add_argument_group("model and speed").add_argument
+    add("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--device", default="auto", metavar="auto|cpu|cuda")
+    add("--dtype", default="auto", metavar="TYPE", help="auto, float32 or bfloat16")
+    add("--batch-size", type=int, metavar="N", help="default: what suits the device")
+    add("--workers", type=int, metavar="N", help="decoding processes; default: one a core")
+    add("--max-pixels", type=int, metavar="N", help="larger photos are refused")
+    add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster")
+    add("--quiet", action="store_true", help="no progress, no summary")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
+    from captioner_serving.batch.exports import check_output
+    from captioner_serving.batch.journal import ERRORS
+
+    config, inputs = _config(arguments), _inputs(arguments)
+    output = None if arguments.output == "-" else arguments.output
+    if output is not None:
+        check_output(output)
+
+    from captioner_serving.batch.precision import load_captioner
+    from captioner_serving.batch.progress import Progress
+    from captioner_serving.batch.run import BatchRun
+
+    captioner = load_captioner(
+        arguments.checkpoint,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_pixels=config.max_pixels,
+    )
+    with (
+        BatchRun(
+            inputs,
+            output=output,
+            config=config,
+            captioner=captioner,
+            ray=arguments.ray,
+        ) as batch,
+        Progress(quiet=arguments.quiet) as progress,
+    ):
+        progress.count(inputs, config.shard, done=len(batch.journal.done))
+        for record in batch.records():
+            if output is None:
+                print(json.dumps(record), flush=True)
+            progress.update(record)
+        progress.say(batch.summary())
+    return int(batch.journal.counts[ERRORS] > 0)
+
+
+def _config(arguments: argparse.Namespace) -> BatchConfig:
+    from captioner_serving.batch.config import BatchConfig, Shard
+    from captioner_serving.batch.wording import Wording
+
+    replace = [tuple(text.split("=", 1)) for text in arguments.replace]
+    if wrong := [text for text in arguments.replace if "=" not in text]:
+        raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
+    names = (
+        "beam_size", "captions", "attention", "min_score", "review", "sidecar", "existing",
+        "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
+        "max_pixels",
+    )  # fmt: skip
+    given = {name: getattr(arguments, name) for name in names}
+    return BatchConfig(
+        **{name: value for name, value in given.items() if value is not None},
+        wording=Wording(
+            template=arguments.template, prefix=arguments.prefix, replace=tuple(replace)
+        ),
+        shard=Shard.parse(arguments.shard) if arguments.shard else None,
+    )
+
+
+def _inputs(arguments: argparse.Namespace) -> Inputs:
+    from captioner_serving.batch.sources import Inputs
+
+    return Inputs(
+        sources=tuple(arguments.inputs),
+        lists=tuple(arguments.list),
+        column=arguments.column,
+        root=arguments.root,
+        null=arguments.null,
+        recursive=not arguments.no_recursive,
+    )
