@@ -91,7 +91,9 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
     )
     model = CaptionModel(config, encoder=encoder)
     if recipe.weights is not None:
-        _load_weights(model, vocabulary, Path(recipe.weights))
+        bundled = recipe.weights == "bundled"
+        path = bundled_checkpoint() if bundled else Path(recipe.weights).expanduser()
+        _load_weights(model, vocabulary, path)
     return model
 
 

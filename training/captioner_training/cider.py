@@ -94,8 +94,8 @@ class CiderD:
         for order in _ORDERS:
             similarity = self._similarity(tokens, lengths, images, drawn, order)
             total += (similarity * penalty).sum(axis=2) / counts[:, None]
-        mean: _Floats = 10 * total / len(_ORDERS)
-        return mean
+        total *= 10 / len(_ORDERS)
+        return total
 
     def _similarity(
         self, tokens: _Keys, lengths: NDArray[np.int64], images: int, drawn: int, order: int

@@ -153,8 +153,8 @@ class Recipe:
     # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
     # of a safetensors file: a Captioner checkpoint or the backbone's stages.
     encoder_weights: str = "bundled"
-    # A Captioner checkpoint to go on from, decoder included; words it lacks start afresh. It takes
-    # the place of encoder_weights, and must have the recipe's architecture.
+    # A Captioner checkpoint to go on from ("bundled" or a path), decoder included; words it lacks
+    # start afresh. It takes the place of encoder_weights, and must have the recipe's architecture.
     weights: str | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
