@@ -141,8 +141,13 @@ def test_bundled_checkpoint_reaches_its_scores(run_captioner: Run) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["coco-scst", *(pytest.param(n, marks=pytest.mark.slow) for n in ("coco", "coco-fast", "flickr8k"))],
-)  # fmt: skip
+    [
+        "coco-scst",
+        pytest.param("coco", marks=pytest.mark.slow),
+        pytest.param("coco-fast", marks=pytest.mark.slow),
+        pytest.param("flickr8k", marks=pytest.mark.slow),
+    ],
+)
 def test_shipped_recipes_run_dry(run_captioner: Run, tmp_path: Path, name: str) -> None:
     """A few steps of every stage, on small pictures; torchvision's weights are not downloaded."""
     write_scenes(tmp_path / "data", splits={"train": 16, "val": 4})
