@@ -129,3 +129,23 @@ def test_weighted_captions_are_policy_gradients(decoder: Decoder) -> None:
     slope = logits.softmax(dim=-1) - F.one_hot(targets, 9)
     expected = weights[..., None, None] / 2 * slope @ decoder.embedding.weight
     torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_slope_of_the_cross_entropy_is_torchs(decoder: Decoder, smoothing: float) -> None:
+    made = output(torch.full((1, 2, 3, 4), 0.25))
+    targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
+    slopes = []
+    for own in (True, False):
+        deep = made.deep.clone().requires_grad_()
+        if own:
+            settings = {**WEIGHTLESS, "label_smoothing": smoothing}
+            caption_loss(decoder, made._replace(deep=deep), targets, **settings).total.backward()
+        else:
+            F.cross_entropy(
+                decoder.logits(deep).flatten(0, 2), targets.flatten(),
+                ignore_index=PAD, label_smoothing=smoothing,
+            ).backward()  # fmt: skip
+        assert deep.grad is not None
+        slopes.append(deep.grad)
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-7, rtol=1e-5)

@@ -118,7 +118,8 @@ class CiderD:
         given, wanted = vectors[:, :drawn, None], vectors[:, None, drawn:]
         shared = (np.minimum(given, wanted) * wanted).sum(axis=3)
         scale = norms[:, :drawn, None] * norms[:, None, drawn:]
-        return np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 0)
+        cosines: _Floats = np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 0)
+        return cosines
 
     def _log_frequency(self, keys: _Keys, order: int) -> _Floats:
         """Look n-grams up; one that no reference of the corpus has counts as seen once."""
