@@ -125,7 +125,7 @@ class Captioner:
         return _or_raise(self.caption_each([images], config)[0])
 
     def caption_each(
-        self, sources: Sequence[ImageSource], config: GenerationConfig | None = None
+        self, sources: Sequence[ImageSource | PreparedImage], config: GenerationConfig | None = None
     ) -> list[Caption | ImageError]:
         """Caption many images as one batch; one that cannot be opened fails alone, in its place.
 
@@ -144,13 +144,15 @@ class Captioner:
         results.update(zip(prepared, captions, strict=True))
         return [results[position] for position in range(len(sources))]
 
-    def prepare(self, source: ImageSource) -> PreparedImage:
-        """Decode an image and bring it to the encoder's square; needs no model, runs anywhere.
+    def prepare(self, source: ImageSource | PreparedImage) -> PreparedImage:
+        """Decode an image and bring it to the encoder's square, unless it is there already.
 
         Raises:
             ImageError: it cannot be opened.
 
         """
+        if isinstance(source, PreparedImage):
+            return source
         source = _rereadable(source)
         return prepare_image(source, self.transform, max_pixels=self.max_pixels)
 

@@ -46,7 +46,6 @@ from captioner_serving.server.store import UploadStore
 __all__ = ["Application"]
 
 _STATIC = Path(__file__).parent / "static"
-_SWEEP = 20.0  # seconds between two looks for uploads to delete
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -59,6 +58,7 @@ class Application:
     Args:
         captioner: the model.
         config: how the server listens and how much it takes on.
+        threads: of torch, for the model.
         credentials: who may come in; None: everybody.
         samples: photos to try on the page, by their names; the first is shown at once.
         log: where the access log goes; None: nowhere.
@@ -70,13 +70,14 @@ class Application:
         captioner: Captioner,
         config: ServerConfig,
         *,
+        threads: int,
         credentials: Credentials | None = None,
         samples: dict[str, Path] | None = None,
         log: TextIO | None = None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.service = CaptionService(captioner, config, self.metrics)
+        self.service = CaptionService(captioner, config, self.metrics, threads=threads)
         self.store = UploadStore(keep=config.keep)
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
@@ -120,7 +121,7 @@ class Application:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async def sweep() -> None:
             while True:
-                await asyncio.sleep(_SWEEP)
+                await asyncio.sleep(min(20.0, self.config.keep))
                 await asyncio.to_thread(self.store.sweep)
 
         async with self._gradio.router.lifespan_context(self._gradio):

@@ -15,13 +15,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from captioner.caption import Caption
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ImageError
 from captioner.generation import GenerationConfig
+from captioner.image import ImageSource
 from captioner.predictor import PreparedImage
 
 __all__ = ["Batcher", "BusyError", "ClosedError"]
 
-CaptionBatch = Callable[[Sequence[PreparedImage], GenerationConfig], Sequence[Caption]]
+Image = ImageSource | PreparedImage
+Result = Caption | ImageError
+CaptionBatch = Callable[[Sequence[Image], GenerationConfig], Sequence[Result]]
 
 
 class BusyError(CaptionerError):
@@ -48,18 +51,19 @@ class ClosedError(CaptionerError):
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    image: PreparedImage
+    image: Image
     config: GenerationConfig
-    future: Future[Caption]
+    future: Future[Result]
 
 
 class Batcher:
     """Runs a model in one thread, on batches of what is waiting.
 
     Args:
-        caption_batch: from prepared images to their captions, in order.
+        caption_batch: from images to their captions, or what is wrong with them, in order.
         max_batch: images in a batch.
         capacity: images admitted and not yet answered.
+        on_start: called once, in the model's thread.
         on_batch: told the size of each batch and the seconds that it took.
 
     """
@@ -70,11 +74,13 @@ class Batcher:
         *,
         max_batch: int,
         capacity: int,
-        on_batch: Callable[[int, float], None] | None = None,
+        on_start: Callable[[], None],
+        on_batch: Callable[[int, float], None],
     ) -> None:
         self._caption_batch = caption_batch
         self._max_batch = max_batch
         self._capacity = capacity
+        self._on_start = on_start
         self._on_batch = on_batch
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -115,7 +121,7 @@ class Batcher:
             self._admitted -= count
             self._changed.notify_all()
 
-    def submit(self, image: PreparedImage, config: GenerationConfig) -> Future[Caption]:
+    def submit(self, image: Image, config: GenerationConfig) -> Future[Result]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
         The future may raise GenerationError.
@@ -138,20 +144,20 @@ class Batcher:
         self._thread.join()
 
     def _work(self) -> None:
+        self._on_start()
         while batch := self._next_batch():
             start = time.monotonic()
             try:
-                captions = self._caption_batch([job.image for job in batch], batch[0].config)
+                results = self._caption_batch([job.image for job in batch], batch[0].config)
             except BaseException as error:
                 for job in batch:
                     job.future.set_exception(error)
             else:
-                for job, caption in zip(batch, captions, strict=True):
-                    job.future.set_result(caption)
+                for job, result in zip(batch, results, strict=True):
+                    job.future.set_result(result)
             seconds = time.monotonic() - start
             self._seconds_per_image += 0.2 * (seconds / len(batch) - self._seconds_per_image)
-            if self._on_batch is not None:
-                self._on_batch(len(batch), seconds)
+            self._on_batch(len(batch), seconds)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for work, and take what has the first one's settings; empty when all is done."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from PIL import Image
 
@@ -14,16 +16,19 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation import GenerationConfig
 from captioner.image import ImageSource
-from captioner.predictor import Captioner
+from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server.batcher import Batcher, ClosedError
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.cores import give_cores, stand_back
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import NotReadyError
 
 __all__ = ["CaptionService"]
 
-# Pillow lets go of the interpreter while it decodes; the model has the other core.
-_DECODERS = 2
+# On a CPU the model's thread decodes its batch itself: decoders beside it would take its cores, and
+# cost more than they save. What is likely to be a large photo goes to a decoder all the same, or
+# everybody would wait for it; and beside a GPU the cores are free.
+_DECODERS, _LARGE = 2, 4_000_000  # threads; bytes
 # /api/health believes a batch of the last seconds; after that it asks the model.
 _FRESH, _PATIENCE = 5.0, 10.0
 
@@ -35,21 +40,27 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
+        threads: of torch, for the model's own thread; see captioner_serving.server.cores.
 
     """
 
-    def __init__(self, captioner: Captioner, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, captioner: Captioner, config: ServerConfig, metrics: Metrics, *, threads: int
+    ) -> None:
         self.captioner = captioner
         self.config = config
         self.metrics = metrics
         self._answered = 0.0
         self._batcher = Batcher(
-            captioner.caption_prepared,
+            captioner.caption_each,
             max_batch=config.max_batch,
             capacity=config.queue,
+            on_start=partial(give_cores, threads),
             on_batch=self._on_batch,
         )
-        self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        self._decoders = ThreadPoolExecutor(
+            _DECODERS, thread_name_prefix="decode", initializer=stand_back
+        )
         metrics.queue.set_function(lambda: self._batcher.admitted)
 
     def generation(self, beam_size: int, captions: int) -> GenerationConfig:
@@ -118,10 +129,9 @@ class CaptionService:
             return age
         side = self.captioner.transform.config.size
         blank = Image.new("RGB", (side, side), "gray")
-        prepared = self.captioner.prepare(blank)
         short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
         try:
-            future = self._batcher.submit(prepared, short)
+            future = self._batcher.submit(blank, short)
             await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
         except TimeoutError as error:
             detail = f"it has not answered within {_PATIENCE:.0f} s"
@@ -142,16 +152,29 @@ class CaptionService:
     async def _caption_one(
         self, image: ImageSource, config: GenerationConfig
     ) -> Caption | ImageError:
-        loop = asyncio.get_running_loop()
-        try:
-            prepared = await loop.run_in_executor(self._decoders, self.captioner.prepare, image)
-        except ImageError as error:
-            self.metrics.errors.labels(error.type).inc()
-            return error
         # All captions of one beam size share a batch; how many of them are wanted is cut here.
         full = replace(config, captions=config.beam_size)
-        caption = await asyncio.wrap_future(self._batcher.submit(prepared, full))
-        return replace(caption, alternatives=caption.alternatives[: config.captions - 1])
+        try:
+            ready = await self._decode(image) if self._decodes_apart(image) else image
+            result = await asyncio.wrap_future(self._batcher.submit(ready, full))
+        except ImageError as error:
+            result = error
+        if isinstance(result, ImageError):
+            self.metrics.errors.labels(result.type).inc()
+            return result
+        return replace(result, alternatives=result.alternatives[: config.captions - 1])
+
+    async def _decode(self, image: ImageSource) -> PreparedImage:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._decoders, self.captioner.prepare, image)
+
+    def _decodes_apart(self, image: ImageSource) -> bool:
+        if self.captioner.device.type != "cpu":
+            return True
+        if isinstance(image, bytes):
+            return len(image) > _LARGE
+        path = Path(image) if isinstance(image, str | Path) else None
+        return path is not None and path.is_file() and path.stat().st_size > _LARGE
 
     def _on_batch(self, size: int, seconds: float) -> None:
         self._answered = time.monotonic()
