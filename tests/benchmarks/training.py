@@ -63,8 +63,8 @@ class Case(NamedTuple):
 
 CASES = (
     Case("fine-tuning, bundled encoder", "efficientnet_v2_b0", 224, True, 16, 4.0),
-    Case("frozen and cached, bundled encoder", "efficientnet_v2_b0", 224, False, 64, 5.0),
-    Case("frozen and cached, ResNet-101", "resnet101", 256, False, 64, 15.0),
+    Case("frozen and cached, bundled encoder", "efficientnet_v2_b0", 224, False, 32, 5.0),
+    Case("frozen and cached, ResNet-101", "resnet101", 256, False, 32, 15.0),
 )
 
 
