@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--beam-size",
         type=int,
         metavar="N",
-        help="default: the checkpoint's, 5 for the bundled one",
+        help="default: the checkpoint's; the bundled one's is 5",
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from captioner import (
+    Captioner,
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
     CheckpointVersionError,
+    GenerationConfig,
     OutputError,
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint
@@ -179,3 +182,36 @@ def test_saving_where_it_cannot_be_leaves_the_old_file(
         tiny_checkpoint.save(tiny_file)
     assert tiny_file.read_bytes() == before
     assert list(tiny_file.parent.glob("*.part")) == []
+
+
+def test_a_checkpoint_says_how_it_makes_captions(
+    tiny_checkpoint: Checkpoint, photo: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    generation = GenerationConfig(beam_size=2, no_repeat_ngram=0, maximum_length=3)
+    replace(tiny_checkpoint, generation=generation).save(path)
+    captioner = Captioner.from_pretrained(path)
+    assert captioner.generation == generation
+    own = captioner.caption(photo)
+    assert len(own.words) <= 3
+    assert own.text == captioner.caption(photo, generation).text
+    longer = replace(generation, minimum_length=6, maximum_length=9)
+    assert len(captioner.caption(photo, longer).words) >= 6
+
+    rewrite(path, lambda document: document.pop("generation"))  # as files were before
+    assert load_checkpoint(path).generation == GenerationConfig()
+    rewrite(path, lambda document: document.update(generation={"beam_size": 0}))
+    with pytest.raises(CheckpointFormatError, match="beam_size 0"):
+        load_checkpoint(path)
+
+
+def test_the_command_takes_the_checkpoints_settings(
+    run_captioner: Callable[..., Any], tiny_checkpoint: Checkpoint, photo: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    generation = GenerationConfig(beam_size=2, minimum_length=7, maximum_length=7)
+    replace(tiny_checkpoint, generation=generation).save(path)
+    for options in ((), ("--beam-size", 3)):
+        result = run_captioner("caption", photo, "--checkpoint", path, *options)
+        assert result.returncode == 0, result.stderr
+        assert len(result.stdout.split()) == 7

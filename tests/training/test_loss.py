@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from captioner.decoder import Decoder, DecoderConfig, DecoderOutput
 from captioner.vocabulary import PAD
-from captioner_training.loss import caption_loss
+from captioner_training.loss import caption_loss, count
 from captioner_training.metrics import bleu
 from captioner_training.schedule import warmup_cosine
 
@@ -41,7 +41,7 @@ def test_cross_entropy_is_torchs_without_padding(decoder: Decoder, smoothing: fl
         label_smoothing=smoothing,
     )
     assert loss.total.item() == pytest.approx(expected.item(), abs=1e-6)
-    assert loss.tokens == 5
+    assert [int(number) for number in count(targets)] == [5, 2]  # tokens and captions
 
 
 def test_doubly_stochastic_attention_by_hand(decoder: Decoder) -> None:
@@ -88,3 +88,64 @@ def test_bleu_is_papineni_s_worked_example() -> None:
     assert scores["BLEU-1"] == pytest.approx(100 * 2 / 7)
     assert scores["BLEU-2"] == pytest.approx(0, abs=1e-9)
     assert bleu([references], [references[0]])["BLEU-4"] == pytest.approx(100)
+
+
+def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> None:
+    generator = torch.Generator().manual_seed(2)
+    attention = torch.rand(4, 2, 3, 5, generator=generator).softmax(dim=-1)
+    made = DecoderOutput(torch.randn(4, 2, 3, 6, generator=generator), attention, attention[..., 0])
+    targets = torch.randint(4, 9, (4, 2, 3), generator=generator)
+    targets[0, 1], targets[2, 0, 2] = PAD, PAD  # parts of different sizes
+    settings = {"label_smoothing": 0.1, "doubly_stochastic": 0.5, "attention_entropy": 0.3}
+    whole = caption_loss(decoder, made, targets, **settings)
+    parts = [
+        caption_loss(
+            decoder, DecoderOutput(*(tensor[part] for tensor in made)), targets[part],
+            **settings, counts=count(targets),
+        )
+        for part in (slice(0, 1), slice(1, 4))
+    ]  # fmt: skip
+    assert sum(part.total.item() for part in parts) == pytest.approx(whole.total.item(), abs=1e-6)
+    nothing = caption_loss(  # the share of a process may be padding alone
+        decoder, DecoderOutput(*(tensor[:1] for tensor in made)), torch.full((1, 2, 3), PAD),
+        **settings, counts=count(targets),
+    )  # fmt: skip
+    assert nothing.total.item() == 0
+
+
+def test_weighted_captions_are_policy_gradients(decoder: Decoder) -> None:
+    """The slope at the logits is weight x (p - onehot) over the words that can be drawn."""
+    made = output(torch.full((1, 2, 1, 4), 0.25))
+    deep = made.deep.requires_grad_()
+    targets = torch.tensor([[[5], [6]]])
+    weights = torch.tensor([[2.0, -0.5]])
+    loss = caption_loss(
+        decoder, made._replace(deep=deep), targets,
+        **{**WEIGHTLESS, "label_smoothing": 0.1}, weights=weights,
+    )  # fmt: skip
+    loss.total.backward()
+    logits = decoder.logits(deep.detach())
+    logits[..., [0, 1, 3]] = -torch.inf  # <pad>, <start> and <unk> are never drawn
+    slope = logits.softmax(dim=-1) - F.one_hot(targets, 9)
+    expected = weights[..., None, None] / 2 * slope @ decoder.embedding.weight
+    torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_slope_of_the_cross_entropy_is_torchs(decoder: Decoder, smoothing: float) -> None:
+    made = output(torch.full((1, 2, 3, 4), 0.25))
+    targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
+    slopes = []
+    for own in (True, False):
+        deep = made.deep.clone().requires_grad_()
+        if own:
+            settings = {**WEIGHTLESS, "label_smoothing": smoothing}
+            caption_loss(decoder, made._replace(deep=deep), targets, **settings).total.backward()
+        else:
+            F.cross_entropy(
+                decoder.logits(deep).flatten(0, 2), targets.flatten(),
+                ignore_index=PAD, label_smoothing=smoothing,
+            ).backward()  # fmt: skip
+        assert deep.grad is not None
+        slopes.append(deep.grad)
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-7, rtol=1e-5)

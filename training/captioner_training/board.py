@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from captioner.caption import Panel
 from captioner.errors import MissingExtraError
 from captioner.image import open_image
-from captioner.overlay import contact_sheet
+from captioner.overlay import Panel, contact_sheet
 from captioner.transforms import Transform
 from captioner.vocabulary import join
 from captioner_training.evaluation import Captioned

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.decoder import DecoderConfig
@@ -76,6 +77,10 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     if start not in ("torchvision", "random"):
         _load_encoder(encoder, recipe.encoder_weights)
+    if recipe.stochastic_depth is not None:
+        for module in encoder.modules():
+            if isinstance(module, StochasticDepth):
+                module.p = recipe.stochastic_depth
     config = ModelConfig(
         encoder=recipe.encoder,
         decoder=DecoderConfig(
@@ -86,7 +91,9 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
     )
     model = CaptionModel(config, encoder=encoder)
     if recipe.weights is not None:
-        _load_weights(model, vocabulary, Path(recipe.weights))
+        bundled = recipe.weights == "bundled"
+        path = bundled_checkpoint() if bundled else Path(recipe.weights).expanduser()
+        _load_weights(model, vocabulary, path)
     return model
 
 

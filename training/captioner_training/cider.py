@@ -90,11 +90,12 @@ class CiderD:
         bigrams = np.maximum(lengths - 1, 0).reshape(images, drawn + most)
         apart = bigrams[:, :drawn, None] - bigrams[:, None, drawn:]
         penalty = np.exp(-(apart.astype(np.float64) ** 2) / (2 * _SIGMA**2))
-        similarity = sum(
-            self._similarity(tokens, lengths, images, drawn, order) for order in _ORDERS
-        )
-        total = (similarity * penalty).sum(axis=2) / counts[:, None]
-        return np.asarray(10 * total / len(_ORDERS))
+        total = np.zeros((images, drawn))
+        for order in _ORDERS:
+            similarity = self._similarity(tokens, lengths, images, drawn, order)
+            total += (similarity * penalty).sum(axis=2) / counts[:, None]
+        total *= 10 / len(_ORDERS)
+        return total
 
     def _similarity(
         self, tokens: _Keys, lengths: NDArray[np.int64], images: int, drawn: int, order: int
@@ -117,7 +118,8 @@ class CiderD:
         given, wanted = vectors[:, :drawn, None], vectors[:, None, drawn:]
         shared = (np.minimum(given, wanted) * wanted).sum(axis=3)
         scale = norms[:, :drawn, None] * norms[:, None, drawn:]
-        return np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 0)
+        cosines: _Floats = np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 0)
+        return cosines
 
     def _log_frequency(self, keys: _Keys, order: int) -> _Floats:
         """Look n-grams up; one that no reference of the corpus has counts as seen once."""

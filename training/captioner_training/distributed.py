@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among the `world` processes of a run.
+    """The `world` processes of a run, seen from one of them.
 
     Every method but `main` is called by all of them together; alone, each does nothing.
     """

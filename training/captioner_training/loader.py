@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioner_training.dataset import Batch, ImageDataset, Item, collate
@@ -55,7 +54,7 @@ def make_loader(
     maximum_length: int,
     workers: int,
     device: torch.device,
-) -> DataLoader[Tensor]:
+) -> DataLoader[Item]:
     """Load the batches of the sampler's epoch, in its order whatever the number of workers.
 
     The loader draws from a generator of its own, so that looking at data never moves the random

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 from captioner.decoder import Decoder, DecoderOutput
-from captioner.vocabulary import PAD
+from captioner.vocabulary import PAD, START, UNK
 
-__all__ = ["CaptionLoss", "Counts", "caption_loss", "count"]
+__all__ = ["NEVER_SAID", "CaptionLoss", "Counts", "caption_loss", "count"]
+
+NEVER_SAID = (PAD, START, UNK)
+"""What no caption says that the model makes."""
 
 
 class Counts(NamedTuple):
@@ -66,7 +69,8 @@ def caption_loss(
         counts: what is averaged over, where these captions are a part of a batch. The losses of
             the parts then add up to the loss of the batch.
         weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
-            training. Then nothing is smoothed.
+            training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
+            draws from.
 
     """
     device = output.deep.device
@@ -77,16 +81,17 @@ def caption_loss(
     index = counted.flatten().nonzero().squeeze(1)
     wanted = targets.flatten()[index].to(device, non_blocking=True)
     index = index.to(device, non_blocking=True)
-    logits = decoder.logits(output.deep.flatten(0, 2)[index]).float()
-    log_probabilities = logits.log_softmax(dim=-1)
-    nll = F.nll_loss(log_probabilities, wanted, reduction="none")
-    cross_entropy = nll.detach().sum() / tokens
-    if weights is None:
-        smooth = -log_probabilities.mean(dim=-1)
-        total = ((1 - label_smoothing) * nll + label_smoothing * smooth).sum() / tokens
-    else:
-        worth = weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
-        total = (worth * nll).sum() / tokens
+    logits = decoder.logits(output.deep.flatten(0, 2)[index])
+    if weights is not None:
+        # What is never drawn must have no probability: else all of it flees there from the words
+        # that are punished, and nothing punishes it.
+        logits = logits.index_fill(-1, torch.tensor(NEVER_SAID, device=device), -torch.inf)
+    smoothing = label_smoothing if weights is None else 0.0
+    losses, nll = cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
+    if weights is not None:
+        losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
+    total = losses.sum() / tokens
+    cross_entropy = nll.sum() / tokens
     if doubly_stochastic > 0:
         mask = counted.to(device, non_blocking=True)
         looked = (output.attention * mask.unsqueeze(-1)).sum(dim=2)  # (B, K, L)
@@ -97,3 +102,37 @@ def caption_loss(
         looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
         total = total + attention_entropy * torch.special.entr(looks).sum() / tokens
     return CaptionLoss(total, cross_entropy)
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Label-smoothed cross-entropy of N tokens, and the plain one, which has no slope.
+
+    As F.cross_entropy, but with a slope that is written down at once, p - target, where automatic
+    differentiation fills and adds up three matrices of N x words.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, wanted: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        ctx.save_for_backward(logs, wanted)
+        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        nll = -logs.gather(1, wanted.unsqueeze(1)).squeeze(1)
+        losses = nll.clone()
+        if smoothing > 0:
+            losses = torch.lerp(nll, -logs.mean(dim=-1), smoothing)
+        ctx.mark_non_differentiable(nll)
+        return losses, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logs, wanted = ctx.saved_tensors
+        slopes = logs.exp()
+        if ctx.smoothing > 0:
+            slopes -= ctx.smoothing / logs.shape[-1]
+        at = wanted.unsqueeze(1)
+        slopes.scatter_add_(1, at, slopes.new_full(at.shape, ctx.smoothing - 1))
+        slopes *= slope.unsqueeze(1)
+        return slopes.to(ctx.dtype), None, None

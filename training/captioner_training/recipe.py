@@ -153,12 +153,13 @@ class Recipe:
     # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
     # of a safetensors file: a Captioner checkpoint or the backbone's stages.
     encoder_weights: str = "bundled"
-    # A Captioner checkpoint to go on from, decoder included; words it lacks start afresh. It takes
-    # the place of encoder_weights, and must have the recipe's architecture.
+    # A Captioner checkpoint to go on from ("bundled" or a path), decoder included; words it lacks
+    # start afresh. It takes the place of encoder_weights, and must have the recipe's architecture.
     weights: str | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderSizes = field(default_factory=DecoderSizes)
+    stochastic_depth: float | None = None  # of the encoder's blocks in training; None: its own
     seed: int = 1
     precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32
     weight_decay: float = 0.02  # AdamW's; matrices only

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from captioner.decoder import Decoder
-from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
+from captioner.vocabulary import END, PAD, START, Vocabulary
 from captioner_training.cider import CiderD
+from captioner_training.loss import NEVER_SAID
 from captioner_training.recipe import SelfCritical
 from captioner_training.step import Captions
 
@@ -108,9 +109,7 @@ def draw_captions(
     for step in range(maximum_length + 1):
         output = decoder.step(tokens, state, grid)
         logits = output.logits.float()
-        logits[..., [PAD, START, UNK]] = -torch.inf
-        if step == 0:
-            logits[..., END] = -torch.inf
+        logits[..., list(NEVER_SAID)] = -torch.inf
         if greedy:
             drawn = logits.argmax(dim=-1)
         else:

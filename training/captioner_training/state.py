@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,8 @@ class StateFiles:
         for path in paths:
             try:
                 state = torch.load(path, map_location="cpu", weights_only=True)
-            except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-                reason = reason or f"{path}: {error}"
+            except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+                reason = reason or f"{path}: {_reason(error)}"
                 continue
             if isinstance(state, dict) and state.get("format") == _FORMAT:
                 return state
@@ -131,12 +132,16 @@ def _reason(error: BaseException) -> str:
 def capture_random(device: torch.device) -> dict[str, Any]:
     """Take down every generator of random numbers of this process."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numpy: dict[str, Any] = dict(np.random.get_state(legacy=False))
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "python": (version, words, gauss),
-        "numpy": (str(kind), torch.tensor(keys.astype(np.int64)), position, has_gauss, cached),
+        "numpy": {
+            **{name: numpy[name] for name in ("bit_generator", "has_gauss", "gauss")},
+            "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
+            "pos": numpy["state"]["pos"],
+        },
     }
 
 
@@ -147,5 +152,6 @@ def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    numpy = dict(state["numpy"])
+    numpy["state"] = {"key": numpy.pop("key").numpy().astype(np.uint32), "pos": numpy.pop("pos")}
+    np.random.set_state(numpy)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--beam-size",
         type=int,
         metavar="N",
-        help="default: the checkpoint's, 5 for the bundled one",
+        help="default: the checkpoint's; the bundled one's is 5",
     )
     parser.add_argument(
         "--official", action="store_true", help="pycocoevalcap's scorers too (needs Java)"

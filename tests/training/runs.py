@@ -1,0 +1,64 @@
+"""What tests of training runs share: a miniature recipe, and how its result is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Everything that draws random numbers or remembers something: dropout, augmentation, scheduled
+# sampling, drawn captions, averaged weights, accumulated gradients, workers.
+RECIPE = """
+name: miniature
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 16}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.2}
+data: {scenes: {train: 120, validation: 20}, minimum_count: 1, workers: 2}
+generation: {beam_size: 2}
+log_every: 1
+save_every_steps: 4
+stages:
+  - {epochs: 2, batch_size: 12, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
+  - {epochs: 1, batch_size: 12, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
+  - {epochs: 1, batch_size: 12, warmup: 2, self_critical: {samples: 3}}
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **more}
+
+
+def start(*arguments: object, **more: Any) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, and do not wait for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "captioner", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        **more,
+    )
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """Read the log of a run without what depends on the clock."""
+    lines = (out / "log.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if name != "timing"}
+        for line in lines
+    ]
+
+
+def newest_state(out: Path) -> dict[str, Any]:
+    path = max((out / "state").glob("step-*.pt"))
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state

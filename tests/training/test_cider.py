@@ -1,0 +1,72 @@
+"""CIDEr-D against pycocoevalcap's CiderScorer, and against a sum worked by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from captioner_training.cider import CiderD
+
+WORDS = [f"w{number}" for number in range(30)]
+
+
+def sentence(chance: random.Random, longest: int = 14) -> list[str]:
+    return [chance.choice(WORDS) for _ in range(chance.randint(1, longest))]
+
+
+def test_a_score_worked_by_hand() -> None:
+    # Three images, so an n-gram of one image has idf log 3, of two log(3/2), of all 0.
+    corpus = [[["a", "red", "dog"]], [["a", "dog"]], [["a", "cat"]]]
+    # Caption "a dog" for image 0. Unigrams: a 0, dog log 1.5; the reference's: a 0, red log 3,
+    # dog log 1.5. Bigrams: "a dog" (log 3) is not in the reference. Lengths in bigrams: 1 and 2.
+    dog, red = math.log(1.5), math.log(3)
+    unigrams = dog * dog / (dog * math.hypot(dog, red))
+    expected = 10 * math.exp(-1 / (2 * 36)) * unigrams / 4
+    score = CiderD(corpus).score([corpus[0]], [[["a", "dog"], []]])
+    assert score.shape == (1, 2)
+    assert score[0] == pytest.approx([expected, 0])
+
+
+def test_scores_are_pycocoevalcaps() -> None:
+    scorer = pytest.importorskip("pycocoevalcap.cider.cider_scorer")
+    chance = random.Random(4)
+    references = [[sentence(chance) for _ in range(chance.randint(1, 6))] for _ in range(700)]
+    captions = []
+    for each in references:
+        kind = chance.randrange(4)
+        caption = sentence(chance)
+        if kind == 0:  # most of a reference, and words that no reference has
+            caption = each[0][: chance.randint(1, 9)] + ["new", "newer"][: chance.randint(0, 2)]
+        elif kind == 1:  # a word said again and again, which is clipped
+            caption = [each[0][0]] * chance.randint(1, 9)
+        elif kind == 2:
+            caption = list(chance.choice(each))
+        captions.append(caption)
+    theirs = scorer.CiderScorer()
+    for each, caption in zip(references, captions, strict=True):
+        theirs += (" ".join(caption), [" ".join(words) for words in each])
+    mean, scores = theirs.compute_score()
+    ours = CiderD(references).score(references, [[caption] for caption in captions])
+    np.testing.assert_allclose(ours[:, 0], scores, atol=1e-9)
+    assert ours.mean() == pytest.approx(mean, abs=1e-9)
+    assert 0.5 < mean < 10 and np.ptp(scores) > 5  # nothing trivial was compared
+
+
+def test_document_frequencies_of_another_corpus() -> None:
+    """As a reward has it: the frequencies are the training set's, whatever is scored."""
+    scorer = pytest.importorskip("pycocoevalcap.cider.cider_scorer")
+    chance = random.Random(5)
+    corpus = [[sentence(chance) for _ in range(5)] for _ in range(300)]
+    batch = [3, 141, 59]
+    drawn = [[sentence(chance), *corpus[index][:2]] for index in batch]
+    ours = CiderD(corpus).score([corpus[index] for index in batch], drawn)
+    for number in range(3):  # the whole corpus each time, of which three captions are looked at
+        theirs = scorer.CiderScorer()
+        for index, each in enumerate(corpus):
+            words = drawn[batch.index(index)][number] if index in batch else each[0]
+            theirs += (" ".join(words), [" ".join(reference) for reference in each])
+        _, scores = theirs.compute_score()
+        np.testing.assert_allclose(ours[:, number], scores[batch], atol=1e-9)

@@ -1,0 +1,145 @@
+"""Two processes under torchrun, on CPU with gloo, against one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioner import ConfigError
+from captioner_training.sampler import BucketSampler
+from tests.training.runs import environment, newest_state, records, start
+
+RECIPE = """
+name: twins
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 16}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
+data: {scenes: {train: 105, validation: 9}, minimum_count: 1, workers: 1}
+generation: {beam_size: 2}
+precision: float32
+log_every: 1
+save_every_steps: 3
+stages:
+  - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}
+  - {epochs: 1, batch_size: 11, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
+"""  # 105 images in batches of 10 and 11: shares are of different sizes
+STEPS = 20
+
+
+def torchrun(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "-m", "captioner", *map(str, arguments),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(OMP_NUM_THREADS="1"),
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output + errors
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "twins.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Path) -> Path:
+    out = recipe.parent / "alone"
+    finish(start("train", recipe, "--out", out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def together(recipe: Path) -> Path:
+    out = recipe.parent / "together"
+    said = finish(torchrun("train", recipe, "--out", out))
+    # One of the two speaks: the result stands once on standard output.
+    assert said.count(str(out / "best.safetensors")) == 1
+    assert said.count("105 training images") == 1
+    return out
+
+
+def furthest(one: Path, two: Path) -> float:
+    first, second = newest_state(one), newest_state(two)
+    assert first["progress"]["total"] == second["progress"]["total"] == STEPS
+    return max(
+        (tensor - second["model"][name]).abs().max().item()
+        for name, tensor in first["model"].items()
+        if tensor.is_floating_point()
+    )
+
+
+def test_two_processes_learn_what_one_learns(alone: Path, together: Path) -> None:
+    assert furthest(alone, together) < 1e-5
+    pairs = zip(records(alone), records(together), strict=True)
+    steps = [(one, two) for one, two in pairs if one["event"] == "step"]
+    assert len(steps) == STEPS
+    for one, two in steps:  # the loss that is logged is that of the whole batch
+        for name in ("loss", "cross_entropy", "gradient_norm"):
+            assert two[name] == pytest.approx(one[name], rel=1e-3)
+    epochs = [records(out)[-2]["validation"] for out in (alone, together)]
+    assert epochs[0]["words"] == epochs[1]["words"]  # sharded, and put together in order
+
+
+def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
+    parts = ("--stages.0.accumulate", 2, "--stages.1.accumulate", 3)
+    finish(start("train", recipe, "--out", tmp_path / "run", *parts))
+    assert furthest(alone, tmp_path / "run") < 1e-5
+
+
+@pytest.mark.slow
+def test_two_killed_processes_go_on(recipe: Path, together: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = torchrun("train", recipe, "--out", out)
+    log = out / "log.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 14):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # torchrun, and what it started
+    process.communicate(timeout=60)
+    assert "going on after step" in finish(torchrun("train", recipe, "--out", out))
+    assert records(out) == records(together)
+    ours, theirs = newest_state(out)["model"], newest_state(together)["model"]
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_shares_make_up_the_batch() -> None:
+    shapes = [(5, 8 + number % 7) for number in range(105)]
+
+    def batches(rank: int, world: int, parts: int) -> list[list[int]]:
+        sampler = BucketSampler(
+            shapes, batch_size=11, seed=3, parts=parts, rank=rank, world=world
+        )  # fmt: skip
+        return list(sampler)
+
+    whole = batches(0, 1, 1)
+    assert sorted(index for batch in whole for index in batch) == list(range(105))
+    assert {len(batch) for batch in whole} == {10, 11}
+    shares = [batches(rank, 2, 2) for rank in range(2)]
+    for number, batch in enumerate(whole):
+        mine = [share[2 * number + part] for share in shares for part in range(2)]
+        assert sorted(index for each in mine for index in each) == sorted(batch)
+        assert max(map(len, mine)) - min(map(len, mine)) <= 1
+    sampler = BucketSampler(shapes, batch_size=11, seed=3)
+    sampler.skip = 4  # an interrupted epoch goes on with the fifth batch
+    assert list(sampler) == whole[4:] and len(sampler) == len(whole) - 4
+    with pytest.raises(ConfigError, match="too few for 4 processes and 3 parts"):
+        batches(0, 4, 3)

@@ -1,0 +1,85 @@
+"""Self-critical training: what is drawn, what it is worth, and that it raises the reward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from captioner.decoder import Decoder, DecoderConfig
+from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
+from captioner_training.loss import caption_loss
+from captioner_training.recipe import SelfCritical
+from captioner_training.scst import SelfCriticalCaptions, advantages, draw_captions
+
+WORDS = ["a", "red", "blue", "circle", "square", "above", "below"]
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    torch.manual_seed(0)
+    sizes = {"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, "dropout": 0.0}
+    decoder = Decoder(DecoderConfig(vocabulary_size=len(WORDS) + 4, grid_dim=6, **sizes))
+    torch.nn.init.normal_(decoder.embedding.weight, std=0.5)
+    return decoder.eval()
+
+
+def test_advantages_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
+    # Against the mean of the other two: 1 - 4, 2 - 3.5, 6 - 1.5.
+    assert advantages(rewards, None).tolist() == [[-3.0, -1.5, 4.5], [0, 0, 0]]
+    assert advantages(rewards, torch.tensor([[2.0], [5.0]])).tolist() == [[-1, 0, 4], [-1, -1, -1]]
+
+
+def test_captions_are_drawn_from_the_models_probabilities(decoder: Decoder) -> None:
+    features = torch.randn(1, 4, 6)
+    state, grid = decoder.start(features)
+    logits = decoder.step(torch.tensor([[START]]), state, grid).logits[0, 0]
+    logits[[PAD, START, UNK]] = -torch.inf
+    expected = logits.softmax(dim=-1)
+    tokens = draw_captions(decoder, features, count=20_000, maximum_length=3)
+    drawn = torch.bincount(tokens[0, :, 1], minlength=len(expected)) / 20_000
+    # Five standard deviations of a share are at most 5 x sqrt(1/4 / 20,000) = 0.018.
+    assert (drawn - expected).abs().max() < 0.018
+
+
+def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
+    features = torch.randn(3, 4, 6)
+    tokens = draw_captions(decoder, features, count=50, maximum_length=5)
+    assert tokens.shape[:2] == (3, 50) and (tokens[..., 0] == START).all()
+    for row in tokens.flatten(0, 1).tolist():
+        words = row[1 : row.index(END)] if END in row else [t for t in row[1:] if t != PAD]
+        assert len(words) <= 5 and not {PAD, START, UNK, END} & set(words)
+        if END in row:
+            assert set(row[row.index(END) + 1 :]) <= {PAD}
+    greedy = draw_captions(decoder, features, count=1, maximum_length=5, greedy=True)
+    assert torch.equal(
+        greedy, draw_captions(decoder, features, count=1, maximum_length=5, greedy=True)
+    )
+
+
+@pytest.mark.parametrize("baseline", ["mean", "greedy"])
+def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
+    """Policy gradients on two images whose captions share no word."""
+    critic = SelfCriticalCaptions(
+        SelfCritical(samples=32, baseline=baseline),
+        vocabulary=Vocabulary(WORDS),
+        # Two more images, so that words are rare enough to be worth something.
+        references=[[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]],
+        maximum_length=5,
+    )
+    features = torch.randn(2, 4, 6)
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-2)
+    rewards = []
+    for _ in range(60):
+        drawn = critic.draw(decoder, features, [0, 1])
+        assert drawn.weights is not None and drawn.reward is not None
+        output = decoder(features, drawn.tokens[..., :-1])
+        loss = caption_loss(
+            decoder, output, drawn.targets, label_smoothing=0.0, doubly_stochastic=0.0,
+            attention_entropy=0.0, weights=drawn.weights,
+        )  # fmt: skip
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+        rewards.append(drawn.reward.item() / 64)
+    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 1.5
