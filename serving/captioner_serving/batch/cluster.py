@@ -107,7 +107,7 @@ class RayEngine:
             raise CaptionerError(
                 f"no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
-        resources = ray.cluster_resources()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         self._gpus = int(resources.get("GPU", 0))
         self._actors = self._gpus or max(1, int(resources.get("CPU", 1)) - 1)
         context = ray.data.DataContext.get_current()

@@ -152,11 +152,13 @@ class BatchRun:
             f"{self.engine.description}"
         ]
         counts = {
-            "captioned": captioned,
+            "captions in all": captioned,
             f"unsure, in {self.config.review}": unsure,
             "the same file as another": self.twins,
-            "done before": self.resumed,
-            "sidecars were there and stayed": self._sidecars.kept if self._sidecars else 0,
+            "were done before": self.resumed,
+            "sidecars were there and stayed as they were": self._sidecars.kept
+            if self._sidecars
+            else 0,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
         lines.append("; ".join(f"{n:,} {what}" for what, n in counts.items() if n))

@@ -25,6 +25,7 @@ Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.usage = "%(prog)s INPUT... --output FILE|- [options]"
     parser.add_argument("inputs", nargs="*", metavar="INPUT",
         help="photo, folder, 'glob', .tar, .zip, URL, table, or - for a list")  # fmt: skip
     parser.add_argument("--output", required=True, metavar="FILE|-",
