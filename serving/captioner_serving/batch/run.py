@@ -151,14 +151,13 @@ class BatchRun:
             f"{self.made:,} photos in {duration(seconds)}, {self.made / seconds:.1f} a second; "
             f"{self.engine.description}"
         ]
+        kept = self._sidecars.kept if self._sidecars else 0
         counts = {
             "captions in all": captioned,
             f"unsure, in {self.config.review}": unsure,
             "the same file as another": self.twins,
             "were done before": self.resumed,
-            "sidecars were there and stayed as they were": self._sidecars.kept
-            if self._sidecars
-            else 0,
+            "sidecars were there and stayed as they were": kept,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
         lines.append("; ".join(f"{n:,} {what}" for what, n in counts.items() if n))

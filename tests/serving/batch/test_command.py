@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> No
         for index in (1, 2, 3)
     ]
     assert all(parts)
-    assert sorted(sum(parts, [])) == sorted(str(path) for path in folder.iterdir())
+    assert sorted(chain.from_iterable(parts)) == sorted(str(path) for path in folder.iterdir())
 
 
 def test_the_same_file_is_captioned_once(
