@@ -137,7 +137,7 @@ class Caption:
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
     ) -> list[Image.Image]:
-        """Draw the frames that run through the words; see captioner.overlay.save_animation.
+        """Draw the frames that run through the words; see captioner.saving.save_animation.
 
         Raises:
             ConfigError: no such strength or colour scale.

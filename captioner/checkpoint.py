@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from captioner.bundled import find_bundled
 from captioner.decoder import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import (
@@ -30,6 +30,7 @@ from captioner.errors import (
     CheckpointVersionError,
     OutputError,
 )
+from captioner.generation import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
@@ -52,6 +53,8 @@ class Checkpoint:
     name: str  # which model this is, for records and model cards
     version: str = "1"  # which training of it
     metrics: Mapping[str, float] = field(default_factory=dict)  # its scores, as its training saw
+    # How it makes captions unless it is told otherwise; older files do not say.
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float16) -> None:
         """Write the checkpoint so that the file is either the old one or wholly the new one.
@@ -90,6 +93,7 @@ class Checkpoint:
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.words[4:],
             "metrics": dict(self.metrics),
+            "generation": asdict(self.generation),
         }
 
 
@@ -100,16 +104,13 @@ def bundled_checkpoint() -> Path:
         CheckpointNotFoundError: this installation has none.
 
     """
-    name = "captioner.safetensors"
-    installed = Path(str(files("captioner"))) / "assets" / name
-    checkout = Path(__file__).resolve().parent.parent / "assets" / name
-    for path in (installed, checkout):
-        if path.is_file():
-            return path
-    raise CheckpointNotFoundError(
-        f"the bundled checkpoint is neither at {installed} nor at {checkout}: "
-        "install Captioner again, or name a checkpoint file"
-    )
+    path = find_bundled("captioner.safetensors")
+    if path is None:
+        raise CheckpointNotFoundError(
+            "the bundled checkpoint is missing from this installation: "
+            "install Captioner again, or name a checkpoint file"
+        )
+    return path
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -137,6 +138,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         vocabulary = Vocabulary(header["vocabulary"])
         transform = TransformConfig(**_tuples(header["transform"]))
         name, version, metrics = header["name"], header["version"], header["metrics"]
+        generation = GenerationConfig(**header.get("generation", {}))
     except CheckpointError:
         raise
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -156,6 +158,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         name=name,
         version=version,
         metrics=metrics,
+        generation=generation,
     )
 
 

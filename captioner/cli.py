@@ -31,7 +31,9 @@ class Verb(NamedTuple):
 
 VERBS = {
     "caption": Verb("captioner.verbs.caption", "caption photos, and show where the model looked"),
+    "serve": Verb("captioner_serving.verbs.serve", "serve the page and the HTTP API"),
     "batch": Verb("captioner_serving.verbs.batch", "caption any number of photos, none lost"),
+    "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set to train on"),
     "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"

@@ -23,7 +23,18 @@ from PIL import Image, ImageChops
 
 from captioner.errors import ConfigError
 
-__all__ = ["COLORS", "DEFAULT_COLORS", "FULL_HEAT", "Weights", "blend", "color_scale", "heat_grid"]
+__all__ = [
+    "COLORS",
+    "DEFAULT_COLORS",
+    "FIRST_COLOR",
+    "FULL_HEAT",
+    "OPACITY_GAIN",
+    "TEXTURE",
+    "Weights",
+    "blend",
+    "color_scale",
+    "heat_grid",
+]
 
 FULL_HEAT = 8.0
 """How many times the even share of attention a place needs to be drawn at full heat."""
@@ -45,12 +56,14 @@ COLORS: tuple[str, ...] = (*_ANCHORS, _SPOTLIGHT)
 DEFAULT_COLORS = "inferno"
 """Its dark rim and light heart stand out on light and on dark photos alike."""
 
-# Opacity grows this much faster than heat, or the lower half of a scale could not be seen. The
-# photo's own light and shade still show through, by so much. And the black end of a scale is left
-# out, for black over a photo is a shadow and not a colour.
-_OPACITY_GAIN = 2.0
-_TEXTURE = 0.3
-_FIRST_COLOR = 40
+OPACITY_GAIN = 2.0
+"""Opacity grows this much faster than heat, or the lower half of a scale could not be seen."""
+
+TEXTURE = 0.3
+"""How much of the photo's own light and shade shows through full heat."""
+
+FIRST_COLOR = 40
+"""Where a scale begins: its black end over a photo would be a shadow and not a colour."""
 
 
 class _HasToList(Protocol):
@@ -134,10 +147,10 @@ def blend(photo: Image.Image, heat: Image.Image, *, colors: str, strength: float
         light = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
         return Image.composite(photo, shade, heat.point(light))
     scale = color_scale(colors)
-    palette = [scale[_FIRST_COLOR + (255 - _FIRST_COLOR) * level // 255] for level in range(256)]
+    palette = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
     channels = zip(*palette, strict=True)
     tint = Image.merge("RGB", [heat.point(list(channel)) for channel in channels])
-    grain = gray.point([round(255 - _TEXTURE * (255 - value)) for value in range(256)])
+    grain = gray.point([round(255 - TEXTURE * (255 - value)) for value in range(256)])
     tint = ImageChops.multiply(tint, grain.convert("RGB"))
-    opacity = [round(255 * strength * min(1, _OPACITY_GAIN * level / 255)) for level in range(256)]
+    opacity = [round(255 * strength * min(1, OPACITY_GAIN * level / 255)) for level in range(256)]
     return Image.composite(tint, photo, heat.point(opacity))

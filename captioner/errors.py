@@ -14,6 +14,7 @@ CaptionerError
 │   └── CheckpointMismatchError   its tensors do not fit its own configuration
 ├── ConfigError                 a setting has a value that cannot work
 ├── DataError                   a data set cannot be read
+├── DownloadError               a file cannot be downloaded, or is not the one that was expected
 ├── DeviceError                 a device that this machine does not have
 ├── GenerationError             the model produced numbers that are not numbers
 ├── OutputError                 a result cannot be written
@@ -37,6 +38,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeviceError",
+    "DownloadError",
     "GenerationError",
     "ImageEmptyError",
     "ImageError",
@@ -153,6 +155,13 @@ class DataError(CaptionerError):
 
     type = "data-error"
     title = "The data set cannot be read"
+
+
+class DownloadError(CaptionerError):
+    """A file cannot be downloaded, or is not the one that was expected."""
+
+    type = "download-error"
+    title = "The download failed"
 
 
 class DeviceError(CaptionerError):

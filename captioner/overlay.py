@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
 from captioner.colors import DEFAULT_COLORS, Weights, blend, heat_grid
-from captioner.errors import ConfigError, OutputError
+from captioner.errors import ConfigError
 from captioner.lettering import PAPER, Text, draw_cell, draw_key
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 __all__ = [
     "DEFAULT_STRENGTH",
@@ -31,8 +26,6 @@ __all__ = [
     "attention_map",
     "contact_sheet",
     "overlay",
-    "save_animation",
-    "save_image",
 ]
 
 _Box = tuple[float, float, float, float]
@@ -42,16 +35,6 @@ DEFAULT_STRENGTH = 0.75
 """Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
 
 _WHOLE: _Box = (0.0, 0.0, 1.0, 1.0)
-
-_Formats = dict[str, dict[str, Any]]
-_JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
-_STILL: _Formats = {
-    ".png": {"format": "PNG"},
-    ".jpg": _JPEG,
-    ".jpeg": _JPEG,
-    ".webp": {"format": "WEBP", "quality": 90},
-}
-_MOVING: _Formats = {".gif": {"format": "GIF"}, ".webp": {"format": "WEBP", "quality": 85}}
 
 
 class Panel(NamedTuple):
@@ -176,7 +159,7 @@ def animation(
     The caption stands beneath the photo, the present word marked. Returns len(panels) + 2 "RGB"
     images of one size (without panels, the photo alone), none wider or taller than `side` pixels;
     the photo is shown at no more than twice its size. A frame's time, in milliseconds, is in its
-    `info["duration"]`, where `save_animation` finds it; the last frame stays three times as long.
+    `info["duration"]`, where `captioner.saving` finds it; the last frame stays three times as long.
     The other options are those of `overlay`.
 
     Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
@@ -197,56 +180,6 @@ def animation(
         frame.info["duration"] = max(20, round(1000 * seconds))  # players distrust less
         frames.append(frame)
     return frames
-
-
-def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
-    """Write a picture as .png, .jpg, .jpeg or .webp.
-
-    Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
-    """
-    target, options = _target(path, _STILL)
-    _write(image if image.mode == "L" else image.convert("RGB"), target, options)
-
-
-def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
-    """Write the frames of `animation` as a .gif or .webp that plays for ever.
-
-    A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
-
-    Raises OutputError for another suffix, a missing folder, no frames, and a file that cannot be
-    written.
-    """
-    target, options = _target(path, _MOVING)
-    if not frames:
-        raise OutputError(f"{target} cannot be written: there are no frames")
-    pictures = [frame.convert("RGB") for frame in frames]
-    if options["format"] == "GIF":
-        # Every frame has a palette of its own, and dithering keeps skies free of bands.
-        pictures = [picture.quantize(palette=picture.quantize()) for picture in pictures]
-    times = [frame.info.get("duration", 800) for frame in frames]
-    moving = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
-    _write(pictures[0], target, options | moving)
-
-
-def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
-    """Find the options of the path's format, or say what is wrong before any work is done."""
-    target = Path(path)
-    options = formats.get(target.suffix.lower())
-    if options is None:
-        wrong = f"suffix {target.suffix!r} is not known" if target.suffix else "it has no suffix"
-        raise OutputError(f"{target} cannot be written: {wrong}; {', '.join(formats)} work")
-    if not target.parent.is_dir():
-        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
-    return target, options
-
-
-def _write(image: Image.Image, target: Path, options: dict[str, Any]) -> None:
-    try:
-        # Encoded in memory first: what cannot be encoded leaves no half-written file behind.
-        image.save(buffer := BytesIO(), **options)
-        target.write_bytes(buffer.getvalue())
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{target} cannot be written: {error}") from error
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:

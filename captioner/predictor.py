@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import overload
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from captioner.caption import Alternative, Caption, ModelName, Word, image_name
 from captioner.checkpoint import Checkpoint, bundled_checkpoint, load_checkpoint
@@ -18,10 +18,24 @@ from captioner.encoder import Grid
 from captioner.errors import DeviceError, ImageError
 from captioner.generation import GenerationConfig, Hypothesis, generate
 from captioner.image import MAX_PIXELS, ImageSource, open_image
-from captioner.transforms import Transform
+from captioner.transforms import Box, Transform
 from captioner.vocabulary import join
 
-__all__ = ["Captioner", "find_device"]
+__all__ = ["Captioner", "PreparedImage", "find_device", "prepare_image"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedImage:
+    """An image on its way to the encoder: small, and ready to travel between processes.
+
+    source: what it was made from.
+    pixels: uint8 (3, size, size), the square that the encoder sees.
+    box: the part of the photo that the square covers.
+    """
+
+    source: ImageSource
+    pixels: torch.Tensor
+    box: Box
 
 
 class Captioner:
@@ -54,6 +68,7 @@ class Captioner:
         self.model.encoder.to(memory_format=torch.channels_last)
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
+        self.generation = checkpoint.generation
         self.name = ModelName(name=checkpoint.name, version=checkpoint.version)
 
     @classmethod
@@ -94,7 +109,8 @@ class Captioner:
 
         Args:
             images: a path, bytes, binary file or PIL image; or a list of them.
-            config: beam size, number of captions, lengths, sampling; see GenerationConfig.
+            config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
+                takes the checkpoint's own, which is `generation` of this object.
 
         Returns:
             A Caption, or a list of them in order.
@@ -118,23 +134,47 @@ class Captioner:
 
         """
         results: dict[int, Caption | ImageError] = {}
-        opened: dict[int, tuple[ImageSource, Image.Image]] = {}
-        for position, source in enumerate(map(_rereadable, sources)):
+        prepared: dict[int, PreparedImage] = {}
+        for position, source in enumerate(sources):
             try:
-                opened[position] = source, self.open(source)
+                prepared[position] = self.prepare(source)
             except ImageError as error:
                 results[position] = error
-        if opened:
-            grid = self.encode([photo for _, photo in opened.values()])
-            made = generate(self.model.decoder, grid.features, config or GenerationConfig())
-            for (position, (source, photo)), hypotheses in zip(opened.items(), made, strict=True):
-                results[position] = self._describe(source, photo.size, grid, hypotheses)
+        captions = self.caption_prepared(list(prepared.values()), config)
+        results.update(zip(prepared, captions, strict=True))
         return [results[position] for position in range(len(sources))]
 
-    @torch.inference_mode()
+    def prepare(self, source: ImageSource) -> PreparedImage:
+        """Decode an image and bring it to the encoder's square; needs no model, runs anywhere.
+
+        Raises:
+            ImageError: it cannot be opened.
+
+        """
+        source = _rereadable(source)
+        return prepare_image(source, self.transform, max_pixels=self.max_pixels)
+
+    def caption_prepared(
+        self, images: Sequence[PreparedImage], config: GenerationConfig | None = None
+    ) -> list[Caption]:
+        """Caption images that are decoded already, as one batch.
+
+        Raises:
+            GenerationError: the model's scores are not numbers.
+
+        """
+        if not images:
+            return []
+        grid = self.encode(torch.stack([image.pixels for image in images]))
+        made = generate(self.model.decoder, grid.features, config or self.generation)
+        return [
+            self._describe(image, grid, hypotheses)
+            for image, hypotheses in zip(images, made, strict=True)
+        ]
+
     def caption_squares(
         self,
-        squares: Tensor,
+        squares: torch.Tensor,
         names: Sequence[str],
         sizes: Sequence[tuple[int, int]],
         config: GenerationConfig | None = None,
@@ -152,37 +192,20 @@ class Captioner:
             GenerationError: the model's scores are not numbers.
 
         """
-        pixels = self.transform.normalize(squares.to(self.device).permute(0, 3, 1, 2))
-        pixels = pixels.to(self.dtype, memory_format=torch.channels_last)
-        grid = self.model.encode(pixels)
-        made = generate(self.model.decoder, grid.features, config or GenerationConfig())
-        return [
-            self._describe(name, size, grid, hypotheses)
-            for name, size, hypotheses in zip(names, sizes, made, strict=True)
+        images = [
+            PreparedImage(source=name, pixels=pixels, box=self.transform.box(*size))
+            for name, pixels, size in zip(names, squares.permute(0, 3, 1, 2), sizes, strict=True)
         ]
-
-    def open(self, source: ImageSource) -> Image.Image:
-        """Decode an image at the size that the model needs.
-
-        Raises:
-            ImageError: it cannot be opened.
-
-        """
-        return open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
+        return self.caption_prepared(images, config)
 
     @torch.inference_mode()
-    def encode(self, photos: Sequence[Image.Image]) -> Grid:
-        """Encode photos into one grid with features (B, L, D)."""
-        pixels = torch.stack([self.transform(photo) for photo in photos])
-        pixels = pixels.to(self.device, self.dtype, memory_format=torch.channels_last)
-        return self.model.encode(pixels)
+    def encode(self, pixels: torch.Tensor) -> Grid:
+        """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
+        pixels = self.transform.normalize(pixels.to(self.device))
+        return self.model.encode(pixels.to(self.dtype, memory_format=torch.channels_last))
 
     def _describe(
-        self,
-        source: ImageSource,
-        size: tuple[int, int],
-        grid: Grid,
-        hypotheses: list[Hypothesis],
+        self, prepared: PreparedImage, grid: Grid, hypotheses: list[Hypothesis]
     ) -> Caption:
         best, *others = hypotheses
         texts = self.vocabulary.decode(best.tokens)
@@ -204,11 +227,26 @@ class Captioner:
                 Alternative(text=join(self.vocabulary.decode(other.tokens)), score=other.score)
                 for other in others
             ),
-            image=image_name(source),
+            image=image_name(prepared.source),
             model=self.name,
-            box=self.transform.box(*size),
-            open_photo=partial(open_image, source, max_pixels=self.max_pixels),
+            box=prepared.box,
+            open_photo=partial(open_image, prepared.source, max_pixels=self.max_pixels),
         )
+
+
+def prepare_image(
+    source: ImageSource, transform: Transform, *, max_pixels: int = MAX_PIXELS
+) -> PreparedImage:
+    """Decode an image no larger than needed and bring it to the encoder's square.
+
+    Raises:
+        ImageError: it cannot be opened.
+
+    """
+    photo = open_image(source, at_least=transform.at_least, max_pixels=max_pixels)
+    return PreparedImage(
+        source=source, pixels=transform.pixels(photo), box=transform.box(*photo.size)
+    )
 
 
 def find_device(name: str | torch.device) -> torch.device:

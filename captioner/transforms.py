@@ -31,11 +31,23 @@ class Transform(Framing):
             ValueError: the image is not RGB or has no pixels.
 
         """
+        return self.normalize(self.pixels(image))
+
+    def pixels(self, image: Image.Image) -> torch.Tensor:
+        """Turn an RGB image of any size into the encoder's square, before normalising.
+
+        Returns:
+            uint8 (3, size, size), contiguous.
+
+        Raises:
+            ValueError: the image is not RGB or has no pixels.
+
+        """
         size = self.config.size
         # A bytearray, since torch warns about memory that it may not write to.
         data = bytearray(self.square(image).tobytes())
         pixels = torch.frombuffer(data, dtype=torch.uint8).view(size, size, 3)
-        return self.normalize(pixels.permute(2, 0, 1).contiguous())
+        return pixels.permute(2, 0, 1).contiguous()
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalise pixels: (pixel / 255 - mean) / std, for each channel.

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument("--animation", metavar="FILE", help="a .gif or .webp through the words")
     model = parser.add_argument_group("model")
-    model.add_argument("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    model.add_argument(
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="default: the checkpoint's, 5 for the bundled one",
+    )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
     model.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
@@ -58,11 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     _check(arguments)
-    from captioner.generation import GenerationConfig
     from captioner.predictor import Captioner
 
-    config = GenerationConfig(beam_size=arguments.beam_size, captions=arguments.captions)
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    beam_size = arguments.beam_size
+    config = replace(
+        captioner.generation,
+        beam_size=captioner.generation.beam_size if beam_size is None else beam_size,
+        captions=arguments.captions,
+    )
     status = 0
     for photo, result in _results(captioner, arguments.photos, config):
         try:
@@ -111,7 +121,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 
 
 def _draw(caption: Caption, arguments: argparse.Namespace) -> None:
-    from captioner.overlay import save_animation, save_image
+    from captioner.saving import save_animation, save_image
 
     name = Path(caption.image or "photo").stem
     if arguments.sheet:

@@ -19,9 +19,8 @@ from captioner.overlay import (
     attention_map,
     contact_sheet,
     overlay,
-    save_animation,
-    save_image,
 )
+from captioner.saving import save_animation, save_image
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 UNIFORM = torch.full((7, 7), 1 / 49)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.dataset import CaptionedImage, read_coco
-from captioner_training.recipe import Recipe, sources
+from captioner_training.dataset import CaptionedImage, read_coco, read_dataset
+from captioner_training.recipe import Recipe, Source, resolve
 from captioner_training.scenes import write_scenes
 
 __all__ = ["Data", "build_data", "build_model"]
@@ -38,26 +39,30 @@ def build_data(recipe: Recipe, *, out: Path) -> Data:
         DataError: a data set cannot be read.
 
     """
-    scenes = recipe.data.scenes
-    if scenes is None:
-        train = sources(recipe.data.root, recipe.data.train)
-        validation = sources(recipe.data.root, recipe.data.validation)
+    data = recipe.data
+    if data.scenes is None:
+        train = _read(data.root, data.train, "train")
+        validation = _read(data.root, data.validation, "val")
     else:
         folder = out / "scenes"
-        splits = {"train": scenes.train, "val": scenes.validation}
+        splits = {"train": data.scenes.train, "val": data.scenes.validation}
         write_scenes(folder, splits=splits, seed=recipe.seed)
-        train = [(folder / "captions_train.json", folder / "train-00.tar")]
-        validation = [(folder / "captions_val.json", folder / "val-00.tar")]
-    images = [image for source in train for image in read_coco(*source)]
+        train = read_dataset(folder, split="train")
+        validation = read_dataset(folder, split="val")
     vocabulary = Vocabulary.build(
-        (words for image in images for words in image.words),
-        minimum_count=recipe.data.minimum_count,
+        (words for image in train for words in image.words), minimum_count=data.minimum_count
     )
-    return Data(
-        train=images,
-        validation=[image for source in validation for image in read_coco(*source)],
-        vocabulary=vocabulary,
-    )
+    return Data(train=train, validation=validation, vocabulary=vocabulary)
+
+
+def _read(root: str, entries: Sequence[str | Source], split: str) -> list[CaptionedImage]:
+    images: list[CaptionedImage] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            images += read_dataset(resolve(root, entry), split=split)
+        else:
+            images += read_coco(resolve(root, entry.captions), resolve(root, entry.images))
+    return images
 
 
 def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:

@@ -1,4 +1,4 @@
-"""Captioned images in COCO's format, an image with all its captions as one item."""
+"""Captioned images, prepared or in COCO's format; an image with all its captions is one item."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from captioner.errors import DataError
 from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START, Vocabulary, tokenize
-from captioner_training.images import ImageStore
+from captioner_training.images import ImageStore, Member
+from captioner_training.prepare.manifest import Manifest, is_prepared
 
 __all__ = [
     "Augmentation",
@@ -31,6 +33,7 @@ __all__ = [
     "collate",
     "encode_captions",
     "read_coco",
+    "read_dataset",
 ]
 
 _SIDED = re.compile(r"\b(left|right)\b", re.IGNORECASE)
@@ -41,7 +44,7 @@ class CaptionedImage:
     """An image and its captions."""
 
     name: str
-    id: int
+    id: int | str
     store: ImageStore
     captions: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]  # the captions, tokenized
@@ -73,11 +76,50 @@ class Item(NamedTuple):
 class Batch(NamedTuple):
     """B images with up to K captions of up to T tokens, <start> first, padded with <pad>.
 
-    images: pixels (B, 3, S, S) uint8, or cached grids (B, L, D); tokens: (B, K, T).
+    images: pixels (B, 3, S, S) uint8, or cached grids (B, L, D); tokens: (B, K, T);
+    positions: (B,), of the images in their list.
     """
 
     images: Tensor
     tokens: Tensor
+    positions: Tensor
+
+
+def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
+    """Read a split of a data set that is one folder.
+
+    The folder is a data set that `captioner prepare` made; or it holds captions_SPLIT.json in
+    COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT.
+
+    Raises:
+        DataError: it is neither, it has no such split, or files are missing or damaged.
+
+    """
+    if not is_prepared(folder):
+        return read_coco(folder / f"captions_{split}.json", folder / f"{split}*")
+    manifest = Manifest.load(folder)
+    rows = list(manifest.rows(folder, split))
+    shards = [folder / shard.file for shard in manifest.splits[split].shards]
+    store = ImageStore.from_members(
+        ((row.file_name, Member(shards[row.shard], row.offset, row.size)) for row in rows),
+        pattern=folder,
+        identity=manifest.identity,
+    )
+    return [
+        CaptionedImage(
+            name=row.file_name,
+            id=row.id,
+            store=store,
+            captions=row.captions,
+            words=_words(row.captions),
+        )
+        for row in rows
+    ]
+
+
+def _words(captions: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    # Interned: COCO's six million words are thirty thousand different ones.
+    return tuple(tuple(map(sys.intern, tokenize(text))) for text in captions)
 
 
 def read_coco(captions: Path, images: Path | str) -> list[CaptionedImage]:
@@ -118,7 +160,7 @@ def read_coco(captions: Path, images: Path | str) -> list[CaptionedImage]:
             id=record["id"],
             store=store,
             captions=tuple(texts),
-            words=tuple(tuple(tokenize(text)) for text in texts),
+            words=_words(texts),
         )
         for name, (record, texts) in zip(names, found, strict=True)
     ]
@@ -163,16 +205,18 @@ class ImageDataset(Dataset[Item]):
             left = (photo.width - width) * chance.random()
             top = (photo.height - height) * chance.random()
             photo = photo.crop((int(left), int(top), round(left + width), round(top + height)))
-        square = self.transform.square(photo)
-        pixels = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
-        pixels = pixels.view(square.height, square.width, 3).permute(2, 0, 1)
+        pixels = self.transform.pixels(photo)
         if self.augmentation.flip and chance.random() < 0.5 and not image.sided:
             pixels = pixels.flip(-1)
         return Item(pixels, index)
 
 
 def collate(
-    images: Tensor, captions: Sequence[Sequence[Sequence[int]]], *, maximum_length: int
+    images: Tensor,
+    captions: Sequence[Sequence[Sequence[int]]],
+    *,
+    maximum_length: int,
+    positions: Sequence[int] = (),
 ) -> Batch:
     """Pad the captions of B images into tokens (B, K, T); a longer caption loses its tail.
 
@@ -185,7 +229,7 @@ def collate(
     for b, each in enumerate(rows):
         for k, row in enumerate(each):
             tokens[b, k, : len(row)] = torch.tensor(row)
-    return Batch(images, tokens)
+    return Batch(images, tokens, torch.tensor(positions, dtype=torch.long))
 
 
 def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:

@@ -1,36 +1,30 @@
-"""One epoch of training, whatever the batches hold: pixels, or grids that are cached."""
+"""The optimizer's steps of a stage, whatever the batches hold: pixels, or grids that are cached."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LRScheduler
-from tqdm import tqdm
+from torch.optim.lr_scheduler import LambdaLR
 
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner_training.dataset import Batch
-from captioner_training.loss import caption_loss
+from captioner_training.distributed import Processes
+from captioner_training.ema import AveragedWeights
+from captioner_training.loss import CaptionLoss, Counts, count
 from captioner_training.recipe import Recipe, Stage
+from captioner_training.schedule import warmup_cosine
+from captioner_training.scst import SelfCriticalCaptions
+from captioner_training.step import Captions, LossModule, features_of
 
-__all__ = ["EpochResult", "build_optimizer", "train_one_epoch"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochResult:
-    """What an epoch was like on the training data."""
-
-    loss: float  # what was minimised, a step's mean
-    cross_entropy: float  # nats a token, without smoothing
-    gradient_norm: float  # before clipping, a step's mean
-    seconds: float
-    images: int
-    tokens: int
+__all__ = ["Engine", "build_optimizer"]
 
 
 def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
@@ -47,82 +41,121 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
         ):
             if chosen:
                 groups.append({"params": chosen, "lr": rate, "weight_decay": decay})
-    return AdamW(groups, betas=(0.9, 0.98))
+    return AdamW(groups, betas=(0.9, 0.98), fused=True)
 
 
-def train_one_epoch(
-    model: CaptionModel,
-    batches: Iterable[Batch],
-    *,
-    optimizer: AdamW,
-    scheduler: LRScheduler,
-    recipe: Recipe,
-    stage: Stage,
-    transform: Transform,
-    autocast: torch.autocast,
-    description: str,
-    report: Callable[[dict[str, float]], None],
-) -> EpochResult:
-    """Run through the batches once.
+class Engine:
+    """Takes the steps of one stage.
 
     Args:
-        batches: with images as uint8 pixels (B, 3, S, S), or as grids (B, L, D).
-        description: stands before the progress bar.
-        report: is called with loss, rate and gradient norm every 50 steps.
+        model: with what the stage trains thawed, on this process's device.
+        recipe: of the run.
+        stage: of the recipe.
+        steps: of the whole stage, for the schedule.
+        transform: of the recipe.
+        processes: each of which has its share of every batch.
+        self_critical: draws the captions of a self-critical stage.
 
     """
-    device = next(model.parameters()).device
-    model.train()
-    started = time.perf_counter()
-    steps = images = tokens = 0
-    sums = torch.zeros(3)
-    bar = tqdm(batches, desc=description, leave=False, disable=None)
-    for batch in bar:
-        wanted = batch.tokens.to(device, non_blocking=True)
-        with autocast:
-            features = _features(model, batch.images.to(device, non_blocking=True), transform)
-            output = model.decoder(features, wanted[..., :-1])
-            loss = caption_loss(
-                model.decoder,
-                output,
-                wanted[..., 1:],
-                label_smoothing=recipe.label_smoothing,
-                doubly_stochastic=stage.doubly_stochastic,
-                attention_entropy=stage.attention_entropy,
-            )
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss.total)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
-        optimizer.step()
-        scheduler.step()
-        steps, images, tokens = steps + 1, images + len(wanted), tokens + loss.tokens
-        values = torch.stack([loss.total.detach(), loss.cross_entropy, norm]).cpu()
-        sums += values
-        bar.set_postfix(loss=f"{values[1]:.3f}", refresh=False)
-        if steps % 50 == 0:
-            report(
-                {
-                    "loss": float(values[0]),
-                    "cross_entropy": float(values[1]),
-                    "gradient_norm": float(values[2]),
-                    "learning_rate": float(scheduler.get_last_lr()[0]),
-                    "images_per_second": images / (time.perf_counter() - started),
-                }
-            )
-    mean = (sums / max(1, steps)).tolist()
-    return EpochResult(
-        loss=mean[0],
-        cross_entropy=mean[1],
-        gradient_norm=mean[2],
-        seconds=time.perf_counter() - started,
-        images=images,
-        tokens=tokens,
-    )
 
+    def __init__(
+        self,
+        model: CaptionModel,
+        recipe: Recipe,
+        stage: Stage,
+        *,
+        steps: int,
+        transform: Transform,
+        processes: Processes,
+        self_critical: SelfCriticalCaptions | None = None,
+    ) -> None:
+        self.model, self.recipe, self.stage, self.steps = model, recipe, stage, steps
+        self.transform, self.processes = transform, processes
+        self.self_critical = self_critical
+        device = processes.device
+        self.autocast = torch.autocast(
+            device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"
+        )
+        self.optimizer = build_optimizer(model, recipe, stage)
+        rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
+        self.scheduler = LambdaLR(self.optimizer, rate)
+        self.average = AveragedWeights(model, decay=recipe.ema)
+        self.taken = 0
+        self.sums = torch.zeros(4, device=device)  # of what `step` returned in this epoch
+        loss = LossModule(model, recipe, stage, transform=transform)
+        self._ddp = None
+        if processes.world > 1:
+            # BatchNorm's statistics never change in training, so no buffer need travel.
+            self._ddp = DistributedDataParallel(
+                loss, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+        self._module: nn.Module = loss if self._ddp is None else self._ddp
 
-def _features(model: CaptionModel, images: Tensor, transform: Transform) -> Tensor:
-    """Encode pixels; a cached grid is there already."""
-    if images.dtype != torch.uint8:
-        return images.float()
-    pixels = transform.normalize(images).contiguous(memory_format=torch.channels_last)
-    return model.encode(pixels).features
+    def step(self, parts: Sequence[Batch]) -> Tensor:
+        """Learn from this process's share of one batch.
+
+        Args:
+            parts: of the share; their gradients are added up.
+
+        Returns:
+            (4,), on the device: this process's shares of the loss, the cross-entropy, the mean
+            reward and the gradient's norm before clipping. Summed over the processes they are those
+            of the whole batch.
+
+        """
+        self.model.train(self.self_critical is None)
+        images = [part.images.to(self.processes.device, non_blocking=True) for part in parts]
+        captions = [self._captions(*pair) for pair in zip(parts, images, strict=True)]
+        counts = self._count(captions)
+        own_words = self.stage.scheduled_sampling * self.taken / self.steps
+        sums = torch.zeros(3, device=self.processes.device)
+        for number, (pixels, wanted) in enumerate(zip(images, captions, strict=True), start=1):
+            more = number < len(parts) and self._ddp is not None
+            with self._ddp.no_sync() if more and self._ddp else contextlib.nullcontext():
+                with self.autocast:
+                    loss: CaptionLoss = self._module(pixels, wanted, counts, own_words)
+                # DistributedDataParallel takes the mean over processes; the loss is a sum.
+                torch.autograd.backward(loss.total * self.processes.world)
+            sums[:2] += torch.stack([loss.total.detach(), loss.cross_entropy])
+            if wanted.reward is not None:
+                sums[2] += wanted.reward / counts.captions
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
+        self.average.update()
+        self.taken += 1
+        return torch.cat([sums, norm.unsqueeze(0) / self.processes.world])
+
+    def _captions(self, part: Batch, images: Tensor) -> Captions:
+        """The captions of the batch, or captions that the model draws itself."""
+        if self.self_critical is None:
+            tokens = part.tokens.to(self.processes.device, non_blocking=True)
+            return Captions(tokens, part.tokens[..., 1:])
+        with torch.no_grad(), self.autocast:
+            features = features_of(self.model, images, self.transform)
+            return self.self_critical.draw(self.model.decoder, features, part.positions.tolist())
+
+    def _count(self, captions: Sequence[Captions]) -> Counts:
+        """Count the tokens and captions of the whole batch, in all its parts and processes."""
+        each = [torch.stack(count(one.targets)) for one in captions]
+        total = torch.stack(each).sum(dim=0)
+        if self.processes.world > 1:
+            total = self.processes.sum(total.to(self.processes.device))
+        return Counts(*total.unbind())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all that steps have changed but the model."""
+        return {
+            "taken": self.taken,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "average": self.average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state_dict of the same stage."""
+        self.taken = state["taken"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.average.load_state_dict(state["average"])

@@ -18,6 +18,7 @@ from captioner.generation import GenerationConfig, Hypothesis, generate
 from captioner.model import CaptionModel
 from captioner.transforms import Box, Transform
 from captioner.vocabulary import Vocabulary
+from captioner_training.cider import CiderD
 from captioner_training.dataset import CaptionedImage, ImageDataset
 from captioner_training.grounding import (
     PERSON_WORDS,
@@ -57,7 +58,12 @@ def caption_split(
     """Caption every image, in order, on the model's device."""
     device = next(model.parameters()).device
     model.eval()
-    loader = DataLoader(ImageDataset(images, transform), batch_size=batch_size, num_workers=workers)
+    loader = DataLoader(
+        ImageDataset(images, transform),
+        batch_size=batch_size,
+        num_workers=workers,
+        generator=torch.Generator(),  # of its own: see make_loader
+    )
     captioned: list[Captioned] = []
     for pixels, _ in tqdm(loader, desc="captions", leave=False, disable=None):
         with autocast:
@@ -77,7 +83,7 @@ def caption_split(
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """BLEU by nltk, the number of different captions, exact matches, and how attention moves.
+    """BLEU by nltk, CIDEr-D, the number of different captions, exact ones, and how attention moves.
 
     `attention_distance` is the total-variation distance between the words of a caption, averaged
     over the captions of two words or more.
@@ -86,6 +92,9 @@ def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
         [[list(words) for words in one.image.words] for one in captioned],
         [one.words for one in captioned],
     )
+    references = [one.image.words for one in captioned]
+    cider = CiderD(references).score(references, [[one.words] for one in captioned])
+    scores["CIDEr"] = 100 * float(cider.mean())
     scores["different"] = float(len({tuple(one.words) for one in captioned}))
     exact = sum(tuple(one.words) in one.image.words for one in captioned)
     scores["exact"] = 100 * exact / len(captioned)
@@ -133,12 +142,12 @@ def person_grounding(
     }
 
 
-def _read_boxes(path: Path, transform: Transform) -> dict[int, list[Box]]:
+def _read_boxes(path: Path, transform: Transform) -> dict[int | str, list[Box]]:
     """Read boxes by image, in fractions of the square that the grid covers."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        found: dict[int, list[Box]] = defaultdict(list)
+        found: dict[int | str, list[Box]] = defaultdict(list)
         for annotation in content["annotations"]:
             width, height = sizes[annotation["image_id"]]
             left, top, across, down = annotation["bbox"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from captioner.errors import OutputError
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner_training.dataset import CaptionedImage, ImageDataset
+from captioner_training.distributed import Processes
 
 __all__ = ["CachedGrids"]
 
@@ -42,7 +45,7 @@ class CachedGrids:
         transform: Transform,
         *,
         folder: Path,
-        device: torch.device,
+        processes: Processes,
         autocast: torch.autocast,
         workers: int,
         batch_size: int = 32,
@@ -50,7 +53,8 @@ class CachedGrids:
         """Encode every image once, or find the file that an earlier run finished.
 
         The name of the file holds a digest of encoder, transform and images, and it only gets
-        that name when it is whole: what is found is never stale and never half.
+        that name when it is whole: what is found is never stale and never half. Each process
+        encodes its share of the images.
 
         Raises:
             OutputError: the disk is full, or the folder cannot be written.
@@ -59,22 +63,61 @@ class CachedGrids:
         side = transform.config.size // model.config.encoder.stride
         shape = (len(images), side * side, model.config.decoder.grid_dim)
         path = folder / f"grids-{_digest(model, images, transform)}.f16"
-        if not path.exists():
-            loader = DataLoader(
-                ImageDataset(images, transform), batch_size=batch_size, num_workers=workers
-            )
-            temporary = path.with_suffix(".part")
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with temporary.open("wb") as file:
-                    for pixels, _ in tqdm(loader, desc="grids", leave=False, disable=None):
-                        with autocast:
-                            grid = model.encode(transform.normalize(pixels.to(device)))
-                        file.write(grid.features.half().cpu().numpy().tobytes())
+        if processes.broadcast(path.exists()):
+            return cls(path, shape)
+        temporary = path.with_suffix(".part")
+        row = 2 * shape[1] * shape[2]
+        first, last = (len(images) * (processes.rank + end) // processes.world for end in (0, 1))
+        loader = DataLoader(
+            ImageDataset(images[first:last], transform),
+            batch_size=batch_size,
+            num_workers=workers,
+            pin_memory=processes.device.type == "cuda",
+            generator=torch.Generator(),  # of its own: see make_loader
+        )
+        try:
+            if processes.main:
+                _make_room(temporary, row * len(images))
+            processes.wait()
+            with temporary.open("r+b") as file:
+                file.seek(first * row)
+                bar = tqdm(loader, desc="grids", leave=False, disable=_bar_off(processes))
+                for pixels, _ in bar:
+                    with autocast:
+                        device_pixels = pixels.to(processes.device, non_blocking=True)
+                        grid = model.encode(transform.normalize(device_pixels))
+                    file.write(grid.features.half().cpu().numpy().tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            processes.wait()
+            if processes.main:
                 temporary.replace(path)
-            except OSError as error:
-                raise OutputError(f"{temporary} cannot be written: {error}") from error
+            processes.wait()
+        except OSError as error:
+            raise OutputError(f"{temporary} cannot be written: {error.strerror}") from error
         return cls(path, shape)
+
+
+def _bar_off(processes: Processes) -> bool | None:
+    return None if processes.main else True  # None: off where no terminal is
+
+
+def _make_room(path: Path, size: int) -> None:
+    """Make a file of this size, if the disk has so much.
+
+    Raises:
+        OutputError: it has not.
+
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free + (path.stat().st_size if path.exists() else 0)
+    if free < size:
+        raise OutputError(
+            f"the cached grids take {size / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB "
+            "free: make room, or choose another --out"
+        )
+    with path.open("wb") as file:
+        file.truncate(size)
 
 
 def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Transform) -> str:
@@ -82,5 +125,5 @@ def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Tr
     for tensor in model.encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
-        digest.update(f"{image.store.pattern}/{image.name}\n".encode())
+        digest.update(f"{image.store.identity}/{image.name}\n".encode())
     return digest.hexdigest()[:16]

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from captioner.errors import DataError
 
-__all__ = ["ImageStore"]
+__all__ = ["ImageStore", "Member"]
+
+_OPEN_FILES = 128  # tar files held open by a process; systems allow 256 and more
+
+
+class Member(NamedTuple):
+    """Where the bytes of an image lie inside a tar file."""
+
+    path: Path
+    offset: int
+    size: int
 
 
 class ImageStore:
     """Reads images by name from folders and tar files.
 
     Only an index of names and positions is in memory, so the store travels cheaply to the worker
-    processes of a loader.
+    processes of a loader. Each process opens a tar file once.
 
     Args:
         pattern: a folder, a tar file, or a glob of either ("train-*.tar").
@@ -27,21 +39,34 @@ class ImageStore:
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
         self.pattern = Path(pattern)
+        # What the images are, for those who cache what they computed from them.
+        self.identity = str(self.pattern)
+        self._descriptors: dict[Path, int] = {}
+        self._members: dict[str, Member] = {}
         paths = sorted(self.pattern.parent.glob(self.pattern.name))
         if not paths:
             raise DataError(f"no folder or tar file matches {self.pattern}")
         self._folders = [path for path in paths if path.is_dir()]
-        self._members: dict[str, tuple[Path, int, int]] = {}
         for path in paths:
             if not path.is_dir():
                 self._index(path)
+
+    @classmethod
+    def from_members(
+        cls, members: Iterable[tuple[str, Member]], *, pattern: Path, identity: str
+    ) -> ImageStore:
+        """Make a store of known members: no tar file is scanned."""
+        store = cls.__new__(cls)
+        store.pattern, store.identity = pattern, identity
+        store._descriptors, store._members, store._folders = {}, dict(members), []
+        return store
 
     def _index(self, path: Path) -> None:
         try:
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
                     if member.isfile():
-                        self._members[member.name] = (path, member.offset_data, member.size)
+                        self._members[member.name] = Member(path, member.offset_data, member.size)
         except (tarfile.TarError, OSError) as error:
             raise DataError(f"{path} is no readable uncompressed tar file: {error}") from error
 
@@ -58,12 +83,28 @@ class ImageStore:
         try:
             if name in self._members:
                 path, offset, size = self._members[name]
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    return file.read(size)
+                # pread: forked workers share a descriptor's position, and must not move it.
+                data = os.pread(self._descriptor(path), size, offset)
+                if len(data) != size:
+                    raise DataError(f"{path} ends inside {name}: copy or prepare it again")
+                return data
             for folder in self._folders:
                 if (folder / name).is_file():
                     return (folder / name).read_bytes()
         except OSError as error:
             raise DataError(f"{name} in {self.pattern} cannot be read: {error}") from error
         raise DataError(f"{self.pattern} has no image {name}")
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._descriptors:
+            if len(self._descriptors) >= _OPEN_FILES:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            self._descriptors[path] = os.open(path, os.O_RDONLY)
+        return self._descriptors[path]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptors": {}}  # another process opens its own
+
+    def __del__(self) -> None:
+        for descriptor in self.__dict__.get("_descriptors", {}).values():
+            os.close(descriptor)

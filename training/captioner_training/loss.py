@@ -11,15 +11,27 @@ from torch.nn import functional as F
 from captioner.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
 
-__all__ = ["CaptionLoss", "caption_loss"]
+__all__ = ["CaptionLoss", "Counts", "caption_loss", "count"]
+
+
+class Counts(NamedTuple):
+    """What a loss is averaged over: tokens and captions, of every process and part of a batch."""
+
+    tokens: Tensor
+    captions: Tensor
 
 
 class CaptionLoss(NamedTuple):
-    """total: what is minimised; cross_entropy: nats a token, without smoothing; tokens: counted."""
+    """total: what is minimised; cross_entropy: nats a token, without smoothing and weights."""
 
     total: Tensor
     cross_entropy: Tensor
-    tokens: int
+
+
+def count(targets: Tensor) -> Counts:
+    """Count the targets (B, K, T) that are no padding, and the captions that have any."""
+    counted = targets != PAD
+    return Counts(counted.sum(), counted.any(dim=-1).sum())
 
 
 def caption_loss(
@@ -30,6 +42,8 @@ def caption_loss(
     label_smoothing: float,
     doubly_stochastic: float,
     attention_entropy: float,
+    counts: Counts | None = None,
+    weights: Tensor | None = None,
 ) -> CaptionLoss:
     """Compare a teacher-forced pass with the tokens that follow.
 
@@ -38,7 +52,8 @@ def caption_loss(
     Args:
         decoder: whose output layer scores the words.
         output: of B images with K captions of T tokens.
-        targets: (B, K, T), the tokens shifted by one; <pad> does not count.
+        targets: (B, K, T), the tokens shifted by one; <pad> does not count. On the CPU a GPU need
+            not be waited for.
         label_smoothing: the share of probability that is spread over all words
             (Szegedy et al. 2016).
         doubly_stochastic: the weight of (1 - sum_t alpha_ti)^2, averaged over cells and captions,
@@ -48,21 +63,37 @@ def caption_loss(
             over tokens. Every cell of a deep CNN knows something of the whole image, so that a
             plain mean of the grid serves the words nearly as well as looking: without this the
             attention stays all but uniform.
+        counts: what is averaged over, where these captions are a part of a batch. The losses of
+            the parts then add up to the loss of the batch.
+        weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
+            training. Then nothing is smoothed.
+
     """
+    device = output.deep.device
     counted = targets != PAD
-    logits = decoder.logits(output.deep[counted]).float()
-    wanted = targets[counted]
+    counts = count(targets) if counts is None else counts
+    tokens, captions = (number.to(device, non_blocking=True) for number in counts)
+    # Indices, since a boolean mask on a GPU would make the CPU wait for it.
+    index = counted.flatten().nonzero().squeeze(1)
+    wanted = targets.flatten()[index].to(device, non_blocking=True)
+    index = index.to(device, non_blocking=True)
+    logits = decoder.logits(output.deep.flatten(0, 2)[index]).float()
     log_probabilities = logits.log_softmax(dim=-1)
-    cross_entropy = F.nll_loss(log_probabilities, wanted)
-    smooth = -log_probabilities.mean()
-    total = (1 - label_smoothing) * cross_entropy + label_smoothing * smooth
+    nll = F.nll_loss(log_probabilities, wanted, reduction="none")
+    cross_entropy = nll.detach().sum() / tokens
+    if weights is None:
+        smooth = -log_probabilities.mean(dim=-1)
+        total = ((1 - label_smoothing) * nll + label_smoothing * smooth).sum() / tokens
+    else:
+        worth = weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
+        total = (worth * nll).sum() / tokens
     if doubly_stochastic > 0:
-        looked = (output.attention * counted.unsqueeze(-1)).sum(dim=2)  # (B, K, L)
-        captions = counted.any(dim=-1)
-        total = total + doubly_stochastic * (1 - looked[captions]).square().mean()
+        mask = counted.to(device, non_blocking=True)
+        looked = (output.attention * mask.unsqueeze(-1)).sum(dim=2)  # (B, K, L)
+        missed = (1 - looked).square().mean(dim=-1) * mask.any(dim=-1)
+        total = total + doubly_stochastic * missed.sum() / captions
     if attention_entropy > 0:
         # Clamped, since the slope of the entropy is infinite at a weight of 0.
-        weights = output.attention[counted].clamp(min=1e-8)
-        entropy = torch.special.entr(weights).sum(dim=-1).mean()
-        total = total + attention_entropy * entropy
-    return CaptionLoss(total, cross_entropy.detach(), int(torch.count_nonzero(counted)))
+        looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
+        total = total + attention_entropy * torch.special.entr(looks).sum() / tokens
+    return CaptionLoss(total, cross_entropy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from captioner.encoder import EncoderConfig
 from captioner.errors import ConfigError
+from captioner.generation import GenerationConfig
 from captioner.transforms import TransformConfig
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "DecoderSizes",
     "Recipe",
     "ScenesConfig",
+    "SelfCritical",
     "Source",
     "Stage",
     "load_recipe",
@@ -31,7 +33,10 @@ _STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One COCO-format set; relative paths start at DataConfig.root."""
+    """A split in COCO's captions format whose files are named one by one.
+
+    Relative paths start at DataConfig.root.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -56,8 +61,10 @@ class DataConfig:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     root: str = "."  # where the data set lies on this machine; `--data.root DIR` on the command
-    train: tuple[Source, ...] = ()
-    validation: tuple[Source, ...] = ()
+    # A data set is one folder, prepared or not (see dataset.read_dataset), of which the split
+    # `train` or `val` is read; or its files by name.
+    train: tuple[str | Source, ...] = ()
+    validation: tuple[str | Source, ...] = ()
     scenes: ScenesConfig | None = None  # instead of train and validation
     minimum_count: int = 5  # rarer words become <unk>: too few examples to learn from
     maximum_length: int = 22  # words a caption; longer ones are cut, they are few and slow
@@ -83,13 +90,29 @@ class DecoderSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelfCritical:
+    """Self-critical sequence training (Rennie et al. 2017); see scst.py."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    samples: int = 5  # captions drawn an image
+    # What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
+    # the reward of the greedy caption (Rennie et al. 2017).
+    baseline: Literal["mean", "greedy"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.samples < (2 if self.baseline == "mean" else 1):
+            raise ConfigError(f"samples {self.samples} are too few for a baseline {self.baseline}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A part of the training with its own learning rates."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     epochs: int
-    batch_size: int = 64  # images, each with all its captions
+    batch_size: int = 64  # images of all processes together, each with all its captions
     learning_rate: float = 1e-3  # of the decoder, at its peak
     encoder_learning_rate: float = 1e-4  # small: the encoder knows images already
     fine_tune_from: int | None = None  # first encoder stage that is trained; None: grids are cached
@@ -98,6 +121,24 @@ class Stage:
     crop: float = 0.0  # the largest share of a side that a random crop cuts away
     doubly_stochastic: float = 0.05  # asks the words to look at different cells; see loss.py
     attention_entropy: float = 0.03  # asks every word to look at few cells; see loss.py
+    accumulate: int = 1  # parts that a batch is computed in, one after the other: less memory
+    # The share of words, at the end of the stage, that are the model's own and not the caption's.
+    scheduled_sampling: float = 0.0  # see step.py; 0.1 to 0.25 is usual
+    patience: int | None = None  # epochs without a better validation CIDEr that end the stage
+    self_critical: SelfCritical | None = None  # learn from CIDEr-D of sampled captions instead
+
+    def __post_init__(self) -> None:
+        checks = {
+            "epochs": self.epochs >= 1,
+            "batch_size": self.batch_size >= 1,
+            "warmup": self.warmup >= 0,
+            "crop": 0 <= self.crop < 1,
+            "accumulate": self.accumulate >= 1,
+            "scheduled_sampling": 0 <= self.scheduled_sampling <= 1,
+            "patience": self.patience is None or self.patience >= 1,
+        }
+        if bad := [f"{name} {getattr(self, name)}" for name, good in checks.items() if not good]:
+            raise ConfigError(f"out of range: {', '.join(bad)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +164,32 @@ class Recipe:
     weight_decay: float = 0.02  # AdamW's; matrices only
     gradient_clip: float = 1.0  # norm; recurrent gradients burst now and then
     label_smoothing: float = 0.1
-    validation_beam: int = 5
+    ema: float = 0.999  # of the averaged weights that are validated and kept; 0: no average
+    # How the checkpoint makes its captions, in validation and wherever it is used later.
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    compile: bool = False  # torch.compile for the encoder: see docs/training.md for where it pays
+    tensorboard: bool = False  # write event files for TensorBoard into DIR/tensorboard
+    log_every: int = 50  # steps between two lines of the log
+    save_every_minutes: float = 10.0  # between two states; one is saved after every epoch too
+    save_every_steps: int | None = None
+    keep_states: int = 2  # the newest; each holds weights, their average, and two moments
+    max_steps: int | None = None  # stop after so many steps, for a dry run
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise ConfigError("a recipe needs at least one stage")
+        checks = {
+            "ema": 0 <= self.ema < 1,
+            "label_smoothing": 0 <= self.label_smoothing < 1,
+            "gradient_clip": self.gradient_clip > 0,
+            "log_every": self.log_every >= 1,
+            "save_every_minutes": self.save_every_minutes > 0,
+            "save_every_steps": self.save_every_steps is None or self.save_every_steps >= 1,
+            "keep_states": self.keep_states >= 1,
+            "max_steps": self.max_steps is None or self.max_steps >= 1,
+        }
+        if bad := [f"{name} {getattr(self, name)}" for name, good in checks.items() if not good]:
+            raise ConfigError(f"out of range: {', '.join(bad)}")
 
 
 def shipped_recipes() -> list[str]:
@@ -212,9 +274,4 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def resolve(root: str, path: str) -> Path:
     """Place a data path of a recipe on this machine."""
-    return Path(root).expanduser() / path
-
-
-def sources(root: str, entries: Sequence[Source]) -> list[tuple[Path, Path]]:
-    """Name the captions file and the images of every source."""
-    return [(resolve(root, entry.captions), resolve(root, entry.images)) for entry in entries]
+    return Path(root).expanduser() / Path(path).expanduser()

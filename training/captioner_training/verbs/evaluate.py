@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HELP = "Score a checkpoint on a split in COCO's captions format."
+from captioner.errors import ConfigError
+
+HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
+  captioner evaluate ~/coco --split test
   captioner evaluate --captions captions_val.json --images 'val*.tar'
   captioner evaluate --captions captions_val.json --images val2017 \\
       --official --boxes person_boxes_val.json --predictions val.jsonl
@@ -21,13 +25,24 @@ Treebank tokens without punctuation; --official adds pycocoevalcap's BLEU, METEO
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--captions", type=Path, required=True, metavar="FILE", help="the json file"
+        "data",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="a prepared data set, or captions_SPLIT.json with SPLIT*.tar or a folder SPLIT",
     )
+    parser.add_argument("--split", default="val", metavar="NAME", help="of DIR; default: val")
+    parser.add_argument("--captions", type=Path, metavar="FILE", help="instead of DIR: a json file")
     parser.add_argument(
-        "--images", required=True, metavar="PATH", help="folder or tar of images, or a glob of them"
+        "--images", metavar="PATH", help="with --captions: folder or tar of images, or their glob"
     )
     parser.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    parser.add_argument("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument(
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="default: the checkpoint's, 5 for the bundled one",
+    )
     parser.add_argument(
         "--official", action="store_true", help="pycocoevalcap's scorers too (needs Java)"
     )
@@ -40,31 +55,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the split, print its scores."""
+    if (arguments.data is None) == (arguments.captions is None):
+        raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
+    if (arguments.captions is None) != (arguments.images is None):
+        raise ConfigError("--captions and --images belong together")
+
     import torch
 
-    from captioner.generation import GenerationConfig
     from captioner.predictor import Captioner
     from captioner.vocabulary import join
-    from captioner_training.dataset import read_coco
+    from captioner_training.dataset import read_coco, read_dataset
     from captioner_training.evaluation import caption_split, person_grounding, score_split
     from captioner_training.metrics import check_official_scorers, official_scores
 
     if arguments.official:
         check_official_scorers()
-    images = read_coco(arguments.captions, arguments.images)
+    if arguments.data:
+        images = read_dataset(arguments.data, split=arguments.split)
+    else:
+        images = read_coco(arguments.captions, arguments.images)
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    config = captioner.generation
+    if arguments.beam_size is not None:
+        config = replace(config, beam_size=arguments.beam_size)
     captioned = caption_split(
         captioner.model,
         images,
         transform=captioner.transform,
         vocabulary=captioner.vocabulary,
-        config=GenerationConfig(beam_size=arguments.beam_size),
+        config=config,
         autocast=torch.autocast(captioner.device.type, enabled=False),
     )
     report: dict[str, Any] = {
-        "captions": str(arguments.captions),
+        "data": str(arguments.data or arguments.captions),
         "images": len(images),
-        "beam_size": arguments.beam_size,
+        "beam_size": config.beam_size,
         "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
         "nltk": score_split(captioned),
     }

@@ -12,7 +12,9 @@ EXAMPLES = """examples:
   captioner train smoke --out runs/smoke
   captioner train flickr8k --data.root ~/flickr8k --out runs/flickr8k
   captioner train my-recipe.yaml --seed 2 --stages.0.epochs 3
+  torchrun --nproc-per-node 8 -m captioner train coco --data.root ~/coco --out runs/coco
 
+The same command again goes on with a run that was interrupted, from its last state in DIR.
 Any field of the recipe can be set anew: --FIELD VALUE, with dots inside (--data.workers 4).
 The path of the best checkpoint is printed on standard output."""
 
@@ -20,7 +22,9 @@ The path of the best checkpoint is printed on standard output."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "recipe", metavar="RECIPE", help="smoke, flickr8k, bundled, or a .yaml file"
+        "recipe",
+        metavar="RECIPE",
+        help="smoke, flickr8k, coco, coco-fast, coco-scst, bundled, or a .yaml file",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
@@ -30,13 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
     fields = _fields(arguments.fields)
 
-    from captioner.predictor import find_device
+    from captioner_training.distributed import start_processes
     from captioner_training.recipe import load_recipe
     from captioner_training.train import train
 
     recipe = load_recipe(arguments.recipe, fields)
     out = arguments.out or Path("runs") / recipe.name
-    print(train(recipe, out=out, device=find_device(arguments.device)))
+    with start_processes(arguments.device) as processes:
+        best = train(recipe, out=out, processes=processes)
+        if processes.main:
+            print(best)
     return 0
 
 
@@ -58,5 +65,5 @@ def _fields(rest: list[str]) -> dict[str, str]:
             if following is None:
                 raise ConfigError(f"{word} has no value")
             value = following
-        fields[key] = value
+        fields[key.replace("-", "_")] = value
     return fields

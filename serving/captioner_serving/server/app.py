@@ -1,0 +1,183 @@
+"""The whole application: the API, and the page behind its guard.
+
+Before both stand one log, one set of headers and
+one password.
+
+    AccessLog -> SecurityHeaders -> Access -> FastAPI: /api, /metrics, /docs, the page's uploads
+                                                 `-> GradioGuard -> Gradio: /
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+import gradio as gr
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from captioner import __version__
+from captioner.errors import CaptionerError, ConfigError
+from captioner.predictor import Captioner
+from captioner_serving.server.access import Access
+from captioner_serving.server.api import make_router
+from captioner_serving.server.config import Credentials, ServerConfig
+from captioner_serving.server.files import make_file_router
+from captioner_serving.server.guard import GradioGuard
+from captioner_serving.server.headers import SecurityHeaders
+from captioner_serving.server.log import AccessLog
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.page import SENTENCES, Page, make_page
+from captioner_serving.server.pictures import CaptionShelf, make_picture_router
+from captioner_serving.server.problems import problem
+from captioner_serving.server.service import CaptionService
+from captioner_serving.server.store import UploadStore
+
+__all__ = ["Application"]
+
+_STATIC = Path(__file__).parent / "static"
+_SWEEP = 20.0  # seconds between two looks for uploads to delete
+
+_DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
+
+Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`."""
+
+
+class Application:
+    """A server's parts, put together; `asgi` is what an ASGI server runs.
+
+    Args:
+        captioner: the model.
+        config: how the server listens and how much it takes on.
+        credentials: who may come in; None: everybody.
+        samples: photos to try on the page, by their names; the first is shown at once.
+        log: where the access log goes; None: nowhere.
+
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        config: ServerConfig,
+        *,
+        credentials: Credentials | None = None,
+        samples: dict[str, Path] | None = None,
+        log: TextIO | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.service = CaptionService(captioner, config, self.metrics)
+        self.store = UploadStore(keep=config.keep)
+        # Gradio keeps to this folder too, and every file in it is swept.
+        os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
+        shelf = CaptionShelf(keep=config.keep)
+        page = Page(service=self.service, store=self.store, shelf=shelf, samples=samples or {})
+        first = None
+        for name, path in list(page.samples.items())[:1]:
+            first = name, captioner.caption(path, replace(captioner.generation, captions=SENTENCES))
+        blocks = make_page(page, first=first)
+        api = FastAPIOffline(
+            title="Captioner",
+            version=__version__,
+            description=_DESCRIPTION,
+            redoc_url=None,
+            root_path=config.root_path,
+            lifespan=self._lifespan,
+        )
+        for kind in (CaptionerError, HTTPException, RequestValidationError):
+            api.add_exception_handler(kind, self._answer)
+        api.include_router(make_router(self.service))
+        api.include_router(make_picture_router(shelf))
+        api.include_router(make_file_router(self.store, config))
+        self._gradio = _mount(blocks, config)
+        api.mount("/", GradioGuard(self._gradio, self.store))
+        self.asgi: ASGIApp = AccessLog(SecurityHeaders(Access(api, credentials)), self.metrics, log)
+
+    def refuse(self) -> None:
+        """Take on nothing more; let streams that never end by themselves end."""
+        self.service.refuse()
+        for route in self._gradio.routes:
+            gradio_app = getattr(route, "app", None)
+            if isinstance(gradio_app, gr.routes.App):
+                gradio_app.stop_event.set()
+
+    def close(self) -> None:
+        """Finish what was accepted, and delete every upload."""
+        self.service.close()
+        self.store.close()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(_SWEEP)
+                await asyncio.to_thread(self.store.sweep)
+
+        async with self._gradio.router.lifespan_context(self._gradio):
+            sweeper = asyncio.create_task(sweep())
+            try:
+                yield
+            finally:
+                sweeper.cancel()
+
+    def _answer(self, _: Request, error: Exception) -> Response:
+        """Answer every error in one form."""
+        if isinstance(error, HTTPException):
+            return _http_problem(error)
+        if isinstance(error, RequestValidationError):
+            reasons = (f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())
+            error = ConfigError("; ".join(reasons))
+        if not isinstance(error, CaptionerError):
+            raise error
+        self.metrics.errors.labels(error.type).inc()
+        return problem(error)
+
+
+def _http_problem(error: HTTPException) -> Response:
+    body = {"type": "http", "title": str(error.detail), "detail": str(error.detail)}
+    return JSONResponse(
+        {**body, "status": error.status_code},
+        status_code=error.status_code,
+        headers=error.headers,
+        media_type="application/problem+json",
+    )
+
+
+def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
+    """Put the page into an application of its own, so that the guard can stand before it."""
+    # Without this, Gradio does not check the paths that clients name (see DESIGN.md).
+    blocks.has_launched = True
+    app = FastAPI(openapi_url=None)
+    gr.mount_gradio_app(
+        app,
+        blocks,
+        path="",
+        root_path=config.root_path or None,
+        max_file_size=config.max_upload,
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        theme=gr.themes.Base(
+            primary_hue="orange",
+            neutral_hue="stone",
+            radius_size="lg",
+            font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
+            font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
+        ),
+        css=(_STATIC / "page.css").read_text(encoding="utf-8"),
+        js=(_STATIC / "page.js").read_text(encoding="utf-8"),
+    )
+    return app

@@ -1,0 +1,170 @@
+"""One model, one queue: what waits at the same moment is encoded and decoded together.
+
+Nothing waits for company. When the model is free it takes what is there, be it one image; while it
+works, others gather, and they are the next batch. So an idle server answers one photo as fast as
+the library does, and a busy one finds its own batch size.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from captioner.caption import Caption
+from captioner.errors import CaptionerError
+from captioner.generation import GenerationConfig
+from captioner.predictor import PreparedImage
+
+__all__ = ["Batcher", "BusyError", "ClosedError"]
+
+CaptionBatch = Callable[[Sequence[PreparedImage], GenerationConfig], Sequence[Caption]]
+
+
+class BusyError(CaptionerError):
+    """The queue is full."""
+
+    type = "busy"
+    title = "The server has all the work that it takes on"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full: try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class ClosedError(CaptionerError):
+    """The server is going away: what it accepted it finishes, and it accepts no more."""
+
+    type = "closing"
+    title = "The server is shutting down"
+    retry_after = 5
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down and takes no more images: try again soon")
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    image: PreparedImage
+    config: GenerationConfig
+    future: Future[Caption]
+
+
+class Batcher:
+    """Runs a model in one thread, on batches of what is waiting.
+
+    Args:
+        caption_batch: from prepared images to their captions, in order.
+        max_batch: images in a batch.
+        capacity: images admitted and not yet answered.
+        on_batch: told the size of each batch and the seconds that it took.
+
+    """
+
+    def __init__(
+        self,
+        caption_batch: CaptionBatch,
+        *,
+        max_batch: int,
+        capacity: int,
+        on_batch: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._caption_batch = caption_batch
+        self._max_batch = max_batch
+        self._capacity = capacity
+        self._on_batch = on_batch
+        self._waiting: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._admitted = 0
+        self._closed = False
+        self._seconds_per_image = 0.1  # a running mean, for Retry-After
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def admitted(self) -> int:
+        """Images that have been admitted and not yet released."""
+        return self._admitted
+
+    @property
+    def closed(self) -> bool:
+        """Whether new images are refused."""
+        return self._closed
+
+    def admit(self, count: int) -> None:
+        """Reserve places for `count` images; whoever is admitted must `release` them.
+
+        Raises:
+            BusyError: there is not so much room.
+            ClosedError: the server is shutting down.
+
+        """
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            if self._admitted + count > self._capacity:
+                raise BusyError(max(1, round(self._admitted * self._seconds_per_image)))
+            self._admitted += count
+
+    def release(self, count: int) -> None:
+        """Give back the places of `count` images."""
+        with self._changed:
+            self._admitted -= count
+            self._changed.notify_all()
+
+    def submit(self, image: PreparedImage, config: GenerationConfig) -> Future[Caption]:
+        """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
+
+        The future may raise GenerationError.
+        """
+        job = _Job(image, config, Future())
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify_all()
+        return job.future
+
+    def refuse(self) -> None:
+        """Admit nothing more; what was admitted is finished."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse new images, finish the admitted ones, and end the thread."""
+        self.refuse()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            start = time.monotonic()
+            try:
+                captions = self._caption_batch([job.image for job in batch], batch[0].config)
+            except BaseException as error:
+                for job in batch:
+                    job.future.set_exception(error)
+            else:
+                for job, caption in zip(batch, captions, strict=True):
+                    job.future.set_result(caption)
+            seconds = time.monotonic() - start
+            self._seconds_per_image += 0.2 * (seconds / len(batch) - self._seconds_per_image)
+            if self._on_batch is not None:
+                self._on_batch(len(batch), seconds)
+
+    def _next_batch(self) -> list[_Job]:
+        """Wait for work, and take what has the first one's settings; empty when all is done."""
+        with self._changed:
+            while True:
+                batch: list[_Job] = []
+                others: deque[_Job] = deque()
+                for job in self._waiting:
+                    if len(batch) == self._max_batch or (batch and job.config != batch[0].config):
+                        others.append(job)
+                    elif job.future.set_running_or_notify_cancel():
+                        batch.append(job)
+                self._waiting = others
+                if batch or (self._closed and self._admitted == 0):
+                    return batch
+                self._changed.wait()

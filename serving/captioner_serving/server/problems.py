@@ -1,0 +1,125 @@
+"""From our exceptions to the statuses and bodies of HTTP: application/problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from captioner.errors import (
+    CaptionerError,
+    ConfigError,
+    ImageError,
+    ImageFormatError,
+    ImageTooLargeError,
+)
+from captioner_serving.server.batcher import BusyError, ClosedError
+
+__all__ = [
+    "ForbiddenError",
+    "GoneError",
+    "MediaTypeError",
+    "NotReadyError",
+    "RequestError",
+    "ThrottledError",
+    "UnauthorizedError",
+    "UploadTooLargeError",
+    "problem",
+    "status_of",
+]
+
+
+class RequestError(CaptionerError):
+    """The request itself is malformed."""
+
+    type = "bad-request"
+    title = "The request cannot be understood"
+
+
+class UploadTooLargeError(CaptionerError):
+    """The request has more bytes or more images than the server takes."""
+
+    type = "upload-too-large"
+    title = "The upload is too large"
+
+
+class MediaTypeError(CaptionerError):
+    """The request's body is in a format that is not read."""
+
+    type = "media-type"
+    title = "The request is in another format"
+
+
+class UnauthorizedError(CaptionerError):
+    """The request has no credentials, or wrong ones."""
+
+    type = "unauthorized"
+    title = "Who are you?"
+
+
+class ThrottledError(CaptionerError):
+    """Too many wrong passwords came from one address."""
+
+    type = "too-many-attempts"
+    title = "Too many wrong passwords"
+
+
+class ForbiddenError(CaptionerError):
+    """The file or route is not this client's."""
+
+    type = "forbidden"
+    title = "Not yours"
+
+
+class GoneError(CaptionerError):
+    """What the link led to has been deleted."""
+
+    type = "gone"
+    title = "The photo is not kept any longer"
+
+
+class NotReadyError(CaptionerError):
+    """The model does not answer."""
+
+    type = "not-ready"
+    title = "The model does not answer"
+
+
+_STATUS: dict[type[CaptionerError], int] = {
+    RequestError: 400,
+    UnauthorizedError: 401,
+    ForbiddenError: 403,
+    GoneError: 410,
+    UploadTooLargeError: 413,
+    ImageFormatError: 415,
+    MediaTypeError: 415,
+    ImageTooLargeError: 422,
+    ImageError: 422,
+    ConfigError: 422,
+    ThrottledError: 429,
+    BusyError: 503,
+    ClosedError: 503,
+    NotReadyError: 503,
+    CaptionerError: 500,
+}
+
+
+def status_of(error: CaptionerError) -> int:
+    """Find the HTTP status of an error by its class, or the nearest one above."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def problem(error: CaptionerError, **members: Any) -> JSONResponse:
+    """Answer with an error: type, title, status and detail, and what else belongs to it."""
+    status = status_of(error)
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Basic realm="Captioner", charset="UTF-8"'
+    if status in (429, 503):
+        headers["Retry-After"] = str(getattr(error, "retry_after", 5))
+    return JSONResponse(
+        {**error.record(), "status": status, **members},
+        status_code=status,
+        headers=headers,
+        media_type="application/problem+json",
+    )

@@ -1,0 +1,158 @@
+"""The captioning that the page and the API share: admit, decode, queue, caption."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.errors import CaptionerError, ImageError
+from captioner.generation import GenerationConfig
+from captioner.image import ImageSource
+from captioner.predictor import Captioner
+from captioner_serving.server.batcher import Batcher, ClosedError
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import NotReadyError
+
+__all__ = ["CaptionService"]
+
+# Pillow lets go of the interpreter while it decodes; the model has the other core.
+_DECODERS = 2
+# /api/health believes a batch of the last seconds; after that it asks the model.
+_FRESH, _PATIENCE = 5.0, 10.0
+
+
+class CaptionService:
+    """One model for many clients.
+
+    Args:
+        captioner: the model.
+        config: sizes of the queue and of batches.
+        metrics: where images, batches and errors are counted.
+
+    """
+
+    def __init__(self, captioner: Captioner, config: ServerConfig, metrics: Metrics) -> None:
+        self.captioner = captioner
+        self.config = config
+        self.metrics = metrics
+        self._answered = 0.0
+        self._batcher = Batcher(
+            captioner.caption_prepared,
+            max_batch=config.max_batch,
+            capacity=config.queue,
+            on_batch=self._on_batch,
+        )
+        self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        metrics.queue.set_function(lambda: self._batcher.admitted)
+
+    def generation(self, beam_size: int, captions: int) -> GenerationConfig:
+        """The checkpoint's own settings of generation, but for these two.
+
+        Raises:
+            ConfigError: more captions than the beam holds.
+
+        """
+        own = self.captioner.generation
+        return replace(own, beam_size=beam_size, captions=captions)
+
+    async def caption(
+        self, images: Sequence[ImageSource], config: GenerationConfig
+    ) -> list[Caption | ImageError]:
+        """Caption images, in order; one that cannot be opened fails alone, in its place.
+
+        A caller that is cancelled takes its waiting images out of the queue.
+
+        Raises:
+            BusyError: no room in the queue.
+            ClosedError: the server is shutting down.
+            GenerationError: the model's scores are not numbers.
+
+        """
+        self._batcher.admit(len(images))
+        tasks = [asyncio.create_task(self._caption_one(image, config)) for image in images]
+        try:
+            results = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        finally:
+            self._batcher.release(len(images))
+        self.metrics.captions.inc(sum(isinstance(result, Caption) for result in results))
+        return results
+
+    def require_room(self) -> None:
+        """Refuse before an upload is read what would be refused after it.
+
+        Raises:
+            BusyError: no room in the queue for even one image.
+            ClosedError: the server is shutting down.
+
+        """
+        self._batcher.admit(1)
+        self._batcher.release(1)
+
+    async def check(self) -> float:
+        """Ask the model for a caption, unless it has just made one.
+
+        Returns:
+            the seconds since its last answer.
+
+        Raises:
+            NotReadyError: it does not answer within ten seconds.
+            ClosedError: the server is shutting down.
+
+        """
+        if self._batcher.closed:
+            raise ClosedError
+        age = time.monotonic() - self._answered
+        if age < _FRESH:
+            return age
+        side = self.captioner.transform.config.size
+        blank = Image.new("RGB", (side, side), "gray")
+        prepared = self.captioner.prepare(blank)
+        short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
+        try:
+            future = self._batcher.submit(prepared, short)
+            await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
+        except TimeoutError as error:
+            detail = f"it has not answered within {_PATIENCE:.0f} s"
+            raise NotReadyError(detail) from error
+        except CaptionerError as error:
+            raise NotReadyError(error.detail) from error
+        return 0.0
+
+    def refuse(self) -> None:
+        """Take on nothing more; what was accepted is finished."""
+        self._batcher.refuse()
+
+    def close(self) -> None:
+        """Finish what was accepted, then stop."""
+        self._batcher.close()
+        self._decoders.shutdown(cancel_futures=True)
+
+    async def _caption_one(
+        self, image: ImageSource, config: GenerationConfig
+    ) -> Caption | ImageError:
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(self._decoders, self.captioner.prepare, image)
+        except ImageError as error:
+            self.metrics.errors.labels(error.type).inc()
+            return error
+        # All captions of one beam size share a batch; how many of them are wanted is cut here.
+        full = replace(config, captions=config.beam_size)
+        caption = await asyncio.wrap_future(self._batcher.submit(prepared, full))
+        return replace(caption, alternatives=caption.alternatives[: config.captions - 1])
+
+    def _on_batch(self, size: int, seconds: float) -> None:
+        self._answered = time.monotonic()
+        self.metrics.record_batch(size, seconds)

@@ -1,0 +1,90 @@
+"""The page's uploads: a private folder, a capability for each file, gone within ten minutes.
+
+A file belongs to the browser that uploaded it (by cookie) and to the first Gradio session that used
+it. Whoever else names its path, by guess or by theft, gets nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["UploadStore"]
+
+
+@dataclass(eq=False)
+class _Entry:
+    owner: str | None
+    session: str | None
+    until: float
+
+
+class UploadStore:
+    """Files uploaded to the page.
+
+    Args:
+        keep: seconds that a file is kept.
+        folder: where; None makes one in the system's folder for temporary files.
+
+    """
+
+    def __init__(self, *, keep: float, folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="captioner-"))  # readable by us only
+        self._keep = keep
+        self._entries: dict[str, _Entry] = {}
+
+    def save(self, name: str | None, data: bytes, *, owner: str | None) -> str:
+        """Write a file under a path that cannot be guessed; its own name is only decoration."""
+        folder = self.folder / secrets.token_urlsafe(16)
+        folder.mkdir(mode=0o700)
+        path = folder / _harmless(name)
+        with path.open("xb") as file:
+            file.write(data)
+        self._entries[str(path)] = _Entry(owner, None, time.monotonic() + self._keep)
+        return str(path)
+
+    def claim(self, path: str, session: str | None) -> bool:
+        """Whether a session may use a file; the first one that asks is the one."""
+        entry = self._entries.get(path)
+        if entry is None or not session or entry.until < time.monotonic():
+            return False
+        if entry.session is None:
+            entry.session = session
+        return secrets.compare_digest(entry.session.encode(), session.encode())
+
+    def owns(self, path: str, owner: str | None) -> bool:
+        """Whether the file was uploaded by this browser."""
+        entry = self._entries.get(path)
+        if entry is None or entry.owner is None or not owner or entry.until < time.monotonic():
+            return False
+        return secrets.compare_digest(entry.owner.encode(), owner.encode())
+
+    def sweep(self) -> None:
+        """Delete what has been kept long enough, and whatever else has come into the folder."""
+        now = time.monotonic()
+        for path, entry in list(self._entries.items()):
+            if entry.until < now:
+                del self._entries[path]
+        known = {Path(path).parent for path in self._entries}
+        old = time.time() - self._keep
+        for item in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                if item not in known and os.lstat(item).st_mtime < old:
+                    shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def close(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _harmless(name: str | None) -> str:
+    """Keep of a file's name what cannot mean a folder, an option or a device."""
+    plain = re.sub(r"[^\w.-]+", "_", (name or "").replace("\\", "/").rsplit("/", 1)[-1])
+    return plain.lstrip(".-")[-80:] or "photo"

@@ -1,0 +1,96 @@
+"""What the page shows of a caption: everything that hovering needs, so that it asks nothing more.
+
+The library says where the heat is (a small grey picture for each word); the browser only colours
+it and lays it over the photo. So page, command line and files agree on what heat means.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from captioner.caption import Caption, Word
+from captioner.colors import (
+    COLORS,
+    DEFAULT_COLORS,
+    FIRST_COLOR,
+    OPACITY_GAIN,
+    TEXTURE,
+    color_scale,
+    heat_grid,
+)
+from captioner.overlay import DEFAULT_STRENGTH, attention_map
+from captioner.transforms import Box
+
+__all__ = ["describe", "make_viewer"]
+
+_STATIC = Path(__file__).parent / "static"
+
+# Pixels on each side of a smooth heat map, stretched to the photo's shape by the browser. It holds
+# nothing finer than a cell of the grid.
+_HEAT_SIDE = 192
+
+
+def make_viewer(value: dict[str, Any] | None, *, known_limits: str) -> gr.HTML:
+    """The photo with the caption below it; its value is what `describe` returns."""
+    scales = {
+        name: "".join(f"{r:02x}{g:02x}{b:02x}" for r, g, b in color_scale(name))
+        for name in COLORS
+        if name != "spotlight"
+    }
+    return gr.HTML(
+        value,
+        html_template=(_STATIC / "viewer.html").read_text(encoding="utf-8"),
+        css_template=(_STATIC / "viewer.css").read_text(encoding="utf-8"),
+        js_on_load=(_STATIC / "viewer.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+        elem_id="viewer",
+        limits=known_limits,
+        colors=list(COLORS),
+        scales=scales,
+        default_colors=DEFAULT_COLORS,
+        default_strength=DEFAULT_STRENGTH,
+        blend={"opacity_gain": OPACITY_GAIN, "texture": TEXTURE, "first_color": FIRST_COLOR},
+    )
+
+
+def describe(caption: Caption, *, token: str, name: str | None) -> dict[str, Any]:
+    """Turn a caption into the viewer's value: plain data, heat as data URLs, no photo.
+
+    Args:
+        caption: what to show.
+        token: under which the photo and the pictures of it are found.
+        name: of the photo's file, for the names of downloads.
+
+    """
+    return {
+        "caption": caption.text,
+        "box": list(caption.box),
+        "words": [_describe_word(word, caption.box) for word in caption.words],
+        "alternatives": [
+            {"caption": other.text, "score": other.score} for other in caption.alternatives
+        ],
+        "token": token,
+        "name": Path(name or "photo").stem,
+        "record": {**caption.record(attention=True), "image": name},
+    }
+
+
+def _describe_word(word: Word, box: Box) -> dict[str, Any]:
+    return {
+        "text": word.text,
+        "probability": word.probability,
+        "gate": word.gate,
+        "smooth": _data_url(attention_map(word.attention, (_HEAT_SIDE, _HEAT_SIDE), box=box)),
+        "cells": _data_url(heat_grid(word.attention).convert("L")),
+    }
+
+
+def _data_url(image: Image.Image) -> str:
+    image.save(buffer := io.BytesIO(), "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

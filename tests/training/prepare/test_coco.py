@@ -1,0 +1,215 @@
+"""`captioner prepare coco` against a miniature of its hosts: commands in processes, real kills."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from captioner_training.dataset import read_dataset
+from captioner_training.prepare.coco import CocoFiles
+from captioner_training.prepare.manifest import Manifest
+from captioner_training.scenes import SceneConfig, draw_scene
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "splits", "name"),
+    [
+        ((), {"train": 10, "val": 2, "test": 2}, "coco2014-karpathy"),
+        (("--year", 2014, "--split", "official"), {"train": 8, "val": 6}, "coco2014-official"),
+        (("--year", 2017, "--split", "official"), {"train": 12, "val": 2}, "coco2017-official"),
+        (("--year", 2017), {"train": 10, "val": 2, "test": 2}, "coco2017-karpathy"),
+    ],
+)
+def test_each_year_and_split(
+    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path,
+    options: tuple[object, ...], splits: dict[str, int], name: str,
+) -> None:  # fmt: skip
+    server = serve(miniature)
+    to = tmp_path / "coco"
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", server.url, *options)
+    assert (result.returncode, result.stdout.strip()) == (0, str(to)), result.stderr
+    manifest = Manifest.load(to)
+    assert manifest.name == name and manifest.name in result.stderr
+    assert {split: found.images for split, found in manifest.splits.items()} == splits
+    assert manifest.licence is not None and "CC BY 4.0" in manifest.licence
+    assert not (to / ".prepare").exists()  # the downloads have served
+    images = read_dataset(to, split="val")
+    assert [image.id for image in images] == [200, 201, 202, 203, 204, 205][: splits["val"]]
+    for image in images[:2]:
+        assert isinstance(image.id, int)
+        scene = draw_scene(image.id, SceneConfig(side=400))
+        assert image.captions == (scene.caption, scene.caption)
+        stored = Image.open(io.BytesIO(image.store.read(image.name)))
+        assert stored.size == (341, 256)  # 400 x 300 with a short side of 256
+        here = stored.convert("RGB").resize((8, 6)).tobytes()
+        there = scene.image.resize((8, 6)).tobytes()
+        assert max(abs(a - b) for a, b in zip(here, there, strict=True)) < 12
+    row = next(manifest.rows(to, "train"))
+    assert (row.width, row.height, row.licence) == (400, 300, "Attribution License")
+    asked = len(server.requests)
+    again = run_captioner("prepare", "coco", "--to", to, "--mirror", server.url, *options)
+    assert again.returncode == 0 and len(server.requests) == asked  # nothing is fetched twice
+
+
+def test_the_line_drops_again_and_again(
+    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(miniature)
+    server.behave("zips/train2014.zip", drops=[30_000, 20_000], statuses=[503])
+    server.behave("zips/val2014.zip", drops=[10_000], ranges=False)
+    to = tmp_path / "coco"
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", server.url)
+    assert result.returncode == 0, result.stderr
+    assert "trying again in" in result.stderr
+    assert [code for _, code in server.gets("zips/train2014.zip")] == [503, 200, 206, 206]
+    smooth = tmp_path / "smooth"
+    assert run_captioner("prepare", "coco", "--to", smooth, "--mirror", server.url).returncode == 0
+    assert files(to) == files(smooth)
+
+
+def test_a_lie_about_a_checksum_is_found_out(
+    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+) -> None:
+    www = Path(shutil.copytree(miniature, tmp_path / "www"))
+    sums = (www / "SHA256SUMS").read_text().splitlines()
+    lying = ["0" * 64 + line[64:] if "val2014" in line else line for line in sums]
+    (www / "SHA256SUMS").write_text("\n".join(lying))
+    to = tmp_path / "coco"
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", serve(www).url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "val2014.zip is not the file that was published: its sha256 is" in result.stderr
+    assert not (to / "manifest.json").exists() and "Traceback" not in result.stderr
+    # Without a list of its own, a mirror's files must be the published ones.
+    (www / "SHA256SUMS").unlink()
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", serve(www).url)
+    assert result.returncode == 1
+    assert "annotations_trainval2014.zip" in result.stderr or "has not the room" in result.stderr
+
+
+def test_free_disk_is_asked_before_the_first_byte(
+    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(miniature)
+    server.behave("zips/train2014.zip", claimed_length=10**15)
+    result = run_captioner("prepare", "coco", "--to", tmp_path / "c", "--mirror", server.url)
+    assert result.returncode == 1
+    assert "has not the room: 1000000.0 GB to download and about 250000.0 GB" in result.stderr
+    assert [p for method, p, *_ in server.requests if method == "GET"] == ["/SHA256SUMS"]
+
+
+def test_images_that_are_damaged_or_missing_are_reported_together(
+    run_captioner: Run, miniature: Path, serve: Any, sign: Callable[[Path], None], tmp_path: Path
+) -> None:
+    www = Path(shutil.copytree(miniature, tmp_path / "www"))
+    with zipfile.ZipFile(www / "zips" / "val2014.zip") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(www / "zips" / "val2014.zip", "w") as archive:
+        for name, data in content.items():
+            if "205" in name:
+                data = data[: len(data) // 2]  # whole for the zip file, not for the decoder
+            if "204" not in name:
+                archive.writestr(name, data)
+    damaged = bytearray((www / "zips" / "val2014.zip").read_bytes())
+    with zipfile.ZipFile(www / "zips" / "val2014.zip") as archive:
+        place = next(i for i in archive.infolist() if "203" in i.filename).header_offset
+    damaged[place + 500] ^= 255  # the zip file's own checksum finds it
+    (www / "zips" / "val2014.zip").write_bytes(damaged)
+    sign(www)
+    to, url = tmp_path / "coco", serve(www).url
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "missing image: 1 (COCO_val2014_000000000204.jpg)" in result.stderr
+    assert "corrupt image: 2 (" in result.stderr
+    assert "COCO_val2014_000000000203.jpg cannot be read: Bad CRC-32" in result.stderr
+    assert "COCO_val2014_000000000205.jpg is cut off or damaged" in result.stderr
+    assert not (to / "manifest.json").exists() and not list(to.glob("*.tar"))
+    result = run_captioner("prepare", "coco", "--to", to, "--mirror", url, "--skip-bad")
+    assert result.returncode == 0, result.stderr
+    assert "13 of 13 images were prepared by an earlier run" in result.stderr
+    manifest = Manifest.load(to)
+    assert manifest.skipped == {"missing image": 1, "corrupt image": 2}
+    assert {split: found.images for split, found in manifest.splits.items()} == {
+        "train": 8,  # without 204 and 205, Karpathy's restval
+        "val": 2,
+        "test": 1,  # without 203
+    }
+
+
+def test_killed_while_downloading_and_while_preparing(
+    miniature: Path, run_captioner: Run, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(miniature)
+    to = tmp_path / "coco"
+    arguments = ["prepare", "coco", "--to", to, "--mirror", server.url, "--shard-images", 2]
+    server.behave("zips/train2014.zip", pause=0.02)
+    _kill_when(arguments, lambda: _size(to / ".prepare/downloads/train2014.zip.part") > 20_000)
+    assert not (to / "manifest.json").exists()
+    server.behaviours.clear()
+    _kill_when(arguments, lambda: len(list((to / ".prepare").glob("*.tar"))) >= 2)
+    assert not (to / "manifest.json").exists()
+    result = run_captioner(*arguments)
+    assert result.returncode == 0, result.stderr
+    codes = [code for _, code in server.gets("zips/train2014.zip")]
+    assert codes == [200, 206]  # the rest of it, once
+    whole = tmp_path / "whole"
+    run_captioner("prepare", "coco", "--to", whole, "--mirror", server.url, "--shard-images", 2)
+    assert files(to) == files(whole)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _kill_when(arguments: list[object], ready: Callable[[], bool]) -> None:
+    """Start the command and kill -9 it at a moment of its work."""
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "captioner", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(30_000):
+        if ready() or process.poll() is not None:
+            break
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=30) == -signal.SIGKILL, "it ended before it could be killed"
+
+
+def test_the_published_files_are_the_real_ones() -> None:
+    """What is known of COCO, so that a slip of the finger does not go unseen."""
+    known = [file for year in (2014, 2017) for file in CocoFiles.of(year, karpathy=True).all()]
+    assert [file.url for file in CocoFiles.of(2014, karpathy=True).all()] == [
+        "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
+        "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
+        "http://images.cocodataset.org/zips/val2014.zip",
+        "http://images.cocodataset.org/zips/train2014.zip",
+    ]
+    for file in known:
+        if file.checksum is not None:
+            algorithm, _, digest = file.checksum.partition(":")
+            assert len(digest) == {"md5": 32, "sha1": 40}[algorithm] and file.size

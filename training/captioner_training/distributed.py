@@ -1,0 +1,98 @@
+"""The processes of a run: one, or one a GPU as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from captioner.errors import DeviceError
+from captioner.predictor import find_device
+
+__all__ = ["Processes", "start_processes"]
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """This process among the `world` processes of a run.
+
+    Every method but `main` is called by all of them together; alone, each does nothing.
+    """
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes the files and speaks."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of the same shape from every process, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Value) -> list[Value]:
+        """Collect a value from every process, in the order of their ranks."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return cast(list[Value], values)
+
+    def broadcast(self, value: Value | None) -> Value:
+        """Give every process the value of the main one."""
+        if self.world == 1:
+            return cast(Value, value)
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=self.device)
+        return cast(Value, values[0])
+
+    def wait(self) -> None:
+        """Go on only when all have come this far."""
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def start_processes(device: str = "auto") -> Iterator[Processes]:
+    """Join the processes that torchrun started; without torchrun, be the only one.
+
+    Args:
+        device: as for find_device; "cuda" takes the GPU of this process's local rank.
+
+    Raises:
+        DeviceError: this machine has no such device, or fewer GPUs than processes.
+
+    """
+    if "WORLD_SIZE" not in os.environ:
+        yield Processes(device=find_device(device))
+        return
+    found = find_device(device)
+    if found.type == "cuda":
+        local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= count:
+            raise DeviceError(
+                f"torchrun started process {local + 1} on a machine with {count} GPUs: "
+                f"use --nproc-per-node {count}"
+            )
+        found = torch.device("cuda", local)
+        torch.cuda.set_device(found)
+    dist.init_process_group(
+        "nccl" if found.type == "cuda" else "gloo",
+        device_id=found if found.type == "cuda" else None,
+    )
+    try:
+        yield Processes(device=found, rank=dist.get_rank(), world=dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

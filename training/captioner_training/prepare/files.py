@@ -1,0 +1,149 @@
+"""Where the original images lie: loose in folders, or inside tar and zip files."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from captioner.errors import DataError
+
+__all__ = ["IMAGE_SUFFIXES", "ImageFiles", "Location", "read_location", "walk"]
+
+# What captioner.image reads.
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
+)
+_ARCHIVES = (".tar", ".zip")
+
+
+class Location(NamedTuple):
+    """The bytes of one original image."""
+
+    path: str  # of the file, or of the archive
+    offset: int
+    size: int
+    member: str | None  # of a zip file, where they may be compressed
+    stamp: int  # changes when the image does: modification time, or a zip file's own checksum
+
+
+class ImageFiles:
+    """Finds images by the names that a data set calls them.
+
+    Args:
+        places: folders, tar files, zip files, or globs of them. The archives that lie directly
+            in a folder count as well, so that a folder of tar files can be named as it is.
+
+    Raises:
+        DataError: nothing is there, or an archive is damaged.
+
+    """
+
+    def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
+        self._folders: list[Path] = []
+        self._members: dict[str, Location] = {}
+        self._by_basename: dict[str, Location | None] = {}  # None: several have that name
+        for place in places:
+            pattern = Path(place).expanduser()
+            paths = sorted(pattern.parent.glob(pattern.name)) if pattern.name else [pattern]
+            if not paths:
+                raise DataError(f"there are no images at {pattern}: no such file or folder")
+            for path in paths:
+                self._add(path)
+
+    def _add(self, path: Path) -> None:
+        if not path.is_dir():
+            self._index(path)
+            return
+        self._folders.append(path)
+        for archive in sorted(path.iterdir()):
+            if archive.suffix.lower() in _ARCHIVES and archive.is_file():
+                self._index(archive)
+
+    def _index(self, path: Path) -> None:
+        try:
+            members = _zip_members if zipfile.is_zipfile(path) else _tar_members
+            for name, location in members(path):
+                self._members[name] = location
+                base = PurePosixPath(name).name
+                self._by_basename[base] = None if base in self._by_basename else location
+        except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+            raise DataError(
+                f"{path} is no readable zip file or uncompressed tar file: {error}"
+            ) from error
+
+    def find(self, name: str) -> Location | None:
+        """Look for an image by its path, or by its base name inside the archives."""
+        for folder in self._folders:
+            path = folder / name
+            try:
+                status = path.stat()
+            except (OSError, ValueError):  # ValueError: a name with NUL
+                continue
+            return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+        found = self._members.get(name.removeprefix("./"))
+        return found or self._by_basename.get(PurePosixPath(name).name)
+
+
+def _tar_members(path: Path) -> Iterator[tuple[str, Location]]:
+    stamp = path.stat().st_mtime_ns
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            if member.isfile():
+                place = Location(str(path), member.offset_data, member.size, None, stamp)
+                yield member.name.removeprefix("./"), place
+            tar.members = []  # type: ignore[attr-defined]  # or it keeps every member in memory
+
+
+def _zip_members(path: Path) -> Iterator[tuple[str, Location]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                place = Location(str(path), 0, member.file_size, member.filename, member.CRC)
+                yield member.filename.removeprefix("./"), place
+
+
+def read_location(location: Location) -> bytes:
+    """Read an original image.
+
+    Raises:
+        OSError: it cannot be read, or its archive says that it is damaged.
+
+    """
+    if location.member is None:
+        with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
+            file.seek(location.offset)
+            return file.read(location.size)
+    try:
+        return _open_zip(location.path).read(location.member)  # compares the checksum
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        raise OSError(str(error)) from error
+
+
+@lru_cache(maxsize=4)
+def _open_zip(path: str) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)  # stays open as long as the worker: its directory is long
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders in the order of their names, none hidden.
+
+    Raises:
+        DataError: a folder cannot be read.
+
+    """
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}") from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from walk(entry)
+        else:
+            yield entry

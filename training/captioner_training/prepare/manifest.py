@@ -1,0 +1,177 @@
+"""The format of a prepared data set: its manifest, and the index of each split.
+
+    DIR/manifest.json        this is a whole data set: splits, counts, hashes; written last
+    DIR/train-00000.tar ...  the WebDataset convention: KEY.jpg, KEY.json, KEY.jpg, ...
+    DIR/train.index.jsonl    a line an image: what KEY.json says, and where KEY.jpg lies
+
+The index is there so that training finds any image without reading the tar files first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from captioner.errors import DataError
+
+__all__ = [
+    "MANIFEST",
+    "ImageFormat",
+    "IndexRow",
+    "Manifest",
+    "Shard",
+    "Split",
+    "StoredFile",
+    "is_prepared",
+]
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFormat:
+    """How images are stored."""
+
+    short_side: int = 256  # pixels; a smaller image keeps its size
+    quality: int = 90  # of JPEG: 95 takes half as much again, and no model has seen the difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file of the data set, and how to tell that it is whole."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard(StoredFile):
+    """One tar file."""
+
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The images that are trained on, or scored, together."""
+
+    images: int
+    captions: int
+    index: StoredFile
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexRow:
+    """One image of a split."""
+
+    key: str  # KEY.jpg and KEY.json in the shard
+    id: int | str  # the data set's own; unique in its split
+    file_name: str  # the data set's own
+    width: int  # of the original, in pixels, as a viewer sees it
+    height: int
+    captions: tuple[str, ...]
+    shard: int  # position in Split.shards
+    offset: int  # of the JPEG's bytes in the shard
+    size: int  # of the JPEG in bytes
+    licence: str | None = None  # the photo's, where known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # of later versions
+
+    name: str
+    fingerprint: str  # of everything that went in; the same fingerprint is the same data set
+    splits: dict[str, Split]
+    image: ImageFormat
+    source: dict[str, Any]  # kind and options of the command that prepared it
+    licence: str | None = None
+    skipped: dict[str, int] = field(default_factory=dict)  # kinds of problems left out, counted
+    format: Literal["captioner-dataset"] = "captioner-dataset"
+    version: Literal[1] = 1
+
+    @property
+    def identity(self) -> str:
+        """A digest of the stored bytes: equal for copies, wherever they lie."""
+        hashes = [shard.sha256 for split in self.splits.values() for shard in split.shards]
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+    def to_json(self) -> bytes:
+        """Write it as manifest.json has it."""
+        head = {"format": self.format, "version": self.version}
+        adapter = TypeAdapter(dict[str, Any])
+        return adapter.dump_json({**head, **asdict(self)}, indent=2) + b"\n"
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read the manifest of a prepared data set and look for its files.
+
+        Raises:
+            DataError: there is none, it is of another kind, or a file has not the size it says.
+
+        """
+        path = folder / MANIFEST
+        try:
+            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}): no data set, or one that is not "
+                "finished; run `captioner prepare` again"
+            ) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "all of it"
+            raise DataError(
+                f"{path} is no manifest that this Captioner reads ({place}: {first['msg']})"
+            ) from error
+        for split in manifest.splits.values():
+            for shard in (split.index, *split.shards):
+                _check_size(folder / shard.file, shard)
+        return manifest
+
+    def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
+        """Read the index of a split.
+
+        Raises:
+            DataError: there is no such split, or its index is not the one that was written.
+
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits)
+            raise DataError(f"{folder} has no split {split!r}; it has {have}")
+        path = folder / self.splits[split].index.file
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != self.splits[split].index.sha256:
+            raise DataError(f"{path} is not as it was written: copy or prepare it again")
+        adapter = TypeAdapter(IndexRow)
+        for line in content.splitlines():
+            yield adapter.validate_json(line)
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether this folder holds a whole prepared data set."""
+    return (folder / MANIFEST).is_file()
+
+
+def _check_size(path: Path, shard: StoredFile) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if size != shard.bytes:
+        raise DataError(
+            f"{path} has {size:,} bytes where the manifest says {shard.bytes:,}: "
+            "copy or prepare it again"
+        )

@@ -1,0 +1,137 @@
+"""The folder that a data set is prepared into: whose it is, and how it becomes whole.
+
+DIR/.prepare       work in progress: finished shards with a record each, downloads, a lock
+DIR/manifest.json  written last; without it there is no data set in DIR
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import ConfigError, OutputError
+from captioner_training.prepare.manifest import MANIFEST, ImageFormat, Manifest, is_prepared
+from captioner_training.prepare.shards import replacing
+
+__all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
+
+_WORK = ".prepare"
+_OWN_FILES = re.compile(r"[a-z0-9_]+(-\d{5}\.tar|\.index\.jsonl)(\.part)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How and where a data set is prepared."""
+
+    to: Path
+    image: ImageFormat
+    shard_images: int = 2000  # about 50 MB: few files, and little to do again when interrupted
+    workers: int = 1
+    skip_bad: bool = False
+    force: bool = False  # replace another prepared data set
+
+    def __post_init__(self) -> None:
+        least = {
+            "--size": self.image.short_side,
+            "--shard-images": self.shard_images,
+            "--workers": self.workers,
+        }
+        for name, value in least.items():
+            if value < 1:
+                raise ConfigError(f"{name} {value}: must be 1 or more")
+        if not 1 <= self.image.quality <= 100:
+            raise ConfigError(f"--quality {self.image.quality}: must be from 1 to 100")
+
+
+@contextmanager
+def claimed(to: Path) -> Iterator[Path]:
+    """Make the folder, keep other runs out of it, and yield DIR/.prepare.
+
+    Raises:
+        OutputError: the folder holds files of something else, is in use, or cannot be written.
+
+    """
+    work = to / _WORK
+    try:
+        if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
+            raise OutputError(f"{to} has files of something else: choose an empty or new folder")
+        work.mkdir(parents=True, exist_ok=True)
+        lock = (work / "lock").open("w")
+    except OSError as error:
+        raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
+    with lock:
+        _lock(lock.fileno(), to)
+        yield work
+
+
+def _lock(descriptor: int, to: Path) -> None:
+    """Hold a lock until the file is closed or the process ends, however it ends."""
+    with suppress(ImportError):  # not on Windows
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(f"another `captioner prepare` is at work in {to}") from error
+
+
+def find_finished(
+    options: Options, *, source: dict[str, Any], fingerprint: str | None = None
+) -> Manifest | None:
+    """Find the whole data set of this very command, by its source or its fingerprint.
+
+    Raises:
+        OutputError: the folder holds another one, and --force was not given.
+
+    """
+    if options.force or not is_prepared(options.to):
+        return None
+    manifest = Manifest.load(options.to)
+    same = manifest.fingerprint == fingerprint if fingerprint else manifest.source == source
+    if same and manifest.image == options.image:
+        return manifest
+    images = sum(split.images for split in manifest.splits.values())
+    raise OutputError(
+        f"{options.to} holds another data set, or another state of this one: {manifest.name}, "
+        f"{images:,} images, {json.dumps(manifest.source)}; choose another folder, or --force to "
+        "replace it"
+    )
+
+
+def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
+    """Move everything into place, the manifest last, and clear away another data set's files.
+
+    Raises:
+        OutputError: the folder cannot be written.
+
+    """
+    try:
+        (to / MANIFEST).unlink(missing_ok=True)  # from here on, the old data set is none
+        splits = manifest.splits.values()
+        files = [file.file for split in splits for file in (split.index, *split.shards)]
+        for name in files:
+            if (work / name).exists():  # or an earlier run was interrupted after moving it
+                (work / name).replace(to / name)
+        for path in to.iterdir():
+            if _OWN_FILES.fullmatch(path.name) and path.name not in files:
+                path.unlink()
+    except OSError as error:
+        raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
+    with replacing(to / MANIFEST) as file:
+        file.write(manifest.to_json())
+
+
+def clear(work: Path, *, keep: str | None = None) -> None:
+    """Remove DIR/.prepare, which a whole data set does not need; `keep` names what stays in it."""
+    if keep is None or not (work / keep).exists():
+        shutil.rmtree(work, ignore_errors=True)
+        return
+    for path in work.iterdir():
+        if path.name != keep:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,296 @@
+"""`captioner prepare KIND`: a data set of any origin as a compact one to train on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from captioner_training.prepare.manifest import Manifest
+    from captioner_training.prepare.samples import Original
+    from captioner_training.prepare.target import Options
+
+    Kinds = argparse._SubParsersAction[argparse.ArgumentParser]
+
+HELP = "Prepare a data set to train on: images resized once, in tar shards, with a manifest."
+EXAMPLES = """examples:
+  captioner prepare coco --to ~/coco
+  captioner prepare folder photos --to ~/mine
+  captioner prepare csv captions.csv --images photos --to ~/mine
+  captioner prepare coco-json train=train.json val=val.json --images photos --to ~/mine
+  captioner train coco-fast --data.root ~/coco
+
+'captioner prepare KIND --help' has the options of a kind. Problems in the data are reported all
+together, and nothing is prepared from it; --skip-bad goes on without them. The same command
+finishes a run that was interrupted. The folder's path is printed on standard output."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the kinds and their options."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    for add in (_add_coco, _add_folder, _add_csv, _add_jsonl, _add_coco_json, _add_flickr8k):
+        _add_common(add(kinds))
+
+
+def _add(kinds: Kinds, name: str, summary: str, *examples: str) -> argparse.ArgumentParser:
+    return kinds.add_parser(
+        name,
+        help=summary,
+        description=f"Prepare {summary}.",
+        epilog="examples:\n" + "\n".join(f"  captioner prepare {one}" for one in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_coco(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds,
+        "coco",
+        "COCO captions, downloaded",
+        "coco --to ~/coco",
+        "coco --to ~/coco --year 2017 --split official",
+    )
+    parser.add_argument("--year", type=int, choices=(2014, 2017), default=2014, help="or 2017")
+    parser.add_argument(
+        "--split",
+        choices=("karpathy", "official"),
+        default="karpathy",
+        help="karpathy (default): 113,287, 5,000 and 5,000 images, as in most papers; official: "
+        "COCO's own train and val",
+    )
+    parser.add_argument("--mirror", metavar="URL", help="a folder on the web with the same files")
+    parser.add_argument(
+        "--keep-downloads", action="store_true", help="do not delete the zip files at the end"
+    )
+    return parser
+
+
+def _add_folder(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds,
+        "folder",
+        "photos with captions beside them (photo.jpg, photo.txt)",
+        "folder photos --to ~/mine",
+        "folder photos --to ~/mine --val 0.05 --test 0.05",
+    )
+    parser.add_argument(
+        "path",
+        type=Path,
+        metavar="FOLDER",
+        help="photos, each with a .txt or .caption file of one caption a line; subfolders train, "
+        "val and test are splits",
+    )
+    _add_fractions(parser)
+    return parser
+
+
+def _add_csv(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds,
+        "csv",
+        "a CSV table, a row a caption",
+        "csv captions.csv --images photos --to ~/mine",
+        "csv results.csv --delimiter '|' --image-column image_name \\\n"
+        "      --caption-column comment --images photos.zip --to ~/mine",
+    )
+    parser.add_argument("path", type=Path, metavar="FILE", help="in UTF-8, with a header")
+    parser.add_argument("--delimiter", metavar="CHAR", help="default: a comma; a tab for .tsv")
+    _add_columns(parser)
+    return parser
+
+
+def _add_jsonl(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds,
+        "jsonl",
+        "a file with a JSON object a line",
+        "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
+    )
+    parser.add_argument("path", type=Path, metavar="FILE", help="in UTF-8")
+    _add_columns(parser)
+    return parser
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image-column", metavar="NAME", help="the image's file name")
+    parser.add_argument(
+        "--caption-column",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a caption or a list of them; may be given several times",
+    )
+    parser.add_argument("--split-column", metavar="NAME", help="default: split, if there is one")
+    _add_images(parser)
+    _add_fractions(parser)
+
+
+def _add_coco_json(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds,
+        "coco-json",
+        "captions in COCO's json format",
+        "coco-json train=train.json val=val.json --images photos --to ~/mine",
+        "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="[SPLIT=]FILE", help="json files with images and annotations"
+    )
+    _add_images(parser)
+    _add_fractions(parser)
+    return parser
+
+
+def _add_flickr8k(kinds: Kinds) -> argparse.ArgumentParser:
+    parser = _add(
+        kinds, "flickr8k", "Flickr8k as it is handed out", "flickr8k downloads --to ~/flickr8k"
+    )
+    parser.add_argument(
+        "path",
+        type=Path,
+        metavar="FOLDER",
+        help="with the images (unpacked or not), and dataset_flickr8k.json; or Flickr8k.token.txt "
+        "and Flickr_8k.*Images.txt; or Kaggle's captions.txt",
+    )
+    _add_fractions(parser)
+    return parser
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        default=[],
+        metavar="PLACE",
+        help="folders, tar or zip files, or globs of them; default: the folder of FILE",
+    )
+
+
+def _add_fractions(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("splits, for images that the data set puts into none")
+    group.add_argument("--val", type=float, metavar="FRACTION", help="share for val; default: 0.1")
+    group.add_argument("--test", type=float, metavar="FRACTION", help="share for test; default: 0")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="where it is put")
+    parser.add_argument("--name", help="of the data set; default: by its origin")
+    parser.add_argument("--licence", metavar="TEXT", help="of the data set, for the manifest")
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out what has problems instead of stopping"
+    )
+    parser.add_argument("--force", action="store_true", help="replace another data set in DIR")
+    parser.add_argument(
+        "--size", type=int, default=256, metavar="N", help="pixels of the short side; default: 256"
+    )
+    parser.add_argument(
+        "--quality", type=int, default=90, metavar="N", help="of JPEG, 1 to 100; default: 90"
+    )
+    parser.add_argument(
+        "--shard-images", type=int, default=2000, metavar="N", help="images a tar; default: 2000"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare the data set; print its folder."""
+    from captioner_training.prepare.manifest import ImageFormat
+    from captioner_training.prepare.target import Options
+
+    options = Options(
+        to=arguments.to.expanduser(),
+        image=ImageFormat(short_side=arguments.size, quality=arguments.quality),
+        shard_images=arguments.shard_images,
+        workers=_cores() if arguments.workers is None else arguments.workers,
+        skip_bad=arguments.skip_bad,
+        force=arguments.force,
+    )
+    prepare = _prepare_coco if arguments.kind == "coco" else _prepare
+    manifest = prepare(arguments, options)
+    _summarize(manifest)
+    print(options.to)
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace, options: Options) -> Manifest:
+    from dataclasses import replace
+
+    from captioner_training.prepare.assemble import assemble
+    from captioner_training.prepare.target import claimed, clear
+
+    original = _read(arguments)
+    original = replace(
+        original,
+        name=arguments.name or original.name,
+        licence=arguments.licence or original.licence,
+    )
+    with claimed(options.to) as work:
+        manifest = assemble(original, options, work)
+        clear(work)
+    return manifest
+
+
+def _prepare_coco(arguments: argparse.Namespace, options: Options) -> Manifest:
+    from captioner_training.prepare.coco import prepare_coco
+
+    return prepare_coco(
+        options,
+        year=arguments.year,
+        karpathy=arguments.split == "karpathy",
+        mirror=arguments.mirror,
+        keep_downloads=arguments.keep_downloads,
+        name=arguments.name,
+        licence=arguments.licence,
+    )
+
+
+def _read(arguments: argparse.Namespace) -> Original:
+    from captioner_training.prepare import originals
+    from captioner_training.prepare.samples import Fractions
+    from captioner_training.prepare.tables import Columns
+
+    asked = {name: getattr(arguments, name) for name in ("val", "test")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    fractions = Fractions(**given) if given else None
+    match arguments.kind:
+        case "folder":
+            return originals.folder_original(arguments.path, fractions=fractions)
+        case "flickr8k":
+            return originals.flickr8k_original(arguments.path, fractions=fractions)
+        case "coco-json":
+            return originals.coco_json_original(
+                arguments.files, images=arguments.images, fractions=fractions
+            )
+    return originals.table_original(
+        arguments.path,
+        kind=arguments.kind,
+        columns=Columns(
+            image=arguments.image_column,
+            captions=tuple(arguments.caption_column),
+            split=arguments.split_column,
+        ),
+        delimiter=getattr(arguments, "delimiter", None),
+        images=arguments.images,
+        fractions=fractions,
+    )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _summarize(manifest: Manifest) -> None:
+    counts = "; ".join(
+        f"{name} {split.images:,} images, {split.captions:,} captions"
+        for name, split in manifest.splits.items()
+    )
+    print(f"{manifest.name}: {counts}", file=sys.stderr)
+    if manifest.skipped:
+        left_out = ", ".join(f"{kind}: {count:,}" for kind, count in manifest.skipped.items())
+        print(f"left out: {left_out}", file=sys.stderr)
