@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.exports import check_output, export
@@ -89,7 +88,11 @@ class BatchRun:
         captioner: Captioner,
         ray: str | None = None,
     ) -> None:
-        generation = GenerationConfig(beam_size=config.beam_size, captions=config.captions)
+        generation = replace(
+            captioner.generation,
+            captions=config.captions,
+            beam_size=config.beam_size or max(captioner.generation.beam_size, config.captions),
+        )
         _check(inputs, config, output, ray)
         self.inputs, self.output, self.config = inputs, output, config
         self._sidecars = SidecarWriter(config) if config.sidecar else None
@@ -97,7 +100,8 @@ class BatchRun:
         self.journal: Journal | MemoryJournal = MemoryJournal()
         if output is not None:
             model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
-            self.journal = Journal(output, config, {"model": model, **config.settings()})
+            settings = {"model": model, **asdict(generation), **config.settings()}
+            self.journal = Journal(output, config, settings)
         size = config.batch_size or self.journal.batch_size
         self.engine: Engine
         if ray is None:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
     add = parser.add_argument_group("model and speed").add_argument
-    add("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add("--device", default="auto", metavar="auto|cpu|cuda")
     add("--dtype", default="auto", metavar="TYPE", help="auto, float32 or bfloat16")

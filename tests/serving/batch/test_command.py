@@ -218,13 +218,13 @@ def test_the_same_file_is_captioned_once(
     for number in range(20):
         shutil.copy(folder / "p001.jpg", folder / f"twin{number}.jpg")
     captioned: list[str] = []
-    real = Captioner.caption_squares
+    real = Captioner.caption_prepared
 
-    def counting(self: Captioner, squares: Any, names: Any, *rest: Any) -> Any:
-        captioned.extend(names)
-        return real(self, squares, names, *rest)
+    def counting(self: Captioner, images: Any, *rest: Any) -> Any:
+        captioned.extend(image.source for image in images)
+        return real(self, images, *rest)
 
-    monkeypatch.setattr(Captioner, "caption_squares", counting)
+    monkeypatch.setattr(Captioner, "caption_prepared", counting)
     records = list(caption_batch(folder, captioner=tiny))
     assert len(records) == 24 and len(captioned) == 4
     assert all(record["caption"] == records[1]["caption"] for record in records[4:])
@@ -255,15 +255,15 @@ def test_out_of_memory_halves_the_batch(
 
     folder = photos(40)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
-    real, sizes = Captioner.caption_squares, []
+    real, sizes = Captioner.caption_prepared, []
 
-    def short_of_memory(self: Captioner, squares: Any, *rest: Any) -> Any:
-        sizes.append(len(squares))
-        if len(squares) > 6:
+    def short_of_memory(self: Captioner, images: Any, *rest: Any) -> Any:
+        sizes.append(len(images))
+        if len(images) > 6:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, squares, *rest)
+        return real(self, images, *rest)
 
-    monkeypatch.setattr(Captioner, "caption_squares", short_of_memory)
+    monkeypatch.setattr(Captioner, "caption_prepared", short_of_memory)
     config = BatchConfig(batch_size=16)
     records = list(caption_batch(folder, config=config, captioner=tiny))
     assert [record["caption"] for record in records] == wanted
