@@ -32,6 +32,7 @@ from straightforward import caption as straightforward_caption
 
 from captioner import Captioner
 from captioner.generation import generate
+from captioner.image import open_image
 from captioner.predictor import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -168,7 +169,7 @@ def main() -> int:
     _, reason = best_dtype(captioner.device)
     prepared = [captioner.prepare(photo.read()) for photo in LISTED]
     words = [len(c.words) for c in captioner.caption_prepared(prepared[: arguments.single])]
-    sizes = {captioner.open(photo.read()).size for photo in LISTED}
+    sizes = {open_image(photo.read()).size for photo in LISTED}
     with tempfile.TemporaryDirectory() as folder:
         mean = enlarge(LISTED[: arguments.large], Path(folder))
         print(

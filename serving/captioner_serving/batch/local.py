@@ -144,13 +144,17 @@ class LocalEngine:
     def _spans(self, decoded: Iterator[tuple[Photo, Decoded]], claim: Claim) -> Iterator[_Span]:
         span: _Span = []
         fresh = 0
-        for photo, result in decoded:
-            twin = result.error is None and not claim(result.content)
-            span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
-            fresh += span[-1].fresh
-            if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
-                yield span
-                span, fresh = [], 0
+        try:
+            for photo, result in decoded:
+                twin = result.error is None and not claim(result.content)
+                span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
+                fresh += span[-1].fresh
+                if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
+                    yield span
+                    span, fresh = [], 0
+        except CaptionerError:
+            yield span
+            raise
         if span:
             yield span
 
