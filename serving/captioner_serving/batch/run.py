@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
+from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.exports import check_output, export
@@ -102,14 +103,11 @@ class BatchRun:
             model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
             settings = {"model": model, **asdict(generation), **config.settings()}
             self.journal = Journal(output, config, settings)
-        size = config.batch_size or self.journal.batch_size
-        self.engine: Engine
-        if ray is None:
-            self.engine = LocalEngine(captioner, generation, config, batch_size=size)
-        else:
-            from captioner_serving.batch.cluster import RayEngine
-
-            self.engine = RayEngine(ray, captioner, generation, config, batch_size=size)
+        try:
+            self.engine = self._engine(captioner, generation, ray)
+        except BaseException:
+            self.journal.close()
+            raise
         self.resumed = self.twins = self.made = 0
         self._started = time.monotonic()
         self._unwritten: dict[bytes, Record] = {}
@@ -119,6 +117,16 @@ class BatchRun:
 
     def __exit__(self, *_: object) -> None:
         self.journal.close()
+
+    def _engine(
+        self, captioner: Captioner, generation: GenerationConfig, ray: str | None
+    ) -> Engine:
+        size = self.config.batch_size or self.journal.batch_size
+        if ray is None:
+            return LocalEngine(captioner, generation, self.config, batch_size=size)
+        from captioner_serving.batch.cluster import RayEngine
+
+        return RayEngine(ray, captioner, generation, self.config, batch_size=size)
 
     def records(self) -> Iterator[Record]:
         """Do the work; yields each record once it is on disk."""

@@ -85,6 +85,7 @@ def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
 
     def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+        more = options.pop("environment", {})
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "captioner", "batch"),
@@ -95,7 +96,7 @@ def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             stdin=options.pop("stdin", subprocess.DEVNULL),
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **more},
             **options,
         )
 
