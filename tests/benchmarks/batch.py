@@ -10,12 +10,14 @@ DATA is searched for tar files of photos. In each round, in this one process and
   straightforward  one photo at a time: PIL decodes it whole and resizes it; encoder; beam search as
                    the tutorials write it, for as many words as our caption has
   12 megapixels    `captioner batch` on photos enlarged to 4000 x 3000, with a sensor's grain
-Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle.
+Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle; each
+round says how much of it other processes took.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -131,6 +133,14 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def others() -> float:
+    """Seconds of CPU that other processes have taken since the machine started."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    busy = sum(map(int, fields)) - int(fields[3]) - int(fields[4])
+    own = os.times()
+    return busy / os.sysconf("SC_CLK_TCK") - sum(own[:4])
+
+
 def spread(tars: list[Path], count: int) -> Iterator[Photo]:
     """The first photos of each tar file, so that all kinds are there."""
     for tar in tars:
@@ -182,6 +192,7 @@ def main() -> int:
         )
         rows = []
         for _ in range(arguments.rounds):
+            started, busy = time.perf_counter(), others()
             together = in_memory(captioner, prepared, streams=1)
             apart = in_memory(captioner, prepared, streams=cores())
             whole = batch(captioner, PhotoList(sources=("listed",)), len(LISTED))
@@ -189,7 +200,9 @@ def main() -> int:
             large = batch(captioner, Inputs(sources=(folder,)), arguments.large)
             best = max(together, apart)
             rows.append((together, apart, whole, single, large, whole / best, whole / single))
-            print("  ".join(f"{value:.2f}" for value in rows[-1]), flush=True)
+            share = (others() - busy) / (time.perf_counter() - started) / cores()
+            line = "  ".join(f"{value:.2f}" for value in rows[-1])
+            print(f"{line}  (others took {share:.0%} of the machine)", flush=True)
     together, apart, whole, single, large, share, times = map(median, zip(*rows, strict=True))
     print(f"in memory, all cores on a batch   {together:7.1f} photos/s")
     print(f"in memory, a core a batch         {apart:7.1f}")

@@ -7,6 +7,7 @@ gives its photos to others.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -95,6 +96,9 @@ class RayEngine:
         self.batch_size = batch_size or _BATCH
         self._captioner, self._generation, self._config = captioner, generation, config
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+        # Ray reports every step of its own on standard error; what matters comes as an exception.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         try:
             ray.init(
                 address,
@@ -109,7 +113,7 @@ class RayEngine:
             ) from error
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         self._gpus = int(resources.get("GPU", 0))
-        self._actors = self._gpus or max(1, int(resources.get("CPU", 1)) - 1)
+        self._actors = self._gpus or max(1, int(resources.get("CPU", 1)))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True
