@@ -7,8 +7,9 @@ DATA is searched for tar files of photos. In each round, in this one process and
                    batches of 32: all cores on a batch, and a core a batch; the faster counts
   batch            all of `captioner batch`: reading the tar files in place, worker processes,
                    captioning, the journal on disk
-  straightforward  one photo at a time: PIL decodes it whole and resizes it; encoder; beam search as
-                   the tutorials write it, for as many words as our caption has
+  straightforward  one photo at a time: PIL decodes it whole and resizes it; the encoder as it was
+                   trained; beam search as the tutorials write it, for no more words than our
+                   caption has
   12 megapixels    `captioner batch` on photos enlarged to 4000 x 3000, with a sensor's grain
 Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle; each
 round says how much of it other processes took.
@@ -177,6 +178,7 @@ def main() -> int:
     LISTED.extend(spread(tars, arguments.photos))
     captioner = load_captioner(dtype=arguments.dtype)
     _, reason = best_dtype(captioner.device)
+    plain = Captioner.from_pretrained(dtype=captioner.dtype)
     prepared = [captioner.prepare(photo.read()) for photo in LISTED]
     words = [len(c.words) for c in captioner.caption_prepared(prepared[: arguments.single])]
     sizes = {open_image(photo.read()).size for photo in LISTED}
@@ -196,7 +198,7 @@ def main() -> int:
             together = in_memory(captioner, prepared, streams=1)
             apart = in_memory(captioner, prepared, streams=cores())
             whole = batch(captioner, PhotoList(sources=("listed",)), len(LISTED))
-            single = straightforward(captioner, LISTED[: arguments.single], words)
+            single = straightforward(plain, LISTED[: arguments.single], words)
             large = batch(captioner, Inputs(sources=(folder,)), arguments.large)
             best = max(together, apart)
             rows.append((together, apart, whole, single, large, whole / best, whole / single))

@@ -7,6 +7,7 @@ gives its photos to others.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -130,7 +131,7 @@ class RayEngine:
 
         while window := list(islice(photos, _WINDOW * self._actors * self.batch_size)):
             results = ray.data.from_items(
-                [{"photo": photo} for photo in window],
+                [{"photo": _absolute(photo)} for photo in window],
                 override_num_blocks=-(-len(window) // self.batch_size),
             ).map_batches(
                 CaptionActor,
@@ -146,3 +147,11 @@ class RayEngine:
                     if outcome.error is None:
                         claim(outcome.content)
                 yield list(batch["outcome"])
+
+
+def _absolute(photo: Photo) -> Photo:
+    """Say where a photo lies in a way that does not depend on the current folder; not its name."""
+    place = next((name for name in ("file", "archive") if hasattr(photo, name)), None)
+    if place is None:
+        return photo
+    return dataclasses.replace(photo, **{place: os.path.abspath(getattr(photo, place))})

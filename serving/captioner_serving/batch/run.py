@@ -237,8 +237,8 @@ def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | N
         check_output(output)
     if config.sidecar is not None and (packed := inputs.without_folder()):
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
-    if ray is not None and (config.maps is not None or "-" in (inputs.sources or ())):
-        raise ConfigError("a Ray cluster draws no maps and reads no standard input")
+    if ray is not None and config.maps is not None:
+        raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
 
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}

@@ -96,10 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
         Progress(quiet=arguments.quiet) as progress,
     ):
         progress.count(inputs, config.shard, done=len(batch.journal.done))
-        for record in batch.records():
-            if output is None:
-                print(json.dumps(record), flush=True)
-            progress.update(record)
+        try:
+            for record in batch.records():
+                if output is None:
+                    print(json.dumps(record), flush=True)
+                progress.update(record)
+        except KeyboardInterrupt:
+            if output is not None:
+                progress.say("interrupted: the same command goes on from here")
+            raise
         progress.say(batch.summary())
     return int(batch.journal.counts[ERRORS] > 0)
 
