@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import subprocess
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_quiet_says_nothing(photos: Callable[..., Path]) -> None:
 
 def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
     leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 100))
     with (
         open(follower, "w") as terminal,  # noqa: PTH123
         Progress(quiet=False, stream=terminal) as progress,
