@@ -1,18 +1,26 @@
-# make demo    environment, installation, and the bundled checkpoint at work on the sample photos
+# make demo    environment, installation, a sample's caption, and the page until Ctrl-C
+#              (SERVE=0: without the page; PORT=7861: another port)
 # make test    the tests, in under 8 minutes on two cores
 # make check   ruff, mypy, and the tests that take minutes
 # make clean   removes the environment and what the demo wrote
 
 PYTHON ?= python3
+SERVE ?= 1
+PORT ?= 7860
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test check slow lint clean
 
+# With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
 demo: $(VENV)/.installed
 	@mkdir -p demo-output
-	@$(BIN)/captioner caption assets/samples/*.jpg --sheet 'demo-output/{name}.png'
-	@echo "Each word and where the model looked: demo-output/*.png"
+	@$(BIN)/captioner caption assets/samples/coffee.jpg --sheet demo-output/coffee.png
+	@echo "Each word and where the model looked: demo-output/coffee.png"
+ifneq ($(SERVE),0)
+	@if [ -t 0 ]; then set -m; fi; \
+	  $(BIN)/captioner serve --port $(PORT) --log demo-output/access.jsonl
+endif
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "not slow"

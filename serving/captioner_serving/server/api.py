@@ -99,6 +99,7 @@ def make_router(service: CaptionService) -> APIRouter:
         response_model=Records,
         responses=_PROBLEMS,
         openapi_extra=_FORM,
+        tags=["captions"],
         summary="Caption one image or many",
     )
     async def caption(request: Request) -> Response:
@@ -129,6 +130,7 @@ def make_router(service: CaptionService) -> APIRouter:
         response_model=Health,
         responses={503: _PROBLEMS[503]},
         summary="Whether the model answers",
+        tags=["operation"],
     )
     async def health() -> dict[str, Any]:
         """Say ready only when the model has made a caption within the last seconds."""
@@ -137,7 +139,9 @@ def make_router(service: CaptionService) -> APIRouter:
         model = {"name": name.name, "version": name.version}
         return {"status": "ready", "version": __version__, "model": model}
 
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    @router.get(
+        "/metrics", summary="Prometheus metrics", response_class=Response, tags=["operation"]
+    )
     def metrics() -> Response:
         """Requests, latency, batch sizes, the queue and errors."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -46,7 +46,6 @@ from captioner_serving.server.store import UploadStore
 __all__ = ["Application"]
 
 _STATIC = Path(__file__).parent / "static"
-_SWEEP = 20.0  # seconds between two looks for uploads to delete
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -120,7 +119,7 @@ class Application:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async def sweep() -> None:
             while True:
-                await asyncio.sleep(_SWEEP)
+                await asyncio.sleep(min(20.0, self.config.keep))
                 await asyncio.to_thread(self.store.sweep)
 
         async with self._gradio.router.lifespan_context(self._gradio):

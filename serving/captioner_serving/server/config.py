@@ -38,7 +38,8 @@ class ServerConfig:
     queue: int = 64
     # The path under which a proxy shows the server, such as /captioner.
     root_path: str = ""
-    # Seconds that a page's upload, and its captions for download, are kept.
+    # Seconds that a page's upload, and its pictures for download, are kept: with the time between
+    # two sweeps, within the ten minutes that the page promises.
     keep: float = 540.0
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class ServerConfig:
                 ("port", self.port, 0 <= self.port <= 65535, "use 0 to 65535"),
                 ("max_upload", self.max_upload, self.max_upload >= 1000, "use 1 kB or more"),
                 ("max_batch", self.max_batch, 1 <= self.max_batch <= 1024, "use 1 to 1024"),
+                ("keep", self.keep, 1 <= self.keep <= 570, "use 1 to 570 seconds"),
                 ("queue", self.queue, self.queue >= 1, "use 1 or more"),
                 (
                     "root_path",

@@ -197,11 +197,12 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
         photo.input(page.on_photo, [photo, beam_size, captions], [viewer, sample], **_EVENT)
         samples.click(page.on_sample, [beam_size, captions], [viewer, sample, photo], **_EVENT)
         gr.on(
-            [beam_size.release, captions.release],
+            [beam_size.change, captions.change],
             page.caption,
             [photo, sample, beam_size, captions],
             viewer,
             trigger_mode="always_last",
+            api_name="on_settings",  # or it would be called caption, as the public one is
             **_EVENT,
         )
         _add_client_endpoint(page)

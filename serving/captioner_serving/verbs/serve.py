@@ -14,6 +14,7 @@ from captioner.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from captioner_serving.server.app import Application
+    from captioner_serving.server.config import Credentials, ServerConfig
 
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--root-path", default="", metavar="PATH", help="where a proxy shows the server: /captioner"
     )
     parser.add_argument(
+        "--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept"
+    )
+    parser.add_argument(
         "--log", default="-", metavar="FILE", help="the access log, JSON lines; default: stderr"
     )
 
@@ -62,32 +66,39 @@ def run(arguments: argparse.Namespace) -> int:
         max_batch=arguments.max_batch,
         queue=arguments.queue,
         root_path=arguments.root_path,
+        keep=arguments.keep,
     )
     credentials = read_credentials(arguments.auth_file)
     log = _open_log(arguments.log)
-    listener = _listen(config.host, config.port)
-    print("captioner: loading the model ...", file=sys.stderr, flush=True)
+    with _listen(config.host, config.port) as listener:
+        application = _load(arguments, config, credentials, log)
+        try:
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            url = f"http://{host}:{listener.getsockname()[1]}"
+            _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
+            _serve(application, listener)
+        finally:
+            application.close()
+    return 0
 
+
+def _load(
+    arguments: argparse.Namespace,
+    config: ServerConfig,
+    credentials: Credentials | None,
+    log: TextIO,
+) -> Application:
+    _say("loading the model ...")
     from captioner.bundled import sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
 
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
-    application = Application(
-        captioner, config, credentials=credentials, samples=sample_photos(), log=log
-    )
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
-    print(
-        f"captioner: the page is at {url}/, the API at {url}/docs; Ctrl-C ends",
-        file=sys.stderr,
-        flush=True,
-    )
-    try:
-        _serve(application, listener)
-    finally:
-        application.close()
-    return 0
+    return Application(captioner, config, credentials=credentials, samples=sample_photos(), log=log)
+
+
+def _say(text: str) -> None:
+    print(f"captioner: {text}", file=sys.stderr, flush=True)
 
 
 def _serve(application: Application, listener: socket.socket) -> None:

@@ -1,0 +1,201 @@
+"""The server against the library, on one machine in one run.
+
+    python tests/benchmarks/serving.py [--seconds 60] [--clients 32]
+
+1. One photo over HTTP against the same caption in process.
+2. Many clients at once against captioning in process in batches of 16, and against a server that
+   takes one image at a time (`--max-batch 1`).
+3. The page: time to the first useful view, and from pointing at a word to its overlay (needs
+   playwright and chromium).
+
+Everything runs on the same cores, so the load generator takes some of them from the server; it
+sends prepared bytes over bare sockets, and its own CPU time is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from captioner.bundled import sample_photos
+from captioner.predictor import Captioner
+from tests.serving.server.conftest import Server, serve
+
+BATCH = 16
+BOUNDARY = "benchmark"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=32)
+    arguments = parser.parse_args()
+    captioner = Captioner.from_pretrained()
+    photos = {name: path.read_bytes() for name, path in sample_photos().items()}
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
+        f"float32, beam {captioner.generation.beam_size}, {len(photos)} sample photos of 512 x 512 "
+        "to 640 x 427 pixels, bundled checkpoint"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        one_photo(captioner, photos["coffee"], Path(folder))
+        many_clients(captioner, list(photos.values()), Path(folder), arguments)
+        with serve(Path(folder)) as server:
+            page(server)
+
+
+def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 60) -> None:
+    """Alternate between the two, so that both meet the same machine."""
+    http: list[float] = []
+    process: list[float] = []
+    cpu = 0.0
+    with serve(folder) as server:
+        body = request(server, photo)
+        for index in range(rounds + 10):
+            start = time.perf_counter()
+            captioner.caption(photo)
+            middle = time.perf_counter()
+            used = time.process_time()
+            asyncio.run(ask(server, body))
+            end = time.perf_counter()
+            if index >= 10:  # warm
+                process.append(middle - start)
+                http.append(end - middle)
+                cpu += time.process_time() - used
+    in_process, over_http = statistics.median(process), statistics.median(http)
+    print(
+        f"one photo: in process {1000 * in_process:.1f} ms, over HTTP {1000 * over_http:.1f} ms, "
+        f"ratio {over_http / in_process:.2f} (target: at most 1.3; of it the client's own CPU time "
+        f"{1000 * cpu / rounds:.1f} ms; medians of {rounds})"
+    )
+
+
+def many_clients(
+    captioner: Captioner, photos: list[bytes], folder: Path, arguments: argparse.Namespace
+) -> None:
+    in_process = rate_in_process(captioner, photos, arguments.seconds / 3)
+    rates = {}
+    for batch in (BATCH, 1):
+        with serve(folder, "--max-batch", batch, "--log", os.devnull) as server:
+            used, start = time.process_time(), time.perf_counter()
+            done, lost = asyncio.run(load(server, photos, arguments))
+            seconds = time.perf_counter() - start
+            cpu = time.process_time() - used
+            rates[batch] = done / seconds
+            print(
+                f"{arguments.clients} clients for {seconds:.0f} s, --max-batch {batch}: "
+                f"{rates[batch]:.1f} photos/s, {lost} requests lost "
+                f"(load generator: {100 * cpu / seconds:.0f} % of one core)"
+            )
+    print(
+        f"in process, batches of {BATCH}, decoding included: {in_process:.1f} photos/s; "
+        f"server / in process {rates[BATCH] / in_process:.2f} (target: at least 0.8); "
+        f"server / --max-batch 1 {rates[BATCH] / rates[1]:.2f} (target: at least 2)"
+    )
+
+
+def rate_in_process(captioner: Captioner, photos: list[bytes], seconds: float) -> float:
+    batches = list(islice(cycle(photos), BATCH))
+    captioner.caption(batches)
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        captioner.caption(batches)
+        done += BATCH
+    return done / (time.perf_counter() - start)
+
+
+async def load(
+    server: Server, photos: list[bytes], arguments: argparse.Namespace
+) -> tuple[int, int]:
+    """Let each client send one photo after another; count answers and losses."""
+    bodies = [request(server, photo) for photo in photos]
+    deadline = time.perf_counter() + arguments.seconds
+    counts = {"done": 0, "lost": 0}
+
+    async def client(number: int) -> None:
+        for body in islice(cycle(bodies), number, None):
+            if time.perf_counter() > deadline:
+                return
+            try:
+                counts["done" if await ask(server, body) else "lost"] += 1
+            except OSError:
+                counts["lost"] += 1
+
+    await asyncio.gather(*(client(number) for number in range(arguments.clients)))
+    return counts["done"], counts["lost"]
+
+
+def request(server: Server, photo: bytes) -> bytes:
+    part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="x.jpg"\r\n\r\n'
+    body = part.encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
+    head = (
+        f"POST /api/caption HTTP/1.1\r\nHost: {urlsplit(server.url).netloc}\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def ask(server: Server, body: bytes) -> bool:
+    where = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        writer.write(body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    return answer.startswith(b"HTTP/1.1 200") and b'"caption"' in answer
+
+
+def page(server: Server) -> None:
+    chromium = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        print("the page: not measured, playwright or chromium is missing")
+        return
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        views, hovers = [], []
+        for _ in range(5):
+            tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+            start = time.perf_counter()
+            tab.goto(server.url)
+            tab.wait_for_function("+(document.querySelector('.heat')?.dataset.word ?? -1) >= 0")
+            views.append(time.perf_counter() - start)
+            hovers += tab.evaluate(
+                """async () => {
+                  const times = [];
+                  for (const word of document.querySelectorAll('.word')) {
+                    const start = performance.now();
+                    word.dispatchEvent(new PointerEvent('pointerenter', { pointerType: 'mouse' }));
+                    document.querySelector('.heat').getContext('2d').getImageData(0, 0, 1, 1);
+                    times.push(performance.now() - start);
+                    await new Promise(requestAnimationFrame);
+                  }
+                  return times;
+                }"""
+            )
+        browser.close()
+    print(
+        f"the page in headless chromium, 1280 x 900: first view {statistics.median(views):.2f} s, "
+        f"slowest {max(views):.2f} (target: under 2), with a cold cache; a word's overlay "
+        f"{statistics.median(hovers):.1f} ms after pointing at it, slowest {max(hovers):.1f} "
+        "(target: under 50)"
+    )
+
+
+if __name__ == "__main__":
+    main()

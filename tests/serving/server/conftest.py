@@ -1,0 +1,105 @@
+"""A server as a process of its own, and what to send it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "assets" / "samples"
+
+
+@dataclass
+class Server:
+    """A running `captioner serve`: where it listens, and what it has said on standard error."""
+
+    process: subprocess.Popen[str]
+    folder: Path  # its temporary files
+    url: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    def client(self, **options: object) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def uploads(self) -> list[Path]:
+        return [path for path in self.folder.rglob("*") if path.is_file()]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *arguments: object, **variables: str) -> Iterator[Server]:
+    folder.mkdir(exist_ok=True)
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), **variables}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "captioner", "serve", "--port", "0", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    server = Server(process, folder)
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            server.lines.append(line)
+            if match := re.search(r"page is at (http://\S+)/,", line):
+                server.url = match[1]
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not server.url:
+            if process.poll() is not None or time.monotonic() > deadline:
+                reader.join(5)
+                raise RuntimeError("".join(server.lines))
+            time.sleep(0.02)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterator[Server]:
+    """A server with the tiny model, which the tests share."""
+    with serve(tmp_path_factory.mktemp("server"), "--checkpoint", saved_tiny) as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, saved_tiny: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of the test's own."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*arguments: object, **variables: str) -> Server:
+            return stack.enter_context(
+                serve(tmp_path / "tmp", "--checkpoint", saved_tiny, *arguments, **variables)
+            )
+
+        yield run
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client

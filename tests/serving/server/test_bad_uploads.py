@@ -1,0 +1,196 @@
+"""Thirty kinds of bad upload: each gets its status and a sentence, and the server goes on."""
+
+from __future__ import annotations
+
+import io
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serving.server.conftest import SAMPLES, Server
+
+PHOTO = (SAMPLES / "rocket.jpg").read_bytes()
+BOUNDARY = "frontier"
+MULTIPART = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def encoded(format: str, size: tuple[int, int] = (64, 48)) -> bytes:
+    Image.new("RGB", size, "teal").save(buffer := io.BytesIO(), format)
+    return buffer.getvalue()
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """A PNG whose header claims a size that its data need not have."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", data or zlib.compress(b"\0" * 64))
+        + chunk(b"IEND", b"")
+    )
+
+
+def part(data: bytes, *, name: str = "image", filename: str = "x.jpg", extra: str = "") -> bytes:
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="{filename}"'
+    return f"{head}\r\n{extra}\r\n".encode() + data + b"\r\n"
+
+
+END = f"--{BOUNDARY}--\r\n".encode()
+
+IMAGES: dict[str, tuple[bytes, int]] = {
+    "truncated JPEG": (PHOTO[: len(PHOTO) // 3], 422),
+    "truncated PNG": (encoded("PNG", (400, 300))[:200], 422),
+    "header of a JPEG only": (PHOTO[:24], 422),
+    "bomb of 30,000 x 30,000": (png(30_000, 30_000), 422),
+    "bomb of zeros": (png(9_999, 10_000, zlib.compress(b"\0" * 50_000_000, 9)), 422),
+    "0 x 0": (png(0, 0), 422),
+    "empty": (b"", 422),
+    "text": (b"I am a photo, honestly", 415),
+    "HTML": (b"<html><img src=x onerror=alert(1)></html>", 415),
+    "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"><image href="/etc/passwd"/></svg>', 415),
+    "PDF": (b"%PDF-1.7\n1 0 obj", 415),
+    "ZIP": (b"PK\x03\x04" + bytes(200), 415),
+    "HEIC": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), 415),
+    "video": (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom" + bytes(64), 415),
+    "executable": (b"\x7fELF" + bytes(200), 415),
+    "ImageMagick script": (b"push graphic-context\nfill 'url(https://x/\"|id\")'", 415),
+    "PostScript": (b"%!PS-Adobe-3.0\n(%pipe%id) run", 415),
+    "FITS of a kind that Pillow knows": (b"SIMPLE  =                    T", 415),
+    "random bytes": (bytes((i * 73 + 41) % 256 for i in range(4000)), 415),
+    "PNG with a wrong checksum": (encoded("PNG").replace(b"IDAT", b"IDAX"), 422),
+    "GIF cut after its header": (encoded("GIF")[:14], 422),
+    "WebP that lies about its length": (b"RIFF\xff\xff\xff\x7fWEBPVP8 " + bytes(20), 422),
+    "TIFF that points nowhere": (b"II*\0\xff\xff\xff\x7f", 422),
+    "BMP with a negative size": (b"BM" + bytes(12) + struct.pack("<Iii24x", 40, -5, -5), 422),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_bad_image_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
+    data, status = IMAGES[kind]
+    answer = api.post("/api/caption", files={"image": ("photo.jpg", data)})
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.json()["detail"].split()) > 3
+    assert "Traceback" not in answer.text
+
+
+def test_a_polyglot_is_read_as_the_image_that_it_is(api: httpx.Client) -> None:
+    polyglot = PHOTO + b"<script>alert(1)</script>PK\x03\x04"
+    answer = api.post("/api/caption", files={"image": ("photo.jpg.php", polyglot)})
+    assert answer.status_code == 200
+    assert answer.json()["records"][0]["image"] == "photo.jpg.php"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
+)
+def test_a_name_is_only_a_name(api: httpx.Client, server: Server, name: str) -> None:
+    before = server.uploads()
+    answer = api.post("/api/caption", files={"image": (name, PHOTO)})
+    assert answer.status_code == 200
+    assert server.uploads() == before  # nothing is written
+
+
+BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
+    "no multipart": (PHOTO, {"Content-Type": "image/jpeg"}, 415),
+    "JSON": (b'{"image": "/etc/passwd"}', {"Content-Type": "application/json"}, 415),
+    "no content type": (b"x", {}, 415),
+    "no boundary": (b"x", {"Content-Type": "multipart/form-data"}, 400),
+    "no end": (part(PHOTO)[:-200], MULTIPART, 400),
+    "nothing": (b"", MULTIPART, 400),
+    "only an end": (END, MULTIPART, 400),
+    "no image": (part(b"5", name="beam_size")[:0] + END, MULTIPART, 400),
+    "another name": (part(PHOTO, name="photo") + END, MULTIPART, 400),
+    "a path in place of a file": (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"\r\n\r\n'
+        "/etc/passwd\r\n".encode() + END, MULTIPART, 400,
+    ),
+    "1,000 parts": (b"".join(part(b"x") for _ in range(1000)) + END, MULTIPART, 413),
+    "1,000 fields": (b"".join(
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="f{i}"\r\n\r\n1\r\n'.encode()
+        for i in range(1000)) + END, MULTIPART, 400),
+    "a part with a huge header": (
+        part(PHOTO, extra="X-Big: " + "x" * 1_000_000 + "\r\n") + END, MULTIPART, 400,
+    ),
+    "a field of a megabyte": (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size"\r\n\r\n'.encode()
+        + b"5" * 2_000_000 + b"\r\n" + END, MULTIPART, 400,
+    ),
+    "too large": (part(bytes(21_000_000)) + END, MULTIPART, 413),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
+    body, headers, status = BODIES[kind]
+    answer = api.post("/api/caption", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert len(answer.json()["detail"].split()) > 3
+
+
+def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
+    """Neither a header that tells the truth nor a body without one is read to its end."""
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as peer:
+        head = "POST /api/caption HTTP/1.1\r\nHost: x\r\nContent-Length: 90000000000\r\n"
+        peer.sendall(f"{head}Content-Type: {MULTIPART['Content-Type']}\r\n\r\n".encode())
+        assert b" 413 " in peer.recv(4096).split(b"\r\n")[0]
+
+    def endless():
+        yield part(b"")[:-2]
+        for _ in range(1000):
+            yield bytes(1_000_000)
+
+    with server.client() as client:
+        try:
+            answer = client.post("/api/caption", content=endless(), headers=MULTIPART)
+        except httpx.WriteError:
+            return  # the answer came, and the connection was closed, while we were still sending
+        assert answer.status_code == 413
+
+
+def test_headers_without_end_are_refused(server: Server) -> None:
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000 + b"\r\n\r\n")
+        assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
+
+
+def resident(server: Server) -> int:
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc for memory")
+def test_memory_returns(start: Callable[..., Server]) -> None:
+    server = start()
+    heavy = [part(IMAGES[kind][0]) + END for kind in ("bomb of zeros", "truncated JPEG")]
+    heavy += [part(bytes(19_000_000)) + END, BODIES["too large"][0]]
+    with server.client() as client:
+
+        def storm() -> None:
+            for body in heavy:
+                client.post("/api/caption", content=body, headers=MULTIPART)
+
+        for _ in range(6):  # each thread's allocator keeps some of its first ones
+            storm()
+        before = resident(server)
+        for _ in range(6):
+            storm()
+        # In kB. Six decoded bombs would be 2,400 MB, six kept uploads 120 MB.
+        assert resident(server) - before < 100_000
+        assert client.get("/api/health").status_code == 200

@@ -1,0 +1,170 @@
+"""Starting, being busy, being left, and stopping."""
+
+from __future__ import annotations
+
+import io
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serving.server.conftest import SAMPLES, Server
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
+    Image.new("RGB", (64, 48), "olive").save(buffer := io.BytesIO(), "JPEG")
+    return [("image", (f"{i}.jpg", buffer.getvalue())) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "99999"], "port is 99999"),
+        (["--max-upload", "plenty"], "no size"),
+        (["--max-batch", "0"], "max_batch is 0"),
+        (["--queue", "0"], "queue is 0"),
+        (["--root-path", "captioner/"], "root_path"),
+        (["--auth-file", "/nowhere"], "--auth-file /nowhere cannot be read"),
+        (["--host", "203.0.113.7", "--port", "0"], "cannot be listened on"),
+        (["--keep", "9999"], "keep is 9999"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(
+    run_captioner: Run, arguments: list[str], said: str
+) -> None:
+    result = run_captioner("serve", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr and "Traceback" not in result.stderr
+
+
+def test_an_empty_secret_is_no_secret(run_captioner: Run, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("ann:\n")
+    result = run_captioner("serve", "--auth-file", tmp_path / "secret")
+    assert result.returncode == 2 and "USER:PASSWORD" in result.stderr
+
+
+def test_a_taken_port_is_said_before_the_model_is_loaded(run_captioner: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run_captioner("serve", "--port", taken.getsockname()[1])
+    assert result.returncode == 2
+    assert "cannot be listened on" in result.stderr and "loading" not in result.stderr
+
+
+def test_a_missing_checkpoint_is_an_error_and_no_traceback(run_captioner: Run) -> None:
+    result = run_captioner("serve", "--port", "0", "--checkpoint", "/nowhere.safetensors")
+    assert result.returncode == 1
+    assert "/nowhere.safetensors" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_over_the_queue_is_503_and_nothing_accepted_is_lost(start: Callable[..., Server]) -> None:
+    server = start("--queue", 8, "--max-batch", 2)
+    statuses: list[int] = []
+
+    def send() -> None:
+        with server.client() as client:
+            for _ in range(5):
+                answer = client.post("/api/caption", files=photos(4), data={"beam_size": "20"})
+                statuses.append(answer.status_code)
+                if answer.status_code == 503:
+                    assert int(answer.headers["retry-after"]) >= 1
+                    assert answer.json()["type"] == "busy"
+                else:
+                    assert len(answer.json()["records"]) == 4
+
+    threads = [threading.Thread(target=send) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(statuses) == 30 and set(statuses) == {200, 503}
+    with server.client() as client:
+        assert client.post("/api/caption", files=photos(9)).status_code == 413
+        assert "captioner_queue_images 0.0" in client.get("/metrics").text
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]) -> None:
+    server = start("--queue", 512, "--max-batch", 1)
+    with server.client() as client:
+        request = client.build_request(
+            "POST", "/api/caption", files=photos(400), data={"beam_size": "20"}
+        )
+        body = request.read()
+        where = urlsplit(server.url)
+        with socket.create_connection((where.hostname, where.port)) as peer:
+            kind = request.headers["content-type"]
+            head = f"POST /api/caption HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+            peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            while metric(client, "captioner_queue_images") == 0:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 30
+        while metric(client, "captioner_queue_images") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert metric(client, "captioner_batch_images_sum") < 400
+        assert metric(client, "captioner_queue_images") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_was_accepted_and_ends_well(
+    start: Callable[..., Server], number: int
+) -> None:
+    server = start("--max-batch", 2)
+    answers: list[httpx.Response] = []
+
+    def send() -> None:
+        with server.client() as client:
+            answers.append(client.post("/api/caption", files=photos(60), data={"beam_size": "20"}))
+
+    with server.client() as client:
+        client.get("/")
+        # A page that stays open, as browsers do, must not keep the server.
+        stream = client.stream("GET", "/gradio_api/heartbeat/open")
+        stream.__enter__()
+        thread = threading.Thread(target=send)
+        thread.start()
+        while metric(client, "captioner_queue_images") == 0:
+            time.sleep(0.01)
+        assert server.stop(number) == 0
+        thread.join()
+        stream.__exit__(None, None, None)
+    assert answers[0].status_code == 200
+    assert all("caption" in record for record in answers[0].json()["records"])
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_below_a_proxy_the_page_and_the_docs_find_themselves(start: Callable[..., Server]) -> None:
+    server = start("--root-path", "/photos/words")
+    with server.client() as client:
+        config = client.get("/config").json()
+        assert config["root"].endswith("/photos/words")
+        assert "/photos/words/static-offline-docs/" in client.get("/docs").text
+        assert client.get("/photos/words/").status_code == 200  # a proxy that strips nothing
+
+
+def test_gradio_client_gets_the_record(server: Server) -> None:
+    gradio_client = pytest.importorskip("gradio_client")
+    client = gradio_client.Client(server.url, verbose=False, analytics_enabled=False)
+    try:
+        photo = gradio_client.handle_file(SAMPLES / "coffee.jpg")
+        record = client.predict(photo, 2, 2, True, api_name="/caption")
+    finally:
+        client.close()
+    assert record["image"] == "coffee.jpg"
+    assert len(record["alternatives"]) == 1
+    assert sum(record["words"][0]["attention"]["weights"]) == pytest.approx(1, abs=1e-3)
