@@ -174,32 +174,6 @@ class Captioner:
             for image, hypotheses in zip(images, made, strict=True)
         ]
 
-    def caption_squares(
-        self,
-        squares: torch.Tensor,
-        names: Sequence[str],
-        sizes: Sequence[tuple[int, int]],
-        config: GenerationConfig | None = None,
-    ) -> list[Caption]:
-        """Caption photos that are squares already, opened by other processes, as one batch.
-
-        Args:
-            squares: uint8 (B, size, size, 3), what `Framing.square` of the checkpoint's transform
-                gives.
-            names: the path of each photo, for its caption.
-            sizes: width and height of each photo before it became a square.
-            config: as in `caption`.
-
-        Raises:
-            GenerationError: the model's scores are not numbers.
-
-        """
-        images = [
-            PreparedImage(source=name, pixels=pixels, box=self.transform.box(*size))
-            for name, pixels, size in zip(names, squares.permute(0, 3, 1, 2), sizes, strict=True)
-        ]
-        return self.caption_prepared(images, config)
-
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor) -> Grid:
         """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""

@@ -112,18 +112,3 @@ def test_devices_that_are_not_here_are_named(tiny_file: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match=r"'cuda'.*try auto"):
             Captioner.from_pretrained(tiny_file, device="cuda")
-
-
-def test_squares_made_elsewhere_get_the_captions_of_their_photos(
-    captioner: Captioner, photo: Path
-) -> None:
-    opened = captioner.open(photo)
-    square = torch.frombuffer(
-        bytearray(captioner.transform.square(opened).tobytes()), dtype=torch.uint8
-    )
-    (made,) = captioner.caption_squares(
-        square.view(1, 96, 96, 3), [str(photo)], [opened.size], GenerationConfig(captions=2)
-    )
-    wanted = captioner.caption(photo, GenerationConfig(captions=2))
-    assert made.record(attention=True) == wanted.record(attention=True)
-    assert made.contact_sheet().size == wanted.contact_sheet().size

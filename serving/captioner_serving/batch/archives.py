@@ -55,6 +55,17 @@ def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
             else:
                 offset, size = member.offset_data, member.size
                 yield TarMember(name=name, archive=path, offset=offset, size=size)
+        _check_end(tar, path)
+
+
+def _check_end(tar: tarfile.TarFile, path: str) -> None:
+    """Notice damage, at which tarfile just ends: where it ends there must be zeros, or nothing."""
+    end = tar.offset
+    with open(path, "rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+        if any(block) or (not block and file.seek(0, 2) != end):
+            raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
 
 
 def _members(tar: tarfile.TarFile, suffixes: tuple[str, ...]) -> Iterator[tarfile.TarInfo]:

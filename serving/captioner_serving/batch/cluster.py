@@ -7,6 +7,8 @@ gives its photos to others.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -95,6 +97,9 @@ class RayEngine:
         self.batch_size = batch_size or _BATCH
         self._captioner, self._generation, self._config = captioner, generation, config
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+        # Ray reports every step of its own on standard error; what matters comes as an exception.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         try:
             ray.init(
                 address,
@@ -107,9 +112,9 @@ class RayEngine:
             raise CaptionerError(
                 f"no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
-        resources = ray.cluster_resources()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         self._gpus = int(resources.get("GPU", 0))
-        self._actors = self._gpus or max(1, int(resources.get("CPU", 1)) - 1)
+        self._actors = self._gpus or max(1, int(resources.get("CPU", 1)))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True
@@ -126,7 +131,7 @@ class RayEngine:
 
         while window := list(islice(photos, _WINDOW * self._actors * self.batch_size)):
             results = ray.data.from_items(
-                [{"photo": photo} for photo in window],
+                [{"photo": _absolute(photo)} for photo in window],
                 override_num_blocks=-(-len(window) // self.batch_size),
             ).map_batches(
                 CaptionActor,
@@ -142,3 +147,11 @@ class RayEngine:
                     if outcome.error is None:
                         claim(outcome.content)
                 yield list(batch["outcome"])
+
+
+def _absolute(photo: Photo) -> Photo:
+    """Say where a photo lies in a way that does not depend on the current folder; not its name."""
+    place = next((name for name in ("file", "archive") if hasattr(photo, name)), None)
+    if place is None:
+        return photo
+    return dataclasses.replace(photo, **{place: os.path.abspath(getattr(photo, place))})

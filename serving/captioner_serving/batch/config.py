@@ -51,7 +51,7 @@ class BatchConfig:
     """
 
     # What is said
-    beam_size: int = 5
+    beam_size: int | None = None  # None: the checkpoint's own
     captions: int = 1  # the N best of each photo; the others stand in the alternatives
     attention: bool = False  # each word's weights in the records: ten times the size
     wording: Wording = field(
@@ -115,5 +115,13 @@ class BatchConfig:
 
     def settings(self) -> dict[str, Any]:
         """What two runs must share to write one output."""
-        free = {"retry_errors", "restart", "batch_size", "workers", "max_pixels"}
+        free = {
+            "retry_errors",
+            "restart",
+            "batch_size",
+            "workers",
+            "max_pixels",
+            "beam_size",
+            "captions",
+        }
         return {key: value for key, value in asdict(self).items() if key not in free}

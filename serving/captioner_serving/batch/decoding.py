@@ -80,9 +80,13 @@ class DecodePool:
         """Decode photos and give them back in their order; few are held at a time."""
         tasks: deque[_Task] = deque()
         more = True
+        problem: Exception | None = None
         while True:
             while more and len(tasks) < self._ahead and (worker := self._idlest()):
-                photo = next(photos, None)
+                try:
+                    photo = next(photos, None)
+                except Exception as error:  # it comes after the photos before it
+                    photo, problem = None, error
                 if photo is None:
                     more = False
                     break
@@ -94,6 +98,8 @@ class DecodePool:
                 yield done.photo, done.result
             if tasks:
                 self._receive(block=tasks[0].result is None)
+            elif problem is not None:
+                raise problem
             elif not more:
                 return
 

@@ -96,9 +96,10 @@ class Journal:
         """Close the files; what was not committed will be cut off by the next run."""
         for file in filter(None, self._files):
             file.close()
+        errors = self.paths[ERRORS]
         with suppress(OSError):
-            if not self.paths[ERRORS].stat().st_size:
-                self.paths[ERRORS].unlink()  # no news is good news
+            if errors is not None and not errors.stat().st_size:
+                errors.unlink()  # no news is good news
         self._log.close()
 
     def add(self, name: bytes, content: bytes, file: int, record: Mapping[str, Any]) -> None:

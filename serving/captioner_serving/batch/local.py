@@ -19,7 +19,7 @@ import torch
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.generation import GenerationConfig
-from captioner.predictor import Captioner
+from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.decoding import DecodePool
 from captioner_serving.batch.outcome import Claim, Outcome
@@ -144,13 +144,17 @@ class LocalEngine:
     def _spans(self, decoded: Iterator[tuple[Photo, Decoded]], claim: Claim) -> Iterator[_Span]:
         span: _Span = []
         fresh = 0
-        for photo, result in decoded:
-            twin = result.error is None and not claim(result.content)
-            span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
-            fresh += span[-1].fresh
-            if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
-                yield span
-                span, fresh = [], 0
+        try:
+            for photo, result in decoded:
+                twin = result.error is None and not claim(result.content)
+                span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
+                fresh += span[-1].fresh
+                if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
+                    yield span
+                    span, fresh = [], 0
+        except CaptionerError:
+            yield span
+            raise
         if span:
             yield span
 
@@ -203,13 +207,13 @@ def caption_decoded(
     if not decoded:
         return []
     side = captioner.transform.config.size
-    pixels = bytearray(b"".join(one.pixels for one in decoded))
-    return captioner.caption_squares(
-        torch.frombuffer(pixels, dtype=torch.uint8).view(-1, side, side, 3),
-        names,
-        [one.size for one in decoded],
-        generation,
-    )
+    joined = bytearray(b"".join(one.pixels for one in decoded))
+    pixels = torch.frombuffer(joined, dtype=torch.uint8).view(-1, side, side, 3)
+    prepared = [
+        PreparedImage(source=name, pixels=square, box=captioner.transform.box(*one.size))
+        for name, one, square in zip(names, decoded, pixels.permute(0, 3, 1, 2), strict=True)
+    ]
+    return captioner.caption_prepared(prepared, generation)
 
 
 def cores() -> int:
@@ -234,10 +238,10 @@ def _suited_batch_size(captioner: Captioner, generation: GenerationConfig) -> in
     if captioner.device.type != "cuda":
         return _CPU_BATCH
     side, few = captioner.transform.config.size, 8
-    noise = torch.randint(0, 256, (few, side, side, 3), dtype=torch.uint8)
+    noise = Decoded(b"", (side, side), os.urandom(3 * side * side), None)
     torch.cuda.reset_peak_memory_stats(captioner.device)
     before = torch.cuda.memory_allocated(captioner.device)
-    captioner.caption_squares(noise, [""] * few, [(side, side)] * few, generation)
+    caption_decoded(captioner, [""] * few, [noise] * few, generation)
     each = (torch.cuda.max_memory_allocated(captioner.device) - before) / few
     free, _ = torch.cuda.mem_get_info(captioner.device)
     size = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from captioner.caption import Caption
 from captioner.errors import ImageError, OutputError
 from captioner.image import open_image
-from captioner.overlay import save_image
+from captioner.saving import save_image
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.photos import Photo, digest
 

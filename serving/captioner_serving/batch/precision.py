@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.errors import ConfigError
+from captioner.folding import fold_batch_norm
 from captioner.predictor import Captioner, find_device
 
 __all__ = ["DTYPES", "best_dtype", "fingerprint", "load_captioner"]
@@ -62,13 +64,18 @@ def load_captioner(
         raise ConfigError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     kind = best_dtype(place)[0] if dtype == "auto" else DTYPES[dtype]
     limit = {} if max_pixels is None else {"max_pixels": max_pixels}
-    return Captioner.from_pretrained(checkpoint, device=place, dtype=kind, **limit)
+    loaded = load_checkpoint(bundled_checkpoint() if checkpoint is None else checkpoint)
+    fold_batch_norm(loaded.model.encoder)
+    return Captioner(loaded, device=place, dtype=kind, **limit)
 
 
 def fingerprint(captioner: Captioner) -> str:
-    """Digest what decides the captions: weights, vocabulary, transform; the same in every dtype."""
+    """Digest what decides the captions, the same in every dtype and with BatchNorm folded or not.
+
+    Of the weights it takes the decoder's: there is no training that leaves them as they were.
+    """
     told = hashlib.sha256(repr((captioner.vocabulary.words, captioner.transform.config)).encode())
-    for tensor in captioner.model.state_dict().values():
+    for tensor in captioner.model.decoder.state_dict().values():
         told.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
     return told.hexdigest()[:16]
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
@@ -89,7 +89,11 @@ class BatchRun:
         captioner: Captioner,
         ray: str | None = None,
     ) -> None:
-        generation = GenerationConfig(beam_size=config.beam_size, captions=config.captions)
+        generation = replace(
+            captioner.generation,
+            captions=config.captions,
+            beam_size=config.beam_size or max(captioner.generation.beam_size, config.captions),
+        )
         _check(inputs, config, output, ray)
         self.inputs, self.output, self.config = inputs, output, config
         self._sidecars = SidecarWriter(config) if config.sidecar else None
@@ -97,15 +101,13 @@ class BatchRun:
         self.journal: Journal | MemoryJournal = MemoryJournal()
         if output is not None:
             model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
-            self.journal = Journal(output, config, {"model": model, **config.settings()})
-        size = config.batch_size or self.journal.batch_size
-        self.engine: Engine
-        if ray is None:
-            self.engine = LocalEngine(captioner, generation, config, batch_size=size)
-        else:
-            from captioner_serving.batch.cluster import RayEngine
-
-            self.engine = RayEngine(ray, captioner, generation, config, batch_size=size)
+            settings = {"model": model, **asdict(generation), **config.settings()}
+            self.journal = Journal(output, config, settings)
+        try:
+            self.engine = self._engine(captioner, generation, ray)
+        except BaseException:
+            self.journal.close()
+            raise
         self.resumed = self.twins = self.made = 0
         self._started = time.monotonic()
         self._unwritten: dict[bytes, Record] = {}
@@ -115,6 +117,16 @@ class BatchRun:
 
     def __exit__(self, *_: object) -> None:
         self.journal.close()
+
+    def _engine(
+        self, captioner: Captioner, generation: GenerationConfig, ray: str | None
+    ) -> Engine:
+        size = self.config.batch_size or self.journal.batch_size
+        if ray is None:
+            return LocalEngine(captioner, generation, self.config, batch_size=size)
+        from captioner_serving.batch.cluster import RayEngine
+
+        return RayEngine(ray, captioner, generation, self.config, batch_size=size)
 
     def records(self) -> Iterator[Record]:
         """Do the work; yields each record once it is on disk."""
@@ -151,12 +163,13 @@ class BatchRun:
             f"{self.made:,} photos in {duration(seconds)}, {self.made / seconds:.1f} a second; "
             f"{self.engine.description}"
         ]
+        kept = self._sidecars.kept if self._sidecars else 0
         counts = {
-            "captioned": captioned,
+            "captions in all": captioned,
             f"unsure, in {self.config.review}": unsure,
             "the same file as another": self.twins,
-            "done before": self.resumed,
-            "sidecars were there and stayed": self._sidecars.kept if self._sidecars else 0,
+            "were done before": self.resumed,
+            "sidecars were there and stayed as they were": kept,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
         lines.append("; ".join(f"{n:,} {what}" for what, n in counts.items() if n))
@@ -224,8 +237,8 @@ def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | N
         check_output(output)
     if config.sidecar is not None and (packed := inputs.without_folder()):
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
-    if ray is not None and (config.maps is not None or "-" in (inputs.sources or ())):
-        raise ConfigError("a Ray cluster draws no maps and reads no standard input")
+    if ray is not None and config.maps is not None:
+        raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
 
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}

@@ -85,12 +85,12 @@ class Inputs:
             yield from remote_photos(source, SUFFIXES, recursive=self.recursive)
         elif _is_table(source) and self.column is not None:
             yield from self._named(table_names(source, self.column))
-        elif source.lower().endswith(ARCHIVES) and not os.path.isdir(source):
-            yield from archive_photos(source, SUFFIXES)
         elif os.path.isdir(source):
             yield from _folder(source, recursive=self.recursive)
         elif not os.path.lexists(source) and any(sign in source for sign in "*?["):
             yield from self._matching(source)
+        elif source.lower().endswith(ARCHIVES):
+            yield from archive_photos(source, SUFFIXES)
         else:
             yield PhotoFile(name=source, file=source)
 

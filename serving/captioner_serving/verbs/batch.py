@@ -25,6 +25,7 @@ Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.usage = "%(prog)s INPUT... --output FILE|- [options]"
     parser.add_argument("inputs", nargs="*", metavar="INPUT",
         help="photo, folder, 'glob', .tar, .zip, URL, table, or - for a list")  # fmt: skip
     parser.add_argument("--output", required=True, metavar="FILE|-",
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
     add = parser.add_argument_group("model and speed").add_argument
-    add("--beam-size", type=int, default=5, metavar="N", help="default: 5")
+    add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add("--device", default="auto", metavar="auto|cpu|cuda")
     add("--dtype", default="auto", metavar="TYPE", help="auto, float32 or bfloat16")
@@ -95,10 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
         Progress(quiet=arguments.quiet) as progress,
     ):
         progress.count(inputs, config.shard, done=len(batch.journal.done))
-        for record in batch.records():
-            if output is None:
-                print(json.dumps(record), flush=True)
-            progress.update(record)
+        try:
+            for record in batch.records():
+                if output is None:
+                    print(json.dumps(record), flush=True)
+                progress.update(record)
+        except KeyboardInterrupt:
+            if output is not None:
+                progress.say("interrupted: the same command goes on from here")
+            raise
         progress.say(batch.summary())
     return int(batch.journal.counts[ERRORS] > 0)
 

@@ -1,0 +1,224 @@
+"""Measure batch captioning: against the model alone, and against one photo at a time.
+
+    python tests/benchmarks/batch.py ../shared/data --photos 600 --rounds 3
+
+DATA is searched for tar files of photos. In each round, in this one process and the same dtype:
+  in memory        encoding and beam search of the same photos, decoded and squared beforehand, in
+                   batches of 32: all cores on a batch, and a core a batch; the faster counts
+  batch            all of `captioner batch`: reading the tar files in place, worker processes,
+                   captioning, the journal on disk
+  straightforward  one photo at a time: PIL decodes it whole and resizes it; the encoder as it was
+                   trained; beam search as the tutorials write it, for no more words than our
+                   caption has
+  12 megapixels    `captioner batch` on photos enlarged to 4000 x 3000, with a sensor's grain
+Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle; each
+round says how much of it other processes took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+from straightforward import caption as straightforward_caption
+
+from captioner import Captioner
+from captioner.generation import generate
+from captioner.image import open_image
+from captioner.predictor import PreparedImage
+from captioner.vocabulary import join
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.local import cores
+from captioner_serving.batch.photos import Photo
+from captioner_serving.batch.precision import best_dtype, load_captioner
+from captioner_serving.batch.sources import Inputs
+
+BATCH = 32
+TARGETS = {
+    "of in memory": 0.9,
+    "times straightforward": 5.0,
+    "photos/s": 60.0,
+    "12-megapixel photos/s": 25.0,
+}
+
+
+def parts(photos: list[PreparedImage]) -> list[list[PreparedImage]]:
+    """Batches."""
+    return [photos[start : start + BATCH] for start in range(0, len(photos), BATCH)]
+
+
+def in_memory(captioner: Captioner, photos: list[PreparedImage], *, streams: int) -> float:
+    """Photos a second of the model alone, so many batches at once."""
+
+    @torch.inference_mode()
+    def work(part: list[PreparedImage]) -> None:
+        grid = captioner.encode(torch.stack([photo.pixels for photo in part]))
+        generate(captioner.model.decoder, grid.features, captioner.generation)
+
+    threads = max(1, cores() // streams)
+    with ThreadPoolExecutor(
+        streams, initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        return len(photos) / seconds(lambda: list(pool.map(work, parts(photos))))
+
+
+def batch(captioner: Captioner, inputs: Inputs, count: int) -> float:
+    """Photos a second of the whole way, from the call to the last record on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "captions.jsonl")
+        run = caption_batch(inputs, output=output, captioner=captioner, config=BatchConfig())
+        took = seconds(lambda: list(islice(run, count)))
+        lines = len(output.read_text().splitlines())
+    if lines != count or Path(f"{output}.errors.jsonl").exists():
+        raise SystemExit(f"{lines} records for {count} photos")
+    return count / took
+
+
+def straightforward(captioner: Captioner, photos: list[Photo], words: list[int]) -> float:
+    """Photos a second one at a time, on all cores."""
+    torch.set_num_threads(cores())
+    side = captioner.transform.config.size
+
+    @torch.inference_mode()
+    def work() -> None:
+        for photo, count in zip(photos, words, strict=True):
+            with Image.open(io_of(photo)) as image:
+                square = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+            pixels = torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1).unsqueeze(0)
+            grid = captioner.encode(pixels)
+            beam = captioner.generation.beam_size
+            found = straightforward_caption(
+                captioner.model.decoder, grid.features, beam=beam, words=count
+            )
+            join(captioner.vocabulary.decode(found.tokens))
+
+    return len(photos) / seconds(work)
+
+
+def io_of(photo: Photo):  # type: ignore[no-untyped-def]
+    """The bytes of a photo as a file."""
+    from io import BytesIO
+
+    return BytesIO(photo.read())
+
+
+def enlarge(photos: list[Photo], folder: Path) -> int:
+    """Write photos as 12-megapixel JPEGs; returns their mean size in bytes."""
+    noise = np.random.default_rng(0)
+    grain = noise.normal(0, 5, (3000, 4000, 1)).astype(np.float32)
+    for number, photo in enumerate(photos):
+        with Image.open(io_of(photo)) as image:
+            large = image.convert("RGB").resize((4000, 3000), Image.Resampling.BICUBIC)
+        pixels = np.asarray(large, dtype=np.float32) + np.roll(grain, number * 97, axis=1)
+        clipped = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        clipped.save(folder / f"{number:04}.jpg", quality=90)
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    return sum(sizes) // len(sizes)
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def others() -> float:
+    """Seconds of CPU that other processes have taken since the machine started."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    busy = sum(map(int, fields)) - int(fields[3]) - int(fields[4])
+    own = os.times()
+    return busy / os.sysconf("SC_CLK_TCK") - sum(own[:4])
+
+
+def spread(tars: list[Path], count: int) -> Iterator[Photo]:
+    """The first photos of each tar file, so that all kinds are there."""
+    for tar in tars:
+        yield from islice(Inputs(sources=(str(tar),)).photos(), count // len(tars))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, help="a folder with tar files of photos")
+    parser.add_argument("--photos", type=int, default=600, help="a round (default: 600)")
+    parser.add_argument("--large", type=int, default=96, help="12-megapixel photos (default: 96)")
+    parser.add_argument("--single", type=int, default=48, help="one at a time (default: 48)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    return parser.parse_args()
+
+
+class PhotoList(Inputs):
+    """Inputs that are photos already: the same for all ways."""
+
+    def photos(self) -> Iterator[Photo]:
+        """Give them."""
+        return iter(LISTED)
+
+
+LISTED: list[Photo] = []
+
+
+def main() -> int:
+    """Measure and print; 1 where a target was missed."""
+    arguments = parse_arguments()
+    tars = sorted(arguments.data.rglob("*.tar"))
+    LISTED.extend(spread(tars, arguments.photos))
+    captioner = load_captioner(dtype=arguments.dtype)
+    _, reason = best_dtype(captioner.device)
+    plain = Captioner.from_pretrained(dtype=captioner.dtype)
+    prepared = [captioner.prepare(photo.read()) for photo in LISTED]
+    words = [len(c.words) for c in captioner.caption_prepared(prepared[: arguments.single])]
+    sizes = {open_image(photo.read()).size for photo in LISTED}
+    with tempfile.TemporaryDirectory() as folder:
+        mean = enlarge(LISTED[: arguments.large], Path(folder))
+        print(
+            f"{cores()} cores, torch {torch.__version__}, "
+            f"{str(captioner.dtype).removeprefix('torch.')} ({reason}), "
+            f"beam {captioner.generation.beam_size}, batches of {BATCH}\n"
+            f"{len(LISTED)} photos of {len(tars)} tar files, {min(sizes)} to {max(sizes)} pixels; "
+            f"{arguments.large} of 4000 x 3000, {mean / 1e6:.1f} MB each",
+            flush=True,
+        )
+        rows = []
+        for _ in range(arguments.rounds):
+            started, busy = time.perf_counter(), others()
+            together = in_memory(captioner, prepared, streams=1)
+            apart = in_memory(captioner, prepared, streams=cores())
+            whole = batch(captioner, PhotoList(sources=("listed",)), len(LISTED))
+            single = straightforward(plain, LISTED[: arguments.single], words)
+            large = batch(captioner, Inputs(sources=(folder,)), arguments.large)
+            best = max(together, apart)
+            rows.append((together, apart, whole, single, large, whole / best, whole / single))
+            share = (others() - busy) / (time.perf_counter() - started) / cores()
+            line = "  ".join(f"{value:.2f}" for value in rows[-1])
+            print(f"{line}  (others took {share:.0%} of the machine)", flush=True)
+    together, apart, whole, single, large, share, times = map(median, zip(*rows, strict=True))
+    print(f"in memory, all cores on a batch   {together:7.1f} photos/s")
+    print(f"in memory, a core a batch         {apart:7.1f}")
+    print(f"batch                             {whole:7.1f}")
+    print(f"straightforward, one at a time    {single:7.1f}")
+    print(f"batch, 12 megapixels              {large:7.1f}")
+    met = True
+    for (name, target), value in zip(TARGETS.items(), (share, times, whole, large), strict=True):
+        met &= value >= target
+        print(
+            f"{value:8.2f} {name:<24} target {target:g}: {'met' if value >= target else 'MISSED'}"
+        )
+    return int(not met)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

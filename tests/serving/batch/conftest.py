@@ -1,0 +1,120 @@
+"""Fixtures for batch captioning: photos by the dozen, and the tiny model from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch import nn
+
+from captioner import Captioner
+from captioner.checkpoint import load_checkpoint
+from captioner.transforms import Transform
+
+ROOT = Path(__file__).resolve().parents[3]
+
+Records = list[dict[str, Any]]
+
+
+def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
+    """A photo that no other number has."""
+    image = Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, number * 53 % 256))
+    box = (5 + number % 20, 5, 30 + number % 20, 30)
+    ImageDraw.Draw(image).ellipse(box, fill=(number % 256, 255 - number % 256, number // 256))
+    return image
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Callable[..., Path]:
+    """Make a folder of so many photos, p000.jpg and on."""
+
+    def make(count: int, *, name: str = "photos", first: int = 0) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for number in range(first, first + count):
+            draw(number).save(folder / f"p{number:03}.jpg", quality=90)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def lively_file(saved_tiny: Path) -> Path:
+    """The tiny model with an encoder that tells photos apart, or mixed-up photos would not show."""
+    checkpoint = load_checkpoint(saved_tiny)
+    encoder = checkpoint.model.encoder
+    norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.train()
+        norm.momentum = None  # the mean over all that it sees
+    transform = Transform(checkpoint.transform)
+    with torch.no_grad():
+        encoder(torch.stack([transform(draw(number)) for number in range(64)]))
+    path = saved_tiny.with_name("lively.safetensors")
+    checkpoint.save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(lively_file: Path) -> Captioner:
+    """The model of the command, for calls from Python."""
+    return Captioner.from_pretrained(lively_file)
+
+
+@pytest.fixture
+def read() -> Callable[[Path], Records]:
+    """Read a file of records."""
+
+    def lines(path: Path) -> Records:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    return lines
+
+
+@pytest.fixture
+def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start `captioner batch` with the tiny model and do not wait for it."""
+
+    def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+        path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+        more = options.pop("environment", {})
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "captioner", "batch"),
+                *map(str, arguments),
+                *("--checkpoint", str(lively_file), "--dtype", "float32"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **more},
+            **options,
+        )
+
+    return start
+
+
+@pytest.fixture
+def run_batch(
+    start_batch: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `captioner batch` with the tiny model to its end."""
+
+    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        text = options.pop("input", None)
+        if text is not None:
+            options["stdin"] = subprocess.PIPE
+        process = start_batch(*arguments, **options)
+        out, err = process.communicate(text, timeout=180)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run

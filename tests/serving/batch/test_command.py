@@ -1,0 +1,270 @@
+"""`captioner batch` as people run it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner
+from captioner_serving.batch import BatchConfig, caption_batch
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Photos = Callable[..., Path]
+Read = Callable[[Path], list[dict[str, Any]]]
+
+
+def test_records_are_those_of_caption_in_the_order_of_the_photos(
+    run_batch: Run,
+    run_captioner: Run,
+    lively_file: Path,
+    photos: Photos,
+    tmp_path: Path,
+    read: Read,
+) -> None:
+    folder = photos(40)
+    names = sorted(str(path) for path in folder.iterdir())
+    output = tmp_path / "captions.jsonl"
+    result = run_batch(folder, "--output", output, "--attention", "--captions", 2)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "40 photos in" in result.stderr and "float32 on cpu" in result.stderr
+    records = read(output)
+    assert [record["image"] for record in records] == names
+    assert len({record["score"] for record in records}) > 10
+    single = run_captioner(
+        "caption", names[7], "--json", "--attention", "--captions", 2, "--checkpoint", lively_file
+    )
+    wanted = json.loads(single.stdout)
+    got = records[7]
+    assert got["caption"] == wanted["caption"]
+    assert got["alternatives"][0]["caption"] == wanted["alternatives"][0]["caption"]
+    assert got["score"] == pytest.approx(wanted["score"], abs=2e-4)
+    assert got["model"] == wanted["model"]
+    for ours, theirs in zip(got["words"], wanted["words"], strict=True):
+        assert ours["word"] == theirs["word"]
+        assert ours["attention"]["weights"] == pytest.approx(
+            theirs["attention"]["weights"], abs=1e-4
+        )
+    assert sorted(path.name for path in tmp_path.iterdir() if "captions" in path.name) == [
+        "captions.jsonl",
+        "captions.jsonl.progress.jsonl",
+    ]
+
+
+def test_a_list_on_standard_input_and_records_on_standard_output(
+    run_batch: Run, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(3)
+    listed = "\0".join(str(folder / name) for name in ("p002.jpg", "p000.jpg", "missing.jpg"))
+    result = run_batch("-", "--null", "--output", "-", input=listed)
+    assert result.returncode == 1
+    first, second, third = map(json.loads, result.stdout.splitlines())
+    assert [Path(one["image"]).name for one in (first, second)] == ["p002.jpg", "p000.jpg"]
+    assert third["error"]["type"] == "image-not-found"
+    assert "missing.jpg cannot be read (No such file or directory)" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--output"),
+        (("--output", "x.jsonl"), "there is nothing to caption"),
+        (("p", "--output", "x.xls"), "is none of .jsonl, .csv, .parquet, .json"),
+        (("p", "--output", "x.jsonl", "--shard", "0/4"), "shards of N are 1/N to N/N"),
+        (("p", "--output", "x.jsonl", "--shard", "4"), "write I/N"),
+        (("p", "--output", "x.jsonl", "--sidecar", "pdf"), "one of None, txt, caption, json, xmp"),
+        (("p", "--output", "x.jsonl", "--existing", "append"), "it needs sidecar"),
+        (("p", "--output", "x.jsonl", "--min-score", "-1"), "min_score and review go together"),
+        (("p", "--output", "x.jsonl", "--maps", "sheet"), "maps and maps_to go together"),
+        (("p", "--output", "x.jsonl", "--template", "a photo"), "must have {caption}"),
+        (("p", "--output", "x.jsonl", "--template", "{caption} {x}"), "its fields are"),
+        (("p", "--output", "x.jsonl", "--template", "{caption"), "cannot be filled in"),
+        (("p", "--output", "x.jsonl", "--replace", "man"), "write OLD=NEW"),
+        (("p", "--output", "x.jsonl", "--batch-size", "0"), "batch_size 0 is below 1"),
+        (("t.csv", "--output", "x.jsonl"), "name the column"),
+        (("p.jpg", "--column", "path", "--output", "x.jsonl"), "no source is a .csv"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_a_sentence(
+    run_captioner: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run_captioner("batch", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) -> None:
+    folder = photos(2)
+    odd = os.fsencode(folder) + b'/caf\xe9 "quoted",\nnew line \xf0\x9f\x90\xb6.jpg'
+    shutil.copy(os.fsencode(folder / "p000.jpg"), odd)
+    (folder / "bad.jpg").write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    output = tmp_path / "captions.csv"
+    result = run_batch(folder, "--output", output, "--captions", 2)
+    assert result.returncode == 1
+    with output.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == [
+        os.fsdecode(odd), str(folder / "p000.jpg"), str(folder / "p001.jpg")
+    ]  # fmt: skip
+    assert all(row["caption"] and float(row["score"]) < 0 for row in rows)
+    assert rows[0]["caption"] == rows[1]["caption"]  # the same file
+    assert "\n" not in rows[0]["alternatives"] and rows[0]["alternatives"]
+    (error,) = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
+    assert error["image"] == str(folder / "bad.jpg")
+    assert "1 failed" in result.stderr and "bad.jpg" in result.stderr
+
+
+def test_coco_results_load_in_pycocotools(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    from pycocotools.coco import COCO
+
+    folder = photos(2)
+    (folder / "p000.jpg").rename(folder / "COCO_val2014_000000391895.jpg")
+    (folder / "p001.jpg").rename(folder / "000000000139.jpg")
+    output = tmp_path / "results.json"
+    made = list(caption_batch(folder, output=output, captioner=tiny))
+    truth = tmp_path / "truth.json"
+    truth.write_text(
+        json.dumps(
+            {"info": {}, "images": [{"id": 391895}, {"id": 139}], "annotations": [], "licenses": []}
+        )
+    )
+    results = COCO(str(truth)).loadRes(str(output))
+    captions = {one["image_id"]: one["caption"] for one in results.loadAnns(results.getAnnIds())}
+    assert captions == {139: made[0]["caption"], 391895: made[1]["caption"]}
+
+
+def test_parquet(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
+    folder = photos(3)
+    shutil.copy(folder / "p000.jpg", os.fsencode(folder) + b"/z\xff.jpg")
+    output = tmp_path / "captions.parquet"
+    made = list(caption_batch(folder, output=output, captioner=tiny))
+    rows = parquet.read_table(output).to_pylist()
+    assert [row["caption"] for row in rows] == [record["caption"] for record in made]
+    assert rows[0]["image"] == str(folder / "p000.jpg")
+    assert rows[3]["image"] == str(folder / r"z\xff.jpg")
+    assert rows[0]["score"] == pytest.approx(made[0]["score"])
+    # What one run wrote, another reads.
+    table = tmp_path / "again.parquet"
+    parquet.write_table(parquet.read_table(output).slice(0, 3), table)
+    from captioner_serving.batch.sources import Inputs
+
+    again = list(caption_batch(Inputs(sources=(str(table),), column="image"), captioner=tiny))
+    assert [record["caption"] for record in again] == [record["caption"] for record in made[:3]]
+
+
+def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, read: Read) -> None:
+    from captioner_serving.batch.wording import Wording
+
+    folder = photos(12)
+    plain = list(caption_batch(folder, captioner=tiny))
+    middle = sorted(record["score"] for record in plain)[6]
+    word = plain[0]["caption"].split()[0]
+    config = BatchConfig(
+        wording=Wording(
+            template="Photo: {caption}.", prefix="> ", replace=((word, r"X\1"), (word[:-1], "Y"))
+        ),
+        min_score=middle,
+        review=str(tmp_path / "unsure.jsonl"),
+        sidecar="txt",
+    )
+    output = tmp_path / "sure.jsonl"
+    records = list(caption_batch(folder, output=output, config=config, captioner=tiny))
+    assert len(records) == 12
+    sure, unsure = read(output), read(tmp_path / "unsure.jsonl")
+    assert [record["score"] >= middle for record in sure] == [True] * len(sure)
+    assert [record["score"] < middle for record in unsure] == [True] * len(unsure)
+    assert (len(sure), len(unsure)) == (sum(r["score"] >= middle for r in plain), 12 - len(sure))
+    assert len(unsure) >= 3
+    first = next(r for r in sure + unsure if r["image"] == plain[0]["image"])
+    replaced = " ".join(r"X\1" if w == word else w for w in plain[0]["caption"].split())
+    assert first["caption"] == f"> Photo: {replaced}."
+    assert first["words"] == plain[0]["words"]
+    beside = {path.stem for path in folder.glob("*.txt")}
+    assert beside == {Path(record["image"]).stem for record in sure}
+
+
+def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> None:
+    from captioner_serving.batch.config import Shard
+
+    folder = photos(30)
+    parts = [
+        [
+            record["image"]
+            for record in caption_batch(
+                folder, config=BatchConfig(shard=Shard(index=index, count=3)), captioner=tiny
+            )
+        ]
+        for index in (1, 2, 3)
+    ]
+    assert all(parts)
+    assert sorted(chain.from_iterable(parts)) == sorted(str(path) for path in folder.iterdir())
+
+
+def test_the_same_file_is_captioned_once(
+    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = photos(4)
+    for number in range(20):
+        shutil.copy(folder / "p001.jpg", folder / f"twin{number}.jpg")
+    captioned: list[str] = []
+    real = Captioner.caption_prepared
+
+    def counting(self: Captioner, images: Any, *rest: Any) -> Any:
+        captioned.extend(image.source for image in images)
+        return real(self, images, *rest)
+
+    monkeypatch.setattr(Captioner, "caption_prepared", counting)
+    records = list(caption_batch(folder, captioner=tiny))
+    assert len(records) == 24 and len(captioned) == 4
+    assert all(record["caption"] == records[1]["caption"] for record in records[4:])
+    assert [Path(record["image"]).stem for record in records[4:]] == sorted(
+        f"twin{number}" for number in range(20)
+    )
+
+
+def test_maps(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = photos(2)
+    shutil.copy(folder / "p000.jpg", folder / ("n" * 246 + ".jpg"))
+    for kind in ("overlay", "sheet"):
+        config = BatchConfig(maps=kind, maps_to=str(tmp_path / kind))  # type: ignore[arg-type]
+        records = list(caption_batch(folder, config=config, captioner=tiny))
+        assert [record["caption"] for record in records]
+        drawn = sorted((tmp_path / kind).rglob("*.png"))
+        assert len(drawn) == 3
+        with Image.open(drawn[-1]) as picture:
+            assert picture.size == (60, 40) if kind == "overlay" else picture.width > 300
+
+
+def test_out_of_memory_halves_the_batch(
+    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    folder = photos(40)
+    wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
+    real, sizes = Captioner.caption_prepared, []
+
+    def short_of_memory(self: Captioner, images: Any, *rest: Any) -> Any:
+        sizes.append(len(images))
+        if len(images) > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, images, *rest)
+
+    monkeypatch.setattr(Captioner, "caption_prepared", short_of_memory)
+    config = BatchConfig(batch_size=16)
+    records = list(caption_batch(folder, config=config, captioner=tiny))
+    assert [record["caption"] for record in records] == wanted
+    assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6

@@ -1,0 +1,216 @@
+"""A folder with every kind of broken and odd file that people have."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import Captioner
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def picture() -> Image.Image:
+    """Four colours, one a corner: a wrong turn would show."""
+    image = Image.new("RGB", (96, 64), (200, 30, 30))
+    image.paste((30, 160, 60), (48, 0, 96, 32))
+    image.paste((40, 60, 200), (0, 32, 48, 64))
+    image.paste((240, 220, 60), (48, 32, 96, 64))
+    return image
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    image.save(buffer := io.BytesIO(), kind, **options)
+    return buffer.getvalue()
+
+
+def turned_by_exif(orientation: int) -> bytes:
+    """Stored on its side, as a phone does; upright by its EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    back = {6: Image.Transpose.ROTATE_90, 3: Image.Transpose.ROTATE_180}[orientation]
+    return encoded(picture().transpose(back), "JPEG", quality=95, exif=exif)
+
+
+def huge_png() -> bytes:
+    """A PNG that says it has 900 megapixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+def sound() -> dict[bytes, bytes]:
+    """Names and contents of files that show `picture`, each in its own way."""
+    image = picture()
+    deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    frames = [image, Image.new("RGB", image.size, "white")]
+    jpeg = encoded(image, "JPEG", quality=95)
+    return {
+        b"plain.png": encoded(image, "PNG"),
+        b"phone turned.jpg": turned_by_exif(6),
+        b"phone upside down.jpg": turned_by_exif(3),
+        b"cmyk.jpg": encoded(image.convert("CMYK"), "JPEG", quality=95),
+        b"16 bit.tiff": encoded(deep, "TIFF"),
+        b"animated.gif": encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        b"several pages.tif": encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]),
+        b"lossless.webp": encoded(image, "WEBP", lossless=True),
+        b"old.bmp": encoded(image, "BMP"),
+        b"modern.avif": encoded(image, "AVIF", quality=95),
+        b"transparent.png": encoded(image.convert("RGBA"), "PNG"),
+        b"palette.png": encoded(image.quantize(16), "PNG"),
+        b"png with the wrong suffix.jpg": encoded(image, "PNG"),
+        b"two\nlines.jpg": jpeg,
+        b"'single' \"double\" `back`.jpg": jpeg + b"1",
+        b"\xf0\x9f\x90\xb6 dog \xe2\x9d\xa4.jpg": jpeg + b"2",
+        b"latin \xe9\xff.jpg": jpeg + b"3",
+        b"-option.jpg": jpeg + b"4",
+        b"$(touch pwned) %s {caption}.jpg": jpeg + b"5",
+        b"n" * 246 + b".jpg": jpeg + b"6",
+        b"UPPER.JPG": jpeg + b"7",
+    }
+
+
+def broken() -> dict[bytes, tuple[bytes, str]]:
+    """Names, contents and the type of error of files that cannot be captioned."""
+    jpeg = encoded(picture(), "JPEG", quality=95)
+    png = encoded(picture(), "PNG")
+    return {
+        b"truncated.jpg": (jpeg[: len(jpeg) // 2], "image-truncated"),
+        b"damaged.png": (png[:60] + b"\0\0\0\0" + png[64:], "image-truncated"),
+        b"renamed text.jpg": (b"Dear diary, today I renamed a file.\n", "image-format"),
+        b"renamed film.jpg": (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "image-format"),
+        b"web page.png": (b"<!DOCTYPE html><title>404</title>", "image-format"),
+        b"zero bytes.jpg": (b"", "image-empty"),
+        b"bomb.png": (huge_png(), "image-too-large"),
+    }
+
+
+def test_odd_files_are_captioned_and_broken_ones_named(
+    run_batch: Run, tiny: Captioner, tmp_path: Path
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    raw = os.fsencode(folder)
+    for name, data in sound().items():
+        _write(raw + b"/" + name, data)
+    errors = {}
+    for name, (data, kind) in broken().items():
+        _write(raw + b"/" + name, data)
+        errors[name] = kind
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "dangling.jpg").symlink_to("nowhere.jpg")
+    (folder / "circle.jpg").symlink_to("circle.jpg")
+    errors |= dict.fromkeys((b"pipe.jpg", b"dangling.jpg", b"circle.jpg"), "image-not-found")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(folder)  # the path of a socket must be short
+        server.bind("socket.jpg")
+        os.chdir(here)
+    errors[b"socket.jpg"] = "image-not-found"
+    if os.geteuid() != 0:
+        _write(raw + b"/secret.jpg", b"")
+        (folder / "secret.jpg").chmod(0)
+        errors[b"secret.jpg"] = "image-not-found"
+    # What is no photo, and is left out:
+    (folder / "album.jpg").mkdir()
+    (folder / "loop").symlink_to(folder, target_is_directory=True)
+    (folder / ".hidden.jpg").write_bytes(b"")
+    (folder / "notes.txt").write_text("no photo")
+    before = _state(folder)
+
+    output = tmp_path / "captions.jsonl"
+    result = run_batch(folder, "--output", output)
+    assert _state(folder) == before
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"{len(errors)} failed, in {output}.errors.jsonl" in result.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    names = sorted(sound(), key=os.fsdecode)
+    assert [os.fsencode(record["image"]) for record in records] == [raw + b"/" + n for n in names]
+    failed = [json.loads(line) for line in Path(f"{output}.errors.jsonl").read_text().splitlines()]
+    assert {
+        os.fsencode(record["image"])[len(raw) + 1 :]: record["error"]["type"] for record in failed
+    } == errors
+    for record in failed:
+        assert record["image"] in record["error"]["detail"]
+        assert record["image"] in result.stderr
+    # Every sound one has the caption that it has alone; what keeps every pixel, the picture's own.
+    plain = tiny.caption(picture())
+    for record in records:
+        alone = tiny.caption(record["image"])
+        assert record["caption"] == alone.text, record["image"]
+        assert record["score"] == pytest.approx(alone.score, abs=1e-3)
+        if record["image"].endswith((".png", ".bmp", "wrong suffix.jpg", ".webp", "pages.tif")):
+            assert record["score"] == pytest.approx(plain.score, abs=1e-3), record["image"]
+    upright = [record["score"] for record in records if "phone" in record["image"]]
+    sideways = tiny.caption(picture().transpose(Image.Transpose.ROTATE_90))
+    straight = tiny.caption(encoded(picture(), "JPEG", quality=95))
+    assert upright == pytest.approx(
+        [straight.score] * 2, abs=0.3 * abs(straight.score - sideways.score)
+    )
+
+
+def _write(path: bytes, data: bytes) -> None:
+    with open(path, "wb") as file:  # noqa: PTH123  # pathlib has no bytes paths
+        file.write(data)
+
+
+def _state(folder: Path) -> dict[bytes, tuple[int, int, int, int]]:
+    """Sizes and dates, access included, of a folder and all that is in it."""
+    time.sleep(0.02)
+    raw = os.fsencode(folder)
+    state = {}
+    for entry in [raw, *(raw + b"/" + name for name in os.listdir(raw))]:  # noqa: PTH208
+        status = os.lstat(entry)
+        access = status.st_atime_ns if entry.endswith((b".jpg", b".png")) else 0
+        state[entry] = (status.st_size, status.st_mtime_ns, access, status.st_mode)
+    return state
+
+
+def test_a_decoder_that_dies_costs_one_photo(
+    start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = photos(200)
+    output = tmp_path / "captions.jsonl"
+    process = start_batch(folder, "--output", output, "--workers", 2, "--batch-size", 4)
+    try:
+        deadline = time.monotonic() + 100
+        while not (output.exists() and output.stat().st_size):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        children = [
+            int(child)
+            for task in Path(f"/proc/{process.pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+        assert len(children) == 2
+        os.kill(children[0], 11)
+        _, said = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    lines = output.read_text().splitlines()
+    errors = Path(f"{output}.errors.jsonl").read_text().splitlines()
+    assert (process.returncode, len(errors), len(lines)) == (1, 1, 199)
+    (error,) = map(json.loads, errors)
+    assert "brought the image decoder down" in error["error"]["detail"]
+    assert error["image"] in said
+    images = [json.loads(line)["image"] for line in lines]
+    assert sorted([*images, error["image"]]) == [str(folder / f"p{n:03}.jpg") for n in range(200)]
+    assert images == sorted(images)

@@ -1,0 +1,101 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captioner_serving.batch import progress as module
+from captioner_serving.batch.config import Shard
+from captioner_serving.batch.photos import digest
+from captioner_serving.batch.progress import Progress, duration
+from captioner_serving.batch.sources import Inputs
+
+
+def test_a_plain_line_where_there_is_no_terminal(
+    photos: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    said = io.StringIO()
+    shard = Shard(index=1, count=2)
+    folder = photos(40)
+    inputs = Inputs(sources=(str(folder),))
+    mine = sum(digest(photo.name) in shard for photo in inputs.photos())
+    with Progress(quiet=False, stream=said) as progress:
+        progress.count(inputs, shard, done=5)
+        deadline = time.perf_counter() + 20
+        while progress._total is None and time.perf_counter() < deadline:
+            time.sleep(0.01)
+        for _ in range(8):
+            clock[0] += 10
+            progress.update({"image": "a", "caption": "b"})
+        progress.update({"image": "c", "error": {"detail": "c is broken"}})
+    left = mine - 5 - 6
+    assert said.getvalue().splitlines() == [
+        f"6 of {mine - 5} photos, 0.1 a second, {duration(left * 10)} left, 0 errors",
+        "captioner: c is broken",
+    ]
+
+
+def test_quiet_says_nothing(photos: Callable[..., Path]) -> None:
+    said = io.StringIO()
+    with Progress(quiet=True, stream=said) as progress:
+        progress.count(Inputs(sources=(str(photos(2)),)), None, done=0)
+        progress.update({"image": "c", "error": {"detail": "c is broken"}})
+        progress.say("done")
+    assert said.getvalue() == ""
+
+
+def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 100))
+    with (
+        open(follower, "w") as terminal,  # noqa: PTH123
+        Progress(quiet=False, stream=terminal) as progress,
+    ):
+        progress.count(Inputs(sources=(str(photos(3)),)), None, done=0)
+        deadline = time.perf_counter() + 20
+        while progress._total is None and time.perf_counter() < deadline:
+            time.sleep(0.01)
+        for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
+            time.sleep(0.15)  # tqdm draws ten times a second
+            progress.update(record)
+    shown = ""
+    with contextlib.suppress(OSError):  # how Linux says that the other side has gone
+        while part := os.read(leader, 4096):
+            shown += part.decode()
+    os.close(leader)
+    assert "3/3" in shown and "photos/s" in shown and "errors=1" in shown
+    assert "captioner: broken" in shown
+
+
+def test_interrupted_from_the_keyboard(
+    start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
+) -> None:
+    import signal
+
+    output = tmp_path / "c.jsonl"
+    process = start_batch(photos(300), "--output", output, "--batch-size", 1)
+    while process.poll() is None and not (output.exists() and output.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "interrupted: the same command goes on from here"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0 s"), (61, "1 min 1 s"), (7384, "2 h 3 min"), (-3, "0 s")]
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

@@ -1,0 +1,329 @@
+"""Nothing lost, nothing twice: killed, full disks, changed settings."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, ConfigError, OutputError
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.journal import Journal
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[str]]
+Photos = Callable[..., Path]
+
+
+def outputs(output: Path) -> dict[str, bytes]:
+    """The records and errors of a run."""
+    found = (output, Path(f"{output}.errors.jsonl"), output.with_name("unsure.jsonl"))
+    return {path.name: path.read_bytes() for path in found if path.exists()}
+
+
+def add_odd(folder: Path) -> None:
+    """Some twins and some broken files among the photos."""
+    for number in range(0, 300, 25):
+        if (folder / f"p{number:03}.jpg").exists():
+            shutil.copy(folder / f"p{number:03}.jpg", folder / f"p{number + 3:03} twin.jpg")
+            (folder / f"p{number + 5:03} bad.jpg").write_bytes(b"\xff\xd8\xff")
+
+
+@pytest.mark.slow
+def test_killed_at_20_random_moments(
+    run_batch: Run, start_batch: Start, photos: Photos, tiny: Captioner
+) -> None:
+    """Each time it goes on, and in the end the files are those of a run that nobody killed."""
+    folder = photos(300)
+    add_odd(folder)
+    options = ("--captions", 2, "--batch-size", 8, "--sidecar", "txt", "--existing", "overwrite")
+    scores = [record.get("score", 0) for record in caption_batch(folder, captioner=tiny)]
+    options += ("--min-score", median(scores), "--review")
+    whole = folder.parent / "whole" / "captions.jsonl"
+    whole.parent.mkdir()
+    started = time.monotonic()
+    result = run_batch(folder, "--output", whole, *options, whole.parent / "unsure.jsonl")
+    duration = time.monotonic() - started
+    assert result.returncode == 1
+    wanted = outputs(whole)
+    assert len(wanted) == 3 and all(wanted.values())
+    for sidecar in folder.glob("*.txt"):
+        sidecar.unlink()
+
+    output = folder.parent / "killed" / "captions.jsonl"
+    output.parent.mkdir()
+    again = ("--output", output, *options, output.parent / "unsure.jsonl")
+    moments = random.Random(0)
+    kills = rounds = 0
+    while kills < 20:
+        # The first is aimed at what comes before the work too; the others at the work itself.
+        process = start_batch(folder, *again, "--quiet")
+        if kills:
+            _await_progress(process, output)
+        time.sleep(moments.uniform(0, duration * (0.5 if not kills else 0.05)))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode == -signal.SIGKILL:
+            kills += 1
+        for name, data in outputs(output).items():
+            assert name in wanted and (wanted[name].startswith(_whole_lines(output, name, data)))
+        rounds += 1
+        if process.returncode != -signal.SIGKILL:  # it was done: the rest begins anew
+            assert outputs(output) == wanted
+            shutil.rmtree(output.parent)
+            output.parent.mkdir()
+    assert run_batch(folder, *again).returncode == 1
+    assert outputs(output) == wanted
+    assert rounds >= kills == 20
+
+
+def _await_progress(process: subprocess.Popen[str], output: Path) -> None:
+    """Wait for the run to have added to what was there."""
+    log = Path(f"{output}.progress.jsonl")
+    before = log.stat().st_size if log.exists() else 0
+    while process.poll() is None and (not log.exists() or log.stat().st_size <= before):
+        time.sleep(0.005)
+
+
+def _whole_lines(output: Path, name: str, data: bytes) -> bytes:
+    """What a killed run had committed of a file."""
+    log = Path(f"{output}.progress.jsonl").read_bytes().splitlines(keepends=True)
+    commits = [json.loads(line) for line in log[1:] if line.endswith(b"\n")]
+    ends = commits[-1]["ends"] if commits else [0, 0, 0]
+    end = ends[["captions.jsonl", "captions.jsonl.errors.jsonl", "unsure.jsonl"].index(name)]
+    assert len(data) >= end
+    return data[:end]
+
+
+def test_killed_once_and_gone_on(
+    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(60)
+    output = tmp_path / "captions.csv"
+    arguments = (folder, "--output", output, "--batch-size", 2)
+    process = start_batch(*arguments)
+    _await_progress(process, output)
+    while process.poll() is None and b'"entries"' not in _log(output):
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    journal = Path(f"{output}.journal.jsonl")
+    assert not output.exists() and journal.exists()
+    with Journal(str(output), BatchConfig(batch_size=2), _settings(output)) as left:
+        done = left.counts[0]
+    assert done >= 2
+    # What is done is not read again: those photos may even be gone.
+    for number in range(done):
+        (folder / f"p{number:03}.jpg").write_bytes(b"gone")
+    with journal.open("ab") as file:
+        file.write(b'{"image": "torn')
+    result = run_batch(*arguments)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert f"{done} were done before" in result.stderr
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [record["image"] for record in records] == sorted(map(str, folder.iterdir()))
+    assert len(output.read_text().splitlines()) == 61
+
+
+def _log(output: Path) -> bytes:
+    return Path(f"{output}.progress.jsonl").read_bytes()
+
+
+def _settings(output: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(_log(output).splitlines()[0])["settings"]
+    return settings
+
+
+def test_no_worker_outlives_a_kill(start_batch: Start, photos: Photos, tmp_path: Path) -> None:
+    process = start_batch(photos(100), "--output", tmp_path / "c.jsonl", "--batch-size", 2)
+    _await_progress(process, tmp_path / "c.jsonl")
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    workers = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    assert workers
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        return "(Z)" not in Path(f"/proc/{pid}/stat").read_text().replace(" Z ", "(Z)")
+    except OSError:
+        return False
+
+
+def test_a_full_disk_costs_nothing_that_was_done(
+    run_batch: Run, photos: Photos, tmp_path: Path, tiny: Captioner
+) -> None:
+    folder = photos(80)
+    output = tmp_path / "captions.jsonl"
+    whole = list(caption_batch(folder, output=tmp_path / "whole.jsonl", captioner=tiny))
+    arguments = (folder, "--output", output, "--batch-size", 4)
+    # The limit on the size of a file is met as a full disk is: in the middle of a write.
+    size = (tmp_path / "whole.jsonl").stat().st_size // 2
+    result = run_batch(
+        *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    )
+    assert result.returncode == 1
+    assert f"{output} cannot be written" in result.stderr and "File too large" in result.stderr
+    assert "the same command goes on from there" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert output.stat().st_size <= size
+    result = run_batch(*arguments)
+    assert result.returncode == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [r["caption"] for r in records] == [r["caption"] for r in whole]
+    assert [r["image"] for r in records] == [r["image"] for r in whole]
+
+
+def test_other_settings_are_refused_and_restart_begins_anew(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(5), tmp_path / "c.jsonl"
+    list(caption_batch(folder, output=output, captioner=tiny))
+    before = output.read_bytes()
+    other = BatchConfig(beam_size=3)
+    with pytest.raises(ConfigError, match="beam_size was 5 and is 3") as caught:
+        list(caption_batch(folder, output=output, config=other, captioner=tiny))
+    assert "--restart" in str(caught.value) and output.read_bytes() == before
+    # What does not change the records may change.
+    free = BatchConfig(batch_size=2, workers=1)
+    assert not list(caption_batch(folder, output=output, config=free, captioner=tiny))
+    anew = BatchConfig(beam_size=3, restart=True)
+    assert len(list(caption_batch(folder, output=output, config=anew, captioner=tiny))) == 5
+    assert len(output.read_text().splitlines()) == 5
+
+
+def test_another_checkpoint_is_refused(
+    tiny: Captioner, saved_tiny: Path, photos: Photos, tmp_path: Path
+) -> None:
+    """The name and version are the same; the weights are not."""
+    output = tmp_path / "c.jsonl"
+    folder = photos(2)
+    list(caption_batch(folder, output=output, captioner=tiny))
+    with pytest.raises(ConfigError, match="model was"):
+        list(caption_batch(folder, output=output, captioner=Captioner.from_pretrained(saved_tiny)))
+
+
+def test_files_of_others_are_not_overwritten(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    output.write_text("the work of years\n")
+    with pytest.raises(OutputError, match="is there already"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    assert output.read_text() == "the work of years\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "photos"]
+    with pytest.raises(OutputError, match="no folder"):
+        list(caption_batch(folder, output=tmp_path / "no" / "c.jsonl", captioner=tiny))
+
+
+def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    folder, output = photos(40), tmp_path / "c.jsonl"
+    first = caption_batch(folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1))
+    next(first)
+    with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    first.close()
+    list(caption_batch(folder, output=output, captioner=tiny))
+    assert len(output.read_text().splitlines()) == 40
+
+
+def test_errors_are_kept_and_retried_when_asked(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(6), tmp_path / "c.jsonl"
+    good = (folder / "p003.jpg").read_bytes()
+    for name in ("p001.jpg", "p003.jpg"):
+        (folder / name).write_bytes(b"")
+    errors = Path(f"{output}.errors.jsonl")
+
+    def run(**options: Any) -> list[str]:
+        made = caption_batch(folder, output=output, config=BatchConfig(**options), captioner=tiny)
+        return [Path(record["image"]).name + ("!" if "error" in record else "") for record in made]
+
+    assert run() == ["p000.jpg", "p001.jpg!", "p002.jpg", "p003.jpg!", "p004.jpg", "p005.jpg"]
+    (folder / "p003.jpg").write_bytes(good)
+    assert run() == []
+    assert len(errors.read_text().splitlines()) == 2
+    assert run(retry_errors=True) == ["p001.jpg!", "p003.jpg"]
+    assert [json.loads(line)["image"] for line in errors.read_text().splitlines()] == [
+        str(folder / "p001.jpg")
+    ]
+    (folder / "p001.jpg").write_bytes(good)
+    assert run(retry_errors=True) == ["p001.jpg"]
+    assert not errors.exists()
+    assert run() == []
+    names = [json.loads(line)["image"] for line in output.read_text().splitlines()]
+    assert len(names) == len(set(names)) == 6
+
+
+def test_photos_that_vanish_meanwhile(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    folder, output = photos(60), tmp_path / "c.jsonl"
+    run = caption_batch(
+        folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1, workers=1)
+    )
+    kinds = [next(run).get("error")]
+    shutil.rmtree(folder)
+    kinds += [record.get("error") for record in run]
+    failed = [kind for kind in kinds if kind]
+    assert len(kinds) == 60 and kinds[0] is None and failed
+    assert {kind["type"] for kind in failed} == {"image-not-found"}
+
+
+def test_new_photos_are_added(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    output = tmp_path / "c.jsonl"
+    folder = photos(3, first=10)
+    list(caption_batch(folder, output=output, captioner=tiny))
+    photos(13)
+    added = list(caption_batch(folder, output=output, captioner=tiny))
+    assert [Path(record["image"]).stem for record in added] == [f"p{n:03}" for n in range(10)]
+    assert len(output.read_text().splitlines()) == 13
+
+
+def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
+    """Cut anywhere, the log gives back what its whole lines say, and goes on from there."""
+    output, config = str(tmp_path / "c.jsonl"), BatchConfig()
+    with Journal(output, config, {}) as journal:
+        for number in range(4):
+            journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
+            journal.commit()
+    log = Path(f"{output}.progress.jsonl")
+    data, records = log.read_bytes(), Path(output).read_bytes()
+    lines = data.splitlines(keepends=True)
+    for cut in range(len(lines[0]), len(data), 7):
+        log.write_bytes(data[:cut])
+        Path(output).write_bytes(records)
+        whole = data[:cut].count(b"\n") - 1
+        with Journal(output, config, {}) as journal:
+            assert journal.counts == [whole, 0, 0]
+            for number in range(whole, 4):
+                journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
+            journal.commit()
+        assert Path(output).read_bytes() == records
+    assert base64.b64decode(json.loads(lines[1])["entries"])[:16] == bytes(16)
+
+
+def test_a_journal_that_was_shortened_is_refused(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    output = tmp_path / "c.jsonl"
+    list(caption_batch(photos(3), output=output, captioner=tiny))
+    os.truncate(output, 10)
+    with pytest.raises(OutputError, match="put the file back"):
+        list(caption_batch(photos(3), output=output, captioner=tiny))

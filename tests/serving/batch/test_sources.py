@@ -1,0 +1,228 @@
+"""What people name as inputs, and the photos it stands for."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, ConfigError, DataError
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.photos import LostPhoto
+from captioner_serving.batch.sources import Inputs
+
+Photos = Callable[..., Path]
+
+
+def names(*sources: object, **options: Any) -> list[str]:
+    inputs = Inputs(sources=tuple(map(str, sources)), **options)
+    return [photo.name for photo in inputs.photos()]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders in folders, with what does not belong among the photos."""
+    for name in (
+        "b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.jpeg", "sub/deep/d.webp",
+        ".git/e.jpg", "z.tiff", "photo[1].jpg",
+    ):  # fmt: skip
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    (tmp_path / "tree" / "sub" / "up").symlink_to(tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def test_folders(tree: Path) -> None:
+    inside = ["a.PNG", "b.jpg", "photo[1].jpg", "sub/c.jpeg", "sub/deep/d.webp", "z.tiff"]
+    assert names(tree) == [f"{tree}/{name}" for name in inside]
+    assert names(".") == [f"./{name}" for name in inside]
+    assert names("./sub/") == ["./sub/c.jpeg", "./sub/deep/d.webp"]
+    assert names(".", recursive=False) == [f"./{n}" for n in inside if "/" not in n]
+    assert names("sub/up") == [f"sub/up/{name}" for name in inside]  # named, so followed
+
+
+def test_globs(tree: Path) -> None:
+    assert names("*.jpg") == ["b.jpg", "photo[1].jpg"]
+    assert names("**/*.jp*g") == ["b.jpg", "photo[1].jpg", "sub/c.jpeg"]
+    assert names("s*/*") == ["sub/c.jpeg"]
+    assert names(f"{tree}/**/d.webp") == [f"{tree}/sub/deep/d.webp"]
+    assert names("photo[1].jpg") == ["photo[1].jpg"]  # a name before a pattern
+    assert names("?.jpg", "notes.txt") == ["b.jpg", "notes.txt"]  # named, so tried
+    with pytest.raises(DataError, match="nothing matches"):
+        names("*.xyz")
+
+
+def test_lists(tree: Path) -> None:
+    (tree / "list").write_bytes(b"b.jpg\r\n\n  odd name \nhttps://x.org/y.jpg\ncaf\xe9.jpg")
+    listed = ["b.jpg", "  odd name ", "https://x.org/y.jpg", os.fsdecode(b"caf\xe9.jpg")]
+    assert names(lists=("list",)) == listed
+    (tree / "list0").write_bytes(b"one\nname\0two\0")
+    assert names("z.tiff", lists=("list0",), null=True) == ["z.tiff", "one\nname", "two"]
+    with pytest.raises(DataError, match="missing cannot be read"):
+        names(lists=("missing",))
+
+
+def test_tables(tree: Path) -> None:
+    (tree / "t.csv").write_text('id,"file name"\n1,"a, b.jpg"\n2,\n3,"new\nline.jpg"\n')
+    wanted = ["a, b.jpg", "t.csv#2", "new\nline.jpg"]
+    assert names("t.csv", column="file name") == wanted
+    lost = list(Inputs(sources=("t.csv",), column="file name").photos())[1]
+    assert isinstance(lost, LostPhoto) and "row 2 has no file name" in lost.reason
+    (tree / "t.tsv").write_text("path\tx\nq.jpg\t1\n")
+    (tree / "t.jsonl").write_text('{"path": "\\udce9.jpg"}\n\n{"path": null}\n')
+    assert names("t.tsv", "t.jsonl", column="path") == ["q.jpg", "\udce9.jpg", "t.jsonl#2"]
+    with pytest.raises(DataError, match="no column 'file'; it has id, file name"):
+        names("t.csv", column="file")
+    (tree / "bad.jsonl").write_text('{"path": ')
+    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read as a table"):
+        names("bad.jsonl", column="path")
+    with pytest.raises(ConfigError, match="name the column"):
+        names("t.csv")
+
+
+def test_relative_names_start_at_the_root(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    photos(2)
+    (tmp_path / "list").write_text("p000.jpg\np001.jpg\n")
+    inputs = Inputs(lists=(str(tmp_path / "list"),), root=str(tmp_path / "photos"))
+    records = list(caption_batch(inputs, captioner=tiny))
+    assert [record["image"] for record in records] == ["p000.jpg", "p001.jpg"]
+    assert all("caption" in record for record in records)
+
+
+def make_tar(path: Path, folder: Path, mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for photo in sorted(folder.iterdir()):
+            tar.add(photo, f"./{photo.stem}/{photo.name}")
+            for name in (f"{photo.stem}.json", f"._{photo.name}"):
+                tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return path
+
+
+@pytest.mark.parametrize("kind", [".tar", ".tar.gz", ".tgz", ".tar.xz", ".zip"])
+def test_archives_are_read_in_place(
+    kind: str, tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(5)
+    wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
+    archive = tmp_path / f"photos{kind}"
+    if kind == ".zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for photo in sorted(folder.iterdir()):
+                file.write(photo, f"{photo.stem}/{photo.name}")
+            file.writestr("__MACOSX/p000.jpg", b"")
+    else:
+        make_tar(archive, folder, {".tar": "w", ".tar.xz": "w:xz"}.get(kind, "w:gz"))
+    before = sorted(tmp_path.iterdir())
+    output = tmp_path / "c.jsonl"
+    records = list(caption_batch(archive, output=output, captioner=tiny))
+    assert [record["caption"] for record in records] == wanted
+    dot = "" if kind == ".zip" else "./"
+    assert [record["image"] for record in records] == [
+        f"{archive}/{dot}p{n:03}/p{n:03}.jpg" for n in range(5)
+    ]
+    assert not list(caption_batch(archive, output=output, captioner=tiny))
+    assert set(tmp_path.iterdir()) - set(before) == {output, Path(f"{output}.progress.jsonl")}
+
+
+def test_shards_by_braces(photos: Photos, tmp_path: Path) -> None:
+    for number in range(3):
+        make_tar(tmp_path / f"s-{number:03}.tar", photos(2, name=f"f{number}", first=2 * number))
+    found = names(tmp_path / "s-{000..002}.tar")
+    assert found == names(tmp_path / "s-*.tar")
+    assert [Path(name).name for name in found] == [f"p{n:03}.jpg" for n in range(6)]
+
+
+def test_damaged_archives_cost_what_is_behind_the_damage(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    archive = make_tar(tmp_path / "a.tar", photos(6))
+    data = archive.read_bytes()
+    archive.write_bytes(data[: len(data) // 2 + 100])
+    (tmp_path / "b.zip").write_bytes(b"PK\3\4 and no more")
+    (tmp_path / "c.tar.gz").write_bytes(b"\x1f\x8b no gzip")
+    sources = [archive, tmp_path / "b.zip", tmp_path / "c.tar.gz", tmp_path / "none.tar"]
+    records = list(caption_batch([str(s) for s in sources], captioner=tiny))
+    good = [record for record in records if "caption" in record]
+    failed = [record for record in records if "error" in record]
+    assert 1 <= len(good) < 6
+    assert {str(source) for source in sources[1:]} <= {record["image"] for record in failed}
+    assert any(record["image"].startswith(str(archive)) for record in failed)
+
+
+def test_names_that_come_twice_are_done_once(tiny: Captioner, photos: Photos) -> None:
+    folder = photos(3)
+    records = list(caption_batch([folder, f"{folder}/p001.jpg", folder], captioner=tiny))
+    assert len(records) == 3
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    folder = photos(3)
+    wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
+    (tmp_path / "list").write_text(f"{server}/photos/p001.jpg?w=20\n{server}/photos/none.jpg\n")
+    inputs = Inputs(sources=(f"{server}/photos/p000.jpg",), lists=(str(tmp_path / "list"),))
+    first, second, third = caption_batch(inputs, captioner=tiny)
+    assert [first["caption"], second["caption"]] == wanted[:2]
+    assert third["error"]["type"] == "image-not-found"
+    assert f"{server}/photos/none.jpg" in third["error"]["detail"]
+
+
+def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    """file:// goes the way of s3:// and gs://: listed, sorted, read by the workers."""
+    pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
+    folder = photos(3)
+    (folder / "deep").mkdir()
+    (folder / "p000.jpg").rename(folder / "deep" / "p000.jpg")
+    (folder / "notes.txt").write_text("no photo")
+    expected = [f"file://{folder}/{name}" for name in ("p001.jpg", "p002.jpg", "deep/p000.jpg")]
+    records = list(caption_batch(f"file://{folder}", captioner=tiny))
+    assert [record["image"] for record in records] == expected
+    assert all("caption" in record for record in records)
+    assert names(f"file://{folder}/*.jpg") == expected[:2]
+    archive = make_tar(tmp_path / "a.tar", folder / "deep")
+    (record,) = caption_batch(f"file://{archive}", captioner=tiny)
+    assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
+
+
+def test_a_file_system_that_is_not_installed(run_captioner: Any, tmp_path: Path) -> None:
+    result = run_captioner("batch", "nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
+    assert result.returncode == 1
+    assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_list_that_ends_the_run_keeps_what_was_done(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(4), tmp_path / "c.jsonl"
+    inputs = Inputs(sources=(str(folder),), lists=(str(tmp_path / "missing"),))
+    with pytest.raises(DataError, match="missing cannot be read"):
+        list(caption_batch(inputs, output=output, captioner=tiny, config=BatchConfig(batch_size=2)))
+    images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
+    assert images == sorted(map(str, folder.iterdir()))
