@@ -32,6 +32,7 @@ from captioner.predictor import Captioner
 from captioner_serving.server.access import Access
 from captioner_serving.server.api import make_router
 from captioner_serving.server.config import Credentials, ServerConfig
+from captioner_serving.server.elements import read_static
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders
@@ -45,7 +46,6 @@ from captioner_serving.server.store import UploadStore
 
 __all__ = ["Application"]
 
-_STATIC = Path(__file__).parent / "static"
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -178,7 +178,7 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
             font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
         ),
-        css=(_STATIC / "page.css").read_text(encoding="utf-8"),
-        js=(_STATIC / "page.js").read_text(encoding="utf-8"),
+        css=read_static("page.css"),
+        js=read_static("page.js"),
     )
     return app

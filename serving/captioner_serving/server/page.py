@@ -15,6 +15,7 @@ from captioner.errors import CaptionerError
 from captioner.generation import GenerationConfig
 from captioner.image import open_image
 from captioner_serving.server.api import MAX_BEAM_SIZE
+from captioner_serving.server.elements import make_element, read_static
 from captioner_serving.server.pictures import CaptionShelf
 from captioner_serving.server.problems import ForbiddenError
 from captioner_serving.server.service import CaptionService
@@ -23,16 +24,17 @@ from captioner_serving.server.viewer import describe, make_viewer
 
 __all__ = ["SENTENCES", "Page", "make_page"]
 
-_STATIC = Path(__file__).parent / "static"
-
 SENTENCES = 3
 """The caption and the two next best: enough to see whether the model wavers."""
 
+# Of the bundled checkpoint; its card has more.
 LIMITS = (
     "Trained on 12,420 photos, of people, dogs, sports and streets above all: what it has not seen "
     "it takes for something that it has, it miscounts, it cannot read, and it guesses sex and age."
 )
 
+
+_ANY = "What this model has not seen in its training it takes for something that it has."
 
 # Our functions take files as they are named, and the store opens them; Gradio opens none.
 _EVENT: dict[str, Any] = {
@@ -158,14 +160,14 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
     """
     value = None
     if first is not None:
-        name, caption = first
-        value = describe(caption, token=page.shelf.put(caption, forever=True), name=name)
+        token = page.shelf.put(first[1], forever=True)
+        value = describe(first[1], token=token, name=first[0])
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
-        gr.HTML((_STATIC / "header.html").read_text(encoding="utf-8"), elem_id="header")
+        gr.HTML(read_static("header.html"), elem_id="header")
         sample = gr.State(first[0] if first else None)
         with gr.Row(elem_id="columns"):
-            with gr.Column(scale=2, min_width=280, elem_id="left"):
+            with gr.Column(scale=2, min_width=280):
                 photo = gr.Image(
                     label="Your photo",
                     sources=["upload", "webcam", "clipboard"],
@@ -175,25 +177,10 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
                     elem_id="photo",
                 )
                 samples = _make_samples(page.samples)
-                with gr.Accordion("How it searches", open=False):
-                    beam_size = gr.Slider(
-                        1,
-                        10,
-                        value=5,
-                        step=1,
-                        label="Beam size",
-                        info="sentences followed at a time; 1 takes the likeliest word each time",
-                    )
-                    captions = gr.Slider(
-                        1,
-                        5,
-                        value=SENTENCES,
-                        step=1,
-                        label="Sentences",
-                        info="the best, and the next best",
-                    )
+                beam_size, captions = _make_settings(page.service.captioner.generation.beam_size)
             with gr.Column(scale=5, min_width=320):
-                viewer = make_viewer(value, known_limits=LIMITS)
+                name = page.service.captioner.name.name
+                viewer = make_viewer(value, known_limits=LIMITS if name == "bundled" else _ANY)
         photo.input(page.on_photo, [photo, beam_size, captions], [viewer, sample], **_EVENT)
         samples.click(page.on_sample, [beam_size, captions], [viewer, sample, photo], **_EVENT)
         gr.on(
@@ -212,6 +199,22 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
     return blocks
 
 
+def _make_settings(beam: int) -> tuple[gr.Slider, gr.Slider]:
+    with gr.Accordion("Search settings", open=False):
+        beam_size = gr.Slider(
+            1,
+            10,
+            value=min(beam, 10),
+            step=1,
+            label="Beam size",
+            info="sentences followed at a time; 1 takes the likeliest word each time",
+        )
+        captions = gr.Slider(
+            1, 5, value=SENTENCES, step=1, label="Sentences", info="the best, and the next best"
+        )
+    return beam_size, captions
+
+
 def _make_samples(samples: dict[str, Path]) -> gr.HTML:
     pictures = []
     for name, path in samples.items():
@@ -220,14 +223,7 @@ def _make_samples(samples: dict[str, Path]) -> gr.HTML:
         picture.save(buffer := io.BytesIO(), "JPEG", quality=80)
         data = base64.b64encode(buffer.getvalue()).decode()
         pictures.append({"name": name, "data": f"data:image/jpeg;base64,{data}"})
-    return gr.HTML(
-        pictures,
-        html_template=(_STATIC / "samples.html").read_text(encoding="utf-8"),
-        css_template=(_STATIC / "samples.css").read_text(encoding="utf-8"),
-        js_on_load=(_STATIC / "samples.js").read_text(encoding="utf-8"),
-        apply_default_css=False,
-        elem_id="samples",
-    )
+    return make_element("samples", pictures)
 
 
 def _add_client_endpoint(page: Page) -> None:

@@ -26,10 +26,9 @@ from captioner.colors import (
 )
 from captioner.overlay import DEFAULT_STRENGTH, attention_map
 from captioner.transforms import Box
+from captioner_serving.server.elements import make_element
 
 __all__ = ["describe", "make_viewer"]
-
-_STATIC = Path(__file__).parent / "static"
 
 # Pixels on each side of a smooth heat map, stretched to the photo's shape by the browser. It holds
 # nothing finer than a cell of the grid.
@@ -43,13 +42,9 @@ def make_viewer(value: dict[str, Any] | None, *, known_limits: str) -> gr.HTML:
         for name in COLORS
         if name != "spotlight"
     }
-    return gr.HTML(
+    return make_element(
+        "viewer",
         value,
-        html_template=(_STATIC / "viewer.html").read_text(encoding="utf-8"),
-        css_template=(_STATIC / "viewer.css").read_text(encoding="utf-8"),
-        js_on_load=(_STATIC / "viewer.js").read_text(encoding="utf-8"),
-        apply_default_css=False,
-        elem_id="viewer",
         limits=known_limits,
         colors=list(COLORS),
         scales=scales,

@@ -214,7 +214,7 @@ def test_the_overlay_is_the_library_s(
 
 def test_beam_and_sentences_change_the_caption(visit: Visit) -> None:
     tab = visit.tab
-    tab.click("text=How it searches")
+    tab.click("text=Search settings")
     slider = tab.locator('input[type="range"][aria-label*="Sentences"]')
     slider.focus()
     tab.keyboard.press("ArrowRight")
