@@ -11,7 +11,7 @@ import torch
 
 from captioner_training.grids import CachedGrids
 
-SHAPE = (500, 49, 640)  # 31 MB
+SHAPE = (768, 49, 640)  # 48 MB
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ def path(tmp_path: Path) -> Path:
 def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
     grids = CachedGrids(path, SHAPE)
     there = torch.from_numpy(np.fromfile(path, np.float16).reshape(SHAPE))
-    order = torch.randperm(500, generator=torch.Generator().manual_seed(0)).tolist()
-    for first in range(0, 500, 64):
+    order = torch.randperm(768, generator=torch.Generator().manual_seed(0)).tolist()
+    for first in range(0, 768, 64):
         batch = order[first : first + 64]
         assert torch.equal(grids[batch], there[batch])
     again = pickle.loads(pickle.dumps(grids))  # what a spawned worker gets
-    assert len(pickle.dumps(grids)) < 1000 and torch.equal(again[[499, 0]], there[[499, 0]])
+    assert len(pickle.dumps(grids)) < 1000 and torch.equal(again[[767, 0]], there[[767, 0]])
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="/proc/self/smaps is Linux's")
 def test_an_epoch_leaves_no_page_mapped(path: Path) -> None:
     grids = CachedGrids(path, SHAPE)
-    for index in torch.randperm(500, generator=torch.Generator().manual_seed(1)).tolist():
+    for index in torch.randperm(768, generator=torch.Generator().manual_seed(1)).tolist():
         grids[[index]]
     lines = Path("/proc/self/smaps").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
     resident = next(line for line in lines[start:] if line.startswith("Rss:"))
-    assert int(resident.split()[1]) < 1000  # kB; 31,000 of the file were read
+    assert int(resident.split()[1]) < 1000  # kB; 48,000 of the file were read

@@ -23,7 +23,7 @@ from captioner_training.distributed import Processes
 
 __all__ = ["CachedGrids"]
 
-_AROUND = 1 << 16  # bytes; with a page that is read, Linux maps its neighbours within such a block
+_UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for a file of COCO's
 
 
 class CachedGrids:
@@ -33,7 +33,7 @@ class CachedGrids:
     """
 
     def __init__(self, path: Path, shape: tuple[int, int, int]) -> None:
-        self._path, self._shape = path, shape
+        self._path, self._shape, self._reads = path, shape, 0
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._grids = np.frombuffer(self._map, np.float16).reshape(shape)
@@ -44,21 +44,13 @@ class CachedGrids:
     def __getitem__(self, indices: Sequence[int]) -> Tensor:
         """Read the grids (B, L, D) of these images."""
         rows = np.stack([self._grids[index] for index in indices])
-        self._unmap(indices)
+        self._reads += len(indices)
+        # Let go of the pages just read, or an epoch of COCO would grow by the whole file. They stay
+        # in the system's cache of files, which gives room when it is needed.
+        if self._reads >= _UNMAP_AFTER and hasattr(self._map, "madvise"):  # not on Windows
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._reads = 0
         return torch.from_numpy(rows)
-
-    def _unmap(self, indices: Sequence[int]) -> None:
-        """Let go of the pages just read, or an epoch of COCO would grow by the whole file.
-
-        They stay in the system's cache of files, which gives room when it is needed.
-        """
-        if not hasattr(self._map, "madvise"):  # not on Windows
-            return
-        row = self._grids[0].nbytes
-        for index in indices:
-            start = index * row // _AROUND * _AROUND
-            end = min(-(-(index + 1) * row // _AROUND) * _AROUND, len(self._map))
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     @classmethod
     @torch.inference_mode()
