@@ -30,13 +30,18 @@ def test_advantages_by_hand() -> None:
     assert advantages(rewards, torch.tensor([[2.0], [5.0]])).tolist() == [[-1, 0, 4], [-1, -1, -1]]
 
 
-def test_captions_are_drawn_from_the_models_probabilities(decoder: Decoder) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_captions_are_drawn_from_the_models_probabilities(
+    decoder: Decoder, temperature: float
+) -> None:
     features = torch.randn(1, 4, 6)
     state, grid = decoder.start(features)
     logits = decoder.step(torch.tensor([[START]]), state, grid).logits[0, 0]
     logits[[PAD, START, UNK]] = -torch.inf
-    expected = logits.softmax(dim=-1)
-    tokens = draw_captions(decoder, features, count=20_000, maximum_length=3)
+    expected = (logits / temperature).softmax(dim=-1)
+    tokens = draw_captions(
+        decoder, features, count=20_000, maximum_length=3, temperature=temperature
+    )
     drawn = torch.bincount(tokens[0, :, 1], minlength=len(expected)) / 20_000
     # Five standard deviations of a share are at most 5 x sqrt(1/4 / 20,000) = 0.018.
     assert (drawn - expected).abs().max() < 0.018
@@ -77,6 +82,7 @@ def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
         loss = caption_loss(
             decoder, output, drawn.targets, label_smoothing=0.0, doubly_stochastic=0.0,
             attention_entropy=0.0, weights=drawn.weights,
+            temperature=critic.config.temperature,
         )  # fmt: skip
         optimizer.zero_grad()
         loss.total.backward()

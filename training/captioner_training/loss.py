@@ -47,6 +47,7 @@ def caption_loss(
     attention_entropy: float,
     counts: Counts | None = None,
     weights: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> CaptionLoss:
     """Compare a teacher-forced pass with the tokens that follow.
 
@@ -71,6 +72,7 @@ def caption_loss(
         weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
             training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
             draws from.
+        temperature: of those probabilities.
 
     """
     device = output.deep.device
@@ -86,6 +88,7 @@ def caption_loss(
         # What is never drawn must have no probability: else all of it flees there from the words
         # that are punished, and nothing punishes it.
         logits = logits.index_fill(-1, torch.tensor(NEVER_SAID, device=device), -torch.inf)
+        logits = logits / temperature
     smoothing = label_smoothing if weights is None else 0.0
     losses, nll = cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
     if weights is not None:

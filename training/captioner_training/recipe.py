@@ -96,11 +96,16 @@ class SelfCritical:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     samples: int = 5  # captions drawn an image
+    # The policy is the softmax of scores / temperature. Label smoothing has left a tenth of the
+    # probability on words that make no sense; drawn at 1, most samples would have one of them.
+    temperature: float = 0.5
     # What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
     # the reward of the greedy caption (Rennie et al. 2017).
     baseline: Literal["mean", "greedy"] = "mean"
 
     def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature {self.temperature} is not positive")
         if self.samples < (2 if self.baseline == "mean" else 1):
             raise ConfigError(f"samples {self.samples} are too few for a baseline {self.baseline}")
 

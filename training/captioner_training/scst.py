@@ -57,7 +57,13 @@ class SelfCriticalCaptions:
     def draw(self, decoder: Decoder, features: Tensor, positions: Sequence[int]) -> Captions:
         """Draw captions for the grids (B, L, D) of the training images at these positions."""
         length, count = self.maximum_length, self.config.samples
-        tokens = draw_captions(decoder, features, count=count, maximum_length=length)
+        tokens = draw_captions(
+            decoder,
+            features,
+            count=count,
+            maximum_length=length,
+            temperature=self.config.temperature,
+        )
         greedy = None
         if self.config.baseline == "greedy":
             best = draw_captions(decoder, features, count=1, maximum_length=length, greedy=True)
@@ -93,9 +99,17 @@ def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def draw_captions(
-    decoder: Decoder, features: Tensor, *, count: int, maximum_length: int, greedy: bool = False
+    decoder: Decoder,
+    features: Tensor,
+    *,
+    count: int,
+    maximum_length: int,
+    greedy: bool = False,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Draw `count` captions for each of the grids (B, L, D) from the model's own probabilities.
+
+    A temperature below 1 sharpens them.
 
     Returns:
         tokens (B, K, T), <start> first, padded with <pad>. A caption that is not over after
@@ -113,7 +127,7 @@ def draw_captions(
         if greedy:
             drawn = logits.argmax(dim=-1)
         else:
-            flat = logits.softmax(dim=-1).flatten(0, 1)
+            flat = (logits / temperature).softmax(dim=-1).flatten(0, 1)
             drawn = torch.multinomial(flat, 1).view_as(tokens)
         if step == maximum_length:  # only an end may stand here
             drawn = torch.where(drawn == END, drawn, PAD)

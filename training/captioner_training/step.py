@@ -64,6 +64,7 @@ class LossModule(nn.Module):
         inputs = captions.tokens[..., :-1]
         if own_words > 0:
             inputs = self._mixed(features, inputs, own_words)
+        critic = self.stage.self_critical
         output: DecoderOutput = self.model.decoder(features, inputs)
         return caption_loss(
             self.model.decoder,
@@ -74,6 +75,7 @@ class LossModule(nn.Module):
             attention_entropy=self.stage.attention_entropy,
             counts=counts,
             weights=captions.weights,
+            temperature=critic.temperature if critic else 1.0,
         )
 
     @torch.no_grad()
