@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+import stat
 import struct
 import subprocess
 import time
@@ -173,13 +174,13 @@ def _write(path: bytes, data: bytes) -> None:
 
 
 def _state(folder: Path) -> dict[bytes, tuple[int, int, int, int]]:
-    """Sizes and dates, access included, of a folder and all that is in it."""
+    """Sizes and dates of a folder and all that is in it; of files, when they were last read too."""
     time.sleep(0.02)
     raw = os.fsencode(folder)
     state = {}
     for entry in [raw, *(raw + b"/" + name for name in os.listdir(raw))]:  # noqa: PTH208
         status = os.lstat(entry)
-        access = status.st_atime_ns if entry.endswith((b".jpg", b".png")) else 0
+        access = status.st_atime_ns if stat.S_ISREG(status.st_mode) else 0
         state[entry] = (status.st_size, status.st_mtime_ns, access, status.st_mode)
     return state
 

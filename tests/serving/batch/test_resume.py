@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import random
 import resource
 import shutil
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner, ConfigError, OutputError
+from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.journal import Journal
 
@@ -220,30 +218,6 @@ def test_another_checkpoint_is_refused(
         list(caption_batch(folder, output=output, captioner=Captioner.from_pretrained(saved_tiny)))
 
 
-def test_files_of_others_are_not_overwritten(
-    tiny: Captioner, photos: Photos, tmp_path: Path
-) -> None:
-    folder, output = photos(2), tmp_path / "c.jsonl"
-    output.write_text("the work of years\n")
-    with pytest.raises(OutputError, match="is there already"):
-        list(caption_batch(folder, output=output, captioner=tiny))
-    assert output.read_text() == "the work of years\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "photos"]
-    with pytest.raises(OutputError, match="no folder"):
-        list(caption_batch(folder, output=tmp_path / "no" / "c.jsonl", captioner=tiny))
-
-
-def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    folder, output = photos(40), tmp_path / "c.jsonl"
-    first = caption_batch(folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1))
-    next(first)
-    with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
-        list(caption_batch(folder, output=output, captioner=tiny))
-    first.close()
-    list(caption_batch(folder, output=output, captioner=tiny))
-    assert len(output.read_text().splitlines()) == 40
-
-
 def test_errors_are_kept_and_retried_when_asked(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
@@ -294,36 +268,3 @@ def test_new_photos_are_added(tiny: Captioner, photos: Photos, tmp_path: Path) -
     added = list(caption_batch(folder, output=output, captioner=tiny))
     assert [Path(record["image"]).stem for record in added] == [f"p{n:03}" for n in range(10)]
     assert len(output.read_text().splitlines()) == 13
-
-
-def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
-    """Cut anywhere, the log gives back what its whole lines say, and goes on from there."""
-    output, config = str(tmp_path / "c.jsonl"), BatchConfig()
-    with Journal(output, config, {}) as journal:
-        for number in range(4):
-            journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
-            journal.commit()
-    log = Path(f"{output}.progress.jsonl")
-    data, records = log.read_bytes(), Path(output).read_bytes()
-    lines = data.splitlines(keepends=True)
-    for cut in range(len(lines[0]), len(data), 7):
-        log.write_bytes(data[:cut])
-        Path(output).write_bytes(records)
-        whole = data[:cut].count(b"\n") - 1
-        with Journal(output, config, {}) as journal:
-            assert journal.counts == [whole, 0, 0]
-            for number in range(whole, 4):
-                journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
-            journal.commit()
-        assert Path(output).read_bytes() == records
-    assert base64.b64decode(json.loads(lines[1])["entries"])[:16] == bytes(16)
-
-
-def test_a_journal_that_was_shortened_is_refused(
-    tiny: Captioner, photos: Photos, tmp_path: Path
-) -> None:
-    output = tmp_path / "c.jsonl"
-    list(caption_batch(photos(3), output=output, captioner=tiny))
-    os.truncate(output, 10)
-    with pytest.raises(OutputError, match="put the file back"):
-        list(caption_batch(photos(3), output=output, captioner=tiny))
