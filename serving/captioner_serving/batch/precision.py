@@ -6,13 +6,17 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.errors import ConfigError
 from captioner.folding import fold_batch_norm
+from captioner.geometry import TransformConfig
 from captioner.predictor import Captioner, find_device
+from captioner.vocabulary import Vocabulary
 
 __all__ = ["DTYPES", "best_dtype", "fingerprint", "load_captioner"]
 
@@ -21,6 +25,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # As /proc/cpuinfo spells them: x86 with AMX or AVX-512, and ARM. Without them bfloat16 is emulated,
 # and slower than float32.
 _FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+# Of captioners whose BatchNorm is folded: their weights are not those of the checkpoint any more.
+_FINGERPRINTS: WeakKeyDictionary[Captioner, str] = WeakKeyDictionary()
 
 
 def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
@@ -65,17 +73,23 @@ def load_captioner(
     kind = best_dtype(place)[0] if dtype == "auto" else DTYPES[dtype]
     limit = {} if max_pixels is None else {"max_pixels": max_pixels}
     loaded = load_checkpoint(bundled_checkpoint() if checkpoint is None else checkpoint)
+    told = _digest(loaded.model, loaded.vocabulary, loaded.transform)
     fold_batch_norm(loaded.model.encoder)
-    return Captioner(loaded, device=place, dtype=kind, **limit)
+    captioner = Captioner(loaded, device=place, dtype=kind, **limit)
+    _FINGERPRINTS[captioner] = told
+    return captioner
 
 
 def fingerprint(captioner: Captioner) -> str:
-    """Digest what decides the captions, the same in every dtype and with BatchNorm folded or not.
+    """Digest what decides the captions: weights, vocabulary, transform; the same in every dtype."""
+    if captioner in _FINGERPRINTS:
+        return _FINGERPRINTS[captioner]
+    return _digest(captioner.model, captioner.vocabulary, captioner.transform.config)
 
-    Of the weights it takes the decoder's: there is no training that leaves them as they were.
-    """
-    told = hashlib.sha256(repr((captioner.vocabulary.words, captioner.transform.config)).encode())
-    for tensor in captioner.model.decoder.state_dict().values():
+
+def _digest(model: nn.Module, vocabulary: Vocabulary, transform: TransformConfig) -> str:
+    told = hashlib.sha256(repr((vocabulary.words, transform)).encode())
+    for tensor in model.state_dict().values():
         told.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
     return told.hexdigest()[:16]
 

@@ -145,8 +145,10 @@ def _settings(output: Path) -> dict[str, Any]:
 
 
 def test_no_worker_outlives_a_kill(start_batch: Start, photos: Photos, tmp_path: Path) -> None:
-    process = start_batch(photos(100), "--output", tmp_path / "c.jsonl", "--batch-size", 2)
-    _await_progress(process, tmp_path / "c.jsonl")
+    process = start_batch(photos(400), "--output", tmp_path / "c.jsonl", "--batch-size", 1)
+    output = tmp_path / "c.jsonl"
+    while process.poll() is None and not (output.exists() and output.stat().st_size):
+        time.sleep(0.005)
     tasks = Path(f"/proc/{process.pid}/task").iterdir()
     workers = [pid for task in tasks for pid in (task / "children").read_text().split()]
     assert workers
@@ -247,7 +249,10 @@ def test_errors_are_kept_and_retried_when_asked(
     assert len(names) == len(set(names)) == 6
 
 
-def test_photos_that_vanish_meanwhile(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+def test_photos_that_vanish_meanwhile(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.run._COMMIT_SECONDS", 0.0)  # each batch at once
     folder, output = photos(60), tmp_path / "c.jsonl"
     run = caption_batch(
         folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1, workers=1)
