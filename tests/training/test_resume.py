@@ -175,7 +175,7 @@ def test_disk_full_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) ->
 def test_file_too_large_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
     """The states of the frozen stage can be written; those of fine-tuning are larger."""
     out = tmp_path / "run"
-    limit = 4_600_000
+    limit = 8_000_000
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
