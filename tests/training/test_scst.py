@@ -66,7 +66,7 @@ def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
 def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
     """Policy gradients on two images whose captions share no word."""
     critic = SelfCriticalCaptions(
-        SelfCritical(samples=32, baseline=baseline),
+        SelfCritical(samples=32, baseline=baseline, temperature=1.0),  # random weights must explore
         vocabulary=Vocabulary(WORDS),
         # Two more images, so that words are rare enough to be worth something.
         references=[[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]],

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
 from captioner.predictor import Captioner
+from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access
 from captioner_serving.server.api import make_router
 from captioner_serving.server.config import Credentials, ServerConfig
@@ -123,6 +124,7 @@ class Application:
             while True:
                 await asyncio.sleep(min(20.0, self.config.keep))
                 await asyncio.to_thread(self.store.sweep)
+                await asyncio.to_thread(return_memory)
 
         async with self._gradio.router.lifespan_context(self._gradio):
             sweeper = asyncio.create_task(sweep())

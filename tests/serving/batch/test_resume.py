@@ -108,7 +108,7 @@ def _whole_lines(output: Path, name: str, data: bytes) -> bytes:
 def test_killed_once_and_gone_on(
     run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
-    folder = photos(60)
+    folder = photos(300)
     output = tmp_path / "captions.csv"
     arguments = (folder, "--output", output, "--batch-size", 2)
     process = start_batch(*arguments)
@@ -132,7 +132,7 @@ def test_killed_once_and_gone_on(
     assert f"{done} were done before" in result.stderr
     records = [json.loads(line) for line in journal.read_text().splitlines()]
     assert [record["image"] for record in records] == sorted(map(str, folder.iterdir()))
-    assert len(output.read_text().splitlines()) == 61
+    assert len(output.read_text().splitlines()) == 301
 
 
 def _log(output: Path) -> bytes:
