@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 __all__ = ["return_memory"]
 
@@ -13,6 +14,7 @@ def return_memory() -> None:
     glibc keeps, for each thread, what was freed between blocks still in use: hundreds of megabytes
     once that thread has decoded a very large photo. Other allocators return it by themselves.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
