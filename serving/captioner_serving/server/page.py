@@ -184,7 +184,7 @@ def make_page(page: Page, *, first: tuple[str, Caption] | None) -> gr.Blocks:
         photo.input(page.on_photo, [photo, beam_size, captions], [viewer, sample], **_EVENT)
         samples.click(page.on_sample, [beam_size, captions], [viewer, sample, photo], **_EVENT)
         gr.on(
-            [beam_size.change, captions.change],
+            [beam_size.input, captions.input],
             page.caption,
             [photo, sample, beam_size, captions],
             viewer,
