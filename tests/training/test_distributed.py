@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -52,6 +53,16 @@ def finish(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output + errors
+
+
+def processes_of(out: Path) -> list[int]:
+    """Every process that was started for this run, torchrun first."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(out) in line.read_bytes():
+                found.append(int(line.parent.name))
+    return sorted(found)
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +118,15 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes in /proc")
 def test_two_killed_processes_go_on(recipe: Path, together: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = torchrun("train", recipe, "--out", out)
     log = out / "log.jsonl"
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 14):
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)  # torchrun, and what it started
+    for pid in processes_of(out):  # torchrun, and its workers, which have sessions of their own
+        os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
     assert "going on after step" in finish(torchrun("train", recipe, "--out", out))
     assert records(out) == records(together)
