@@ -92,10 +92,8 @@ class DecodePool:
                     break
                 tasks.append(task := _Task(photo))
                 self._assign(worker, task)
-            while tasks and tasks[0].result is not None:
-                done = tasks.popleft()
-                assert done.result is not None
-                yield done.photo, done.result
+            while tasks and (result := tasks[0].result) is not None:
+                yield tasks.popleft().photo, result
             if tasks:
                 self._receive(block=tasks[0].result is None)
             elif problem is not None:
