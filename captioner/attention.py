@@ -29,6 +29,10 @@ class ProjectedGrid(NamedTuple):
     keys: Tensor
     values: Tensor
 
+    def take(self, rows: Tensor) -> ProjectedGrid:
+        """Keep these images alone."""
+        return ProjectedGrid(self.keys[rows], self.values[rows])
+
 
 class ScoreFunction(Protocol):
     """How well queries fit keys. Any module of this shape can be registered in SCORES."""

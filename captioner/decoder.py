@@ -7,16 +7,17 @@ grid. K is the captions of an image in training, the beam in beam search, the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.attention import Attention, ProjectedGrid
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, GenerationError
+from captioner.vocabulary import END
 
-__all__ = ["Decoder", "DecoderConfig", "DecoderOutput", "DecoderState", "StepOutput"]
+__all__ = ["Decoder", "DecoderConfig", "DecoderOutput", "DecoderState", "StepDecoder", "StepOutput"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,10 @@ class DecoderState(NamedTuple):
         index = parents.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1])
         return DecoderState(self.hidden.gather(1, index), self.cell.gather(1, index))
 
+    def take(self, rows: Tensor) -> DecoderState:
+        """Keep these images alone."""
+        return DecoderState(self.hidden[rows], self.cell[rows])
+
     def expand(self, hypotheses: int) -> DecoderState:
         """Give every image the same state for each of its K hypotheses."""
         return DecoderState(*(part.expand(-1, hypotheses, -1) for part in self))
@@ -73,6 +78,42 @@ class StepOutput(NamedTuple):
     attention: Tensor
     gate: Tensor
     state: DecoderState
+
+    def log_probabilities(self) -> Tensor:
+        """Turn the logits into log-probabilities (B, K, words), float32.
+
+        Raises:
+            GenerationError: they are not numbers.
+
+        """
+        logs = self.logits.float().log_softmax(dim=-1)
+        # One NaN or infinite logit makes its whole row NaN, so that a single column tells.
+        if torch.isnan(logs[..., END]).any():
+            raise GenerationError(
+                "the model scored words with NaN or infinity: its weights are damaged, or the "
+                "device overflowed; try float32, or another checkpoint"
+            )
+        # An impossible word stays finite: -inf is kept for what the constraints forbid, so that
+        # there always is a hypothesis to return.
+        return logs.clamp_(min=-1e4)
+
+
+class StepDecoder(Protocol):
+    """What generation needs of a decoder; a hand-made one is as good as a trained one."""
+
+    def start(self, features: Tensor) -> tuple[DecoderState, ProjectedGrid]:
+        """Begin one hypothesis an image (K = 1)."""
+
+    @torch.no_grad()
+    def tabulate(self) -> None:
+        """Work out once what each word adds to the LSTM's gates; the decoder is then for use only.
+
+        A table of words x 4n numbers takes the place of a matrix product in every step.
+        """
+        self.word_table = self.word_gates(self.embedding.weight)
+
+    def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
+        """Read the tokens (B, K) and score the next ones."""
 
 
 class DecoderOutput(NamedTuple):
@@ -114,6 +155,8 @@ class Decoder(nn.Module):
         self.deep_context = nn.Linear(context_dim, m, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(config.vocabulary_size))
         self.dropout = nn.Dropout(config.dropout)
+        self.word_table: Tensor | None
+        self.register_buffer("word_table", None, persistent=False)
         # The matrix also scores words: rows of unit variance would start with huge logits.
         nn.init.normal_(self.embedding.weight, std=m**-0.5)
 
@@ -135,13 +178,11 @@ class Decoder(nn.Module):
     def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
         words = self._embed(tokens)
-        deep_context, attention, gate, state = self._recur(self.word_gates(words), state, grid)
+        table = self.word_table
+        word_gates = self.word_gates(words) if table is None else F.embedding(tokens, table)
+        deep_context, attention, gate, state = self._recur(word_gates, state, grid)
         deep = self._deep_output(words, state.hidden, deep_context)
-        # What `logits` computes, the matrix first: with the few rows of a beam, a CPU's BLAS takes
-        # half the time this way round.
-        logits = (self.embedding.weight @ deep.flatten(0, 1).T).T.contiguous() + self.output_bias
-        logits = logits.view(*tokens.shape, -1)
-        return StepOutput(logits, attention, gate, state)
+        return StepOutput(self.logits(deep), attention, gate, state)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).

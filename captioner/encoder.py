@@ -22,6 +22,9 @@ from captioner.errors import CheckpointNotFoundError, ConfigError
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
 
+_REACH = (
+    3.0  # of coordinates: x and y go from -3 to 3, so that a cell's place counts as features do
+)
 _FAMILIES = ("resnet", "resnext", "wide_resnet", "efficientnet", "convnext", "mobilenet")
 
 
@@ -42,13 +45,17 @@ class EncoderConfig:
 
     name: str = "resnet101"  # the backbone; ResNet-101 is the usual choice for COCO
     stride: int = 32  # pixels a cell: 32 is the backbone's own; 16 gives four times the cells
+    last_stage: int | None = None  # the grid is its output: early cells know their own place only
+    coordinates: bool = False  # add x and y to each cell's features: an early stage has no idea
 
     def __post_init__(self) -> None:
         if self.name not in backbones():
             known = ", ".join(backbones())
             raise ConfigError(f"encoder name {self.name!r} is not known; known are {known}")
-        if self.stride not in (16, 32):
+        if self.last_stage is None and self.stride not in (16, 32):
             raise ConfigError(f"encoder stride {self.stride} is not 16 or 32")
+        if self.last_stage is not None and self.last_stage < 0:
+            raise ConfigError(f"encoder last_stage {self.last_stage} is negative: the first is 0")
 
 
 class Encoder(nn.Module):
@@ -60,7 +67,8 @@ class Encoder(nn.Module):
             torchvision). The weights of "efficientnet_v2_b0" do not come from torchvision.
 
     Raises:
-        ConfigError: pretrained weights asked for a backbone that torchvision has none for.
+        ConfigError: pretrained weights asked for a backbone that torchvision has none for; there is
+            no such last stage, or it cannot have that stride.
         CheckpointNotFoundError: the pretrained weights cannot be downloaded.
 
     """
@@ -69,9 +77,18 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.stages = _build_stages(config.name, pretrained=pretrained)
-        if config.stride == 16:
-            _halve_stride(self.stages)
+        if config.last_stage is not None:
+            self._check_stage(config.last_stage)
+            self.stages = self.stages[: config.last_stage + 1]
         self._first_trained = len(self.stages)
+        own = self._own_stride()
+        if 2 * config.stride == own:
+            _halve_stride(self.stages)
+        elif config.stride != own:
+            raise ConfigError(
+                f"encoder stride {config.stride} is impossible: {config.name} up to stage "
+                f"{config.last_stage} has a stride of {own}, and {own // 2} by dilation"
+            )
 
     def forward(self, images: Tensor) -> Grid:
         """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells."""
@@ -81,6 +98,9 @@ class Encoder(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self._first_trained):
                 maps = stage(maps)
         rows, columns = maps.shape[-2:]
+        if self.config.coordinates:
+            places = _places(rows, columns).to(maps).expand(len(maps), -1, -1, -1)
+            maps = torch.cat([maps, places], dim=1)
         return Grid(maps.flatten(2).transpose(1, 2), rows, columns)
 
     @torch.no_grad()
@@ -97,12 +117,9 @@ class Encoder(nn.Module):
             ConfigError: there is no such stage.
 
         """
-        count = len(self.stages)
-        if from_stage is not None and not 0 <= from_stage < count:
-            raise ConfigError(
-                f"{self.config.name} has the stages 0 to {count - 1}; there is no {from_stage}"
-            )
-        self._first_trained = count if from_stage is None else from_stage
+        if from_stage is not None:
+            self._check_stage(from_stage)
+        self._first_trained = len(self.stages) if from_stage is None else from_stage
         for index, stage in enumerate(self.stages):
             stage.requires_grad_(index >= self._first_trained)
         self.train(self.training)
@@ -121,6 +138,28 @@ class Encoder(nn.Module):
             if isinstance(module, nn.BatchNorm2d):
                 module.eval()
         return self
+
+    def _own_stride(self) -> int:
+        """Pixels a cell before any dilation."""
+        if self.config.last_stage is None:
+            return 32
+        with torch.no_grad():
+            rows = Encoder.forward(self.eval(), torch.zeros(1, 3, 64, 64)).rows
+        self.train()
+        return 64 // rows
+
+    def _check_stage(self, stage: int) -> None:
+        if not 0 <= stage < len(self.stages):
+            raise ConfigError(
+                f"{self.config.name} has the stages 0 to {len(self.stages) - 1}; "
+                f"there is no {stage}"
+            )
+
+
+def _places(rows: int, columns: int) -> Tensor:
+    """X and y of the cells' centres, (2, rows, columns) (CoordConv, Liu et al. 2018)."""
+    y, x = ((torch.arange(n) + 0.5) * (2 * _REACH / n) - _REACH for n in (rows, columns))
+    return torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)])
 
 
 def backbones() -> list[str]:
@@ -227,6 +266,8 @@ def _halve_stride(stages: nn.Sequential) -> None:
         for index, stage in enumerate(stages)
         if any(conv.stride[0] == 2 for _, _, conv in _convolutions(stage))
     ]
+    if not strided:  # ConvNeXt's first stages: patches of 4 pixels
+        raise ConfigError("the encoder's stride cannot be halved: none of its stages halves")
     passed = False
     for parent, name, conv in _convolutions(stages[strided[-1] :]):
         size = conv.kernel_size[0]

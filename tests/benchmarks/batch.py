@@ -8,8 +8,8 @@ DATA is searched for tar files of photos. In each round, in this one process and
   batch            all of `captioner batch`: reading the tar files in place, worker processes,
                    captioning, the journal on disk
   straightforward  one photo at a time: PIL decodes it whole and resizes it; the encoder as it was
-                   trained; beam search as the tutorials write it, for no more words than our
-                   caption has
+                   trained; beam search as the usual tutorial writes it (straightforward.search),
+                   until every beam has ended
   12 megapixels    `captioner batch` on photos enlarged to 4000 x 3000, with a sensor's grain
 Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle; each
 round says how much of it other processes took.
@@ -31,7 +31,7 @@ from statistics import median
 import numpy as np
 import torch
 from PIL import Image
-from straightforward import caption as straightforward_caption
+from straightforward import search
 
 from captioner import Captioner
 from captioner.generation import generate
@@ -85,21 +85,24 @@ def batch(captioner: Captioner, inputs: Inputs, count: int) -> float:
     return count / took
 
 
-def straightforward(captioner: Captioner, photos: list[Photo], words: list[int]) -> float:
+def straightforward(captioner: Captioner, photos: list[Photo]) -> float:
     """Photos a second one at a time, on all cores."""
     torch.set_num_threads(cores())
     side = captioner.transform.config.size
 
     @torch.inference_mode()
     def work() -> None:
-        for photo, count in zip(photos, words, strict=True):
+        for photo in photos:
             with Image.open(io_of(photo)) as image:
                 square = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
             pixels = torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1).unsqueeze(0)
             grid = captioner.encode(pixels)
-            beam = captioner.generation.beam_size
-            found = straightforward_caption(
-                captioner.model.decoder, grid.features, beam=beam, words=count
+            settings = captioner.generation
+            found = search(
+                captioner.model.decoder,
+                grid.features,
+                beam=settings.beam_size,
+                longest=settings.maximum_length,
             )
             join(captioner.vocabulary.decode(found.tokens))
 
@@ -180,7 +183,6 @@ def main() -> int:
     _, reason = best_dtype(captioner.device)
     plain = Captioner.from_pretrained(dtype=captioner.dtype)
     prepared = [captioner.prepare(photo.read()) for photo in LISTED]
-    words = [len(c.words) for c in captioner.caption_prepared(prepared[: arguments.single])]
     sizes = {open_image(photo.read()).size for photo in LISTED}
     with tempfile.TemporaryDirectory() as folder:
         mean = enlarge(LISTED[: arguments.large], Path(folder))
@@ -198,7 +200,7 @@ def main() -> int:
             together = in_memory(captioner, prepared, streams=1)
             apart = in_memory(captioner, prepared, streams=cores())
             whole = batch(captioner, PhotoList(sources=("listed",)), len(LISTED))
-            single = straightforward(plain, LISTED[: arguments.single], words)
+            single = straightforward(plain, LISTED[: arguments.single])
             large = batch(captioner, Inputs(sources=(folder,)), arguments.large)
             best = max(together, apart)
             rows.append((together, apart, whole, single, large, whole / best, whole / single))

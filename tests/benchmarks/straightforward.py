@@ -25,7 +25,8 @@ from captioner.vocabulary import END, PAD, START, UNK
 class Sentence(NamedTuple):
     """The likeliest sentence of one image.
 
-    tokens: its words, without <end>; score: mean log-probability over the words and <end>;
+    tokens: its words, without <end>; score: log-probability, in `caption` the mean over the words
+    and <end>;
     attention: (words, L), which captioner gives with every word too.
     """
 
@@ -69,6 +70,41 @@ def caption(decoder: Decoder, grid: Tensor, *, beam: int, words: int) -> Sentenc
     winner = int(totals.argmax())
     score = float(totals[winner]) / (words + 1)
     return Sentence(sequences[winner].tolist(), score, attention[winner])
+
+
+@torch.inference_mode()
+def search(decoder: Decoder, grid: Tensor, *, beam: int, longest: int) -> Sentence:
+    """Search until every beam of one grid (1, L, D) has said <end>, as the tutorial does.
+
+    A beam that ends leaves, and the search goes on with one less; the best of those that ended is
+    the caption. After `longest` words it stops.
+    """
+    copies = grid.expand(beam, -1, -1).contiguous()
+    mean = copies.mean(dim=1)
+    hidden = torch.tanh(decoder.initial_hidden(mean))
+    cell = torch.tanh(decoder.initial_cell(mean))
+    tokens, totals = torch.full((beam,), START), torch.zeros(beam)
+    sequences = torch.zeros(beam, 0, dtype=torch.long)
+    attention = torch.zeros(beam, 0, grid.shape[1])
+    ended: list[Sentence] = []
+    for position in range(longest + 1):
+        step = advance(decoder, copies, tokens, hidden, cell)
+        scores = totals.unsqueeze(1) + step.logs
+        totals, flat = (scores[0] if position == 0 else scores.flatten()).topk(len(tokens))
+        parents, tokens = flat // scores.shape[1], flat % scores.shape[1]
+        sequences = torch.cat([sequences[parents], tokens.unsqueeze(1)], dim=1)
+        attention = torch.cat([attention[parents], step.attention[parents].unsqueeze(1)], dim=1)
+        over = tokens == END if position < longest else torch.ones_like(tokens, dtype=torch.bool)
+        for number in over.nonzero().flatten().tolist():
+            words = sequences[number, :-1].tolist()
+            ended.append(Sentence(words, float(totals[number]), attention[number, :-1]))
+        going = (~over).nonzero().flatten()
+        if not len(going):
+            break
+        tokens, totals = tokens[going], totals[going]
+        sequences, attention, copies = sequences[going], attention[going], copies[parents[going]]
+        hidden, cell = step.hidden[parents[going]], step.cell[parents[going]]
+    return max(ended, key=lambda sentence: sentence.score)
 
 
 def advance(decoder: Decoder, grid: Tensor, tokens: Tensor, hidden: Tensor, cell: Tensor) -> Step:

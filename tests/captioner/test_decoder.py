@@ -60,6 +60,17 @@ def test_step_is_the_papers_equations_with_torchs_lstm(decoder: Decoder) -> None
     assert torch.allclose(output.logits[:, 0], logits, atol=1e-5)
 
 
+def test_the_table_of_words_says_the_same(decoder: Decoder) -> None:
+    state, grid = decoder.start(torch.randn(2, 9, 6))
+    tokens = torch.tensor([[1, 4, 10], [7, 7, 0]])
+    state = state.expand(3)
+    computed = decoder.step(tokens, state, grid)
+    decoder.tabulate()
+    nn.init.constant_(decoder.word_gates.weight, torch.nan)  # is not looked at any more
+    torch.testing.assert_close(decoder.step(tokens, state, grid), computed)
+    assert "word_table" not in decoder.state_dict()
+
+
 def test_teacher_forcing_is_the_steps_one_by_one(decoder: Decoder) -> None:
     features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
     whole = decoder(features, tokens)

@@ -48,6 +48,46 @@ def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> Non
     assert torch.allclose(every_second, coarse(image).features[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "stage", "stride"),
+    [("resnet18", 2, 8), ("efficientnet_v2_b0", 4, 16), ("convnext_tiny", 1, 4)],
+)
+def test_a_grid_can_be_an_early_stages(name: str, stage: int, stride: int) -> None:
+    """The cells are those that the whole backbone computes on its way."""
+    whole = Encoder(EncoderConfig(name=name)).eval()
+    early = Encoder(EncoderConfig(name=name, last_stage=stage, stride=stride)).eval()
+    kept = {key: value for key, value in whole.state_dict().items() if key in early.state_dict()}
+    early.load_state_dict(kept)
+    image = torch.randn(2, 3, 64, 96)
+    maps = image
+    for one in list(whole.stages)[: stage + 1]:
+        maps = one(maps)
+    grid = early(image)
+    assert (grid.rows, grid.columns) == (64 // stride, 96 // stride)
+    assert torch.equal(grid.features, maps.flatten(2).transpose(1, 2))
+    assert len(early.stages) == stage + 1
+
+
+def test_an_early_grid_can_be_dilated() -> None:
+    config = EncoderConfig(name="resnet18", last_stage=2, stride=4)
+    assert Encoder(config).eval()(torch.randn(1, 3, 64, 96)).rows == 16
+    with pytest.raises(ConfigError, match="cannot be halved"):
+        Encoder(EncoderConfig(name="convnext_tiny", last_stage=1, stride=2))
+
+
+def test_coordinates_are_where_a_cell_is() -> None:
+    """From -3 to 3: the centres of two halves are at -1.5 and 1.5, of three thirds at -2, 0, 2."""
+    plain = Encoder(EncoderConfig(name="mobilenet_v3_small")).eval()
+    placed = Encoder(EncoderConfig(name="mobilenet_v3_small", coordinates=True)).eval()
+    placed.load_state_dict(plain.state_dict())
+    image = torch.randn(1, 3, 64, 96)
+    features = placed(image).features
+    assert placed.channels() == plain.channels() + 2
+    assert torch.equal(features[..., :-2], plain(image).features)
+    x, y = features[0, :, -2:].unbind(1)
+    assert x.tolist() == [-2, 0, 2, -2, 0, 2] and y.tolist() == [-1.5] * 3 + [1.5] * 3
+
+
 def test_same_padding_is_tensorflows() -> None:
     # tf.nn.conv2d on 1..4 with a kernel of ones, size 3, stride 2, SAME: [1+2+3, 3+4+0].
     # On 1..5 it pads one pixel on both sides: [0+1+2, 2+3+4, 4+5+0].
@@ -90,6 +130,12 @@ def test_errors_name_the_value_and_the_remedy() -> None:
         EncoderConfig(name="resnet99")
     with pytest.raises(ConfigError, match="stride 8 is not 16 or 32"):
         EncoderConfig(stride=8)
+    with pytest.raises(ConfigError, match="last_stage -1 is negative"):
+        EncoderConfig(last_stage=-1)
+    with pytest.raises(ConfigError, match="stages 0 to 4; there is no 5"):
+        Encoder(EncoderConfig(name="resnet18", last_stage=5))
+    with pytest.raises(ConfigError, match="resnet18 up to stage 3 has a stride of 16, and 8"):
+        Encoder(EncoderConfig(name="resnet18", last_stage=3))
     with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
         Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
     with pytest.raises(ConfigError, match="no weights for efficientnet_v2_b0"):

@@ -161,6 +161,19 @@ def test_a_batch_is_its_images_one_by_one(tiny_checkpoint: Checkpoint) -> None:
                 assert one.score == pytest.approx(other.score, abs=1e-5)
 
 
+def test_what_an_image_gets_does_not_depend_on_the_others() -> None:
+    """Images finish at different steps; one that is finished must not go on searching meanwhile."""
+    config = GenerationConfig(beam_size=3, captions=3, maximum_length=12, length_penalty=0.8)
+    model, images = Historian(), range(1, 41)
+    together = generate(model, features(*images), config)
+    lengths = {len(hypotheses[0].tokens) for hypotheses in together}
+    assert len(lengths) > 3
+    for image, hypotheses in zip(images, together, strict=True):
+        (alone,) = generate(model, features(image), config)
+        assert [h.tokens for h in alone] == [h.tokens for h in hypotheses]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses])
+
+
 def test_wider_beams_find_no_worse_sentences() -> None:
     # With the penalty 0 a beam as wide as the vocabulary's words dominates greedy on this model.
     model = Historian(words=12, scale=1.0)

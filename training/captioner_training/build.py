@@ -130,6 +130,9 @@ def _load_encoder(encoder: Encoder, source: str) -> None:
         for name, tensor in tensors.items()
         if name.startswith(prefix) or not name.startswith("decoder.")
     }
+    if encoder.config.last_stage is not None:
+        kept = tuple(f"{stage}." for stage in range(encoder.config.last_stage + 1))
+        stages = {name: tensor for name, tensor in stages.items() if name.startswith(kept)}
     try:
         encoder.stages.load_state_dict(stages)
     except RuntimeError as error:

@@ -72,8 +72,11 @@ class StageRun:
         self.stage = stage = recipe.stages[number]
         self.transform = Transform(recipe.transform)
         self.captions = encode_captions(data.train, data.vocabulary)
+        # Drawn captions have a length of their own: batches alike in the data's captions would only
+        # pull the model towards long ones at one step and short ones at the next.
+        alike = stage.self_critical is None
         self.sampler = BucketSampler(
-            [(len(each), max(map(len, each))) for each in self.captions],
+            [(len(each), max(map(len, each))) if alike else (0, 0) for each in self.captions],
             batch_size=stage.batch_size,
             seed=recipe.seed + 1000 * number,
             parts=stage.accumulate,

@@ -75,6 +75,7 @@ def load_captioner(
     loaded = load_checkpoint(bundled_checkpoint() if checkpoint is None else checkpoint)
     told = _digest(loaded.model, loaded.vocabulary, loaded.transform)
     fold_batch_norm(loaded.model.encoder)
+    loaded.model.decoder.tabulate()  # in float32, as the folding: rounded once
     captioner = Captioner(loaded, device=place, dtype=kind, **limit)
     _FINGERPRINTS[captioner] = told
     return captioner
