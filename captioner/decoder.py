@@ -104,14 +104,6 @@ class StepDecoder(Protocol):
     def start(self, features: Tensor) -> tuple[DecoderState, ProjectedGrid]:
         """Begin one hypothesis an image (K = 1)."""
 
-    @torch.no_grad()
-    def tabulate(self) -> None:
-        """Work out once what each word adds to the LSTM's gates; the decoder is then for use only.
-
-        A table of words x 4n numbers takes the place of a matrix product in every step.
-        """
-        self.word_table = self.word_gates(self.embedding.weight)
-
     def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
 
@@ -174,6 +166,14 @@ class Decoder(nn.Module):
         # their weights can be applied to the values, once, instead of to every step's context.
         values = torch.cat([self.context_gates(values), self.deep_context(values)], dim=-1)
         return state, ProjectedGrid(keys, values)
+
+    @torch.no_grad()
+    def tabulate(self) -> None:
+        """Work out once what each word adds to the LSTM's gates; the decoder is then for use only.
+
+        A table of words x 4n numbers takes the place of a matrix product in every step.
+        """
+        self.word_table = self.word_gates(self.embedding.weight)
 
     def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
