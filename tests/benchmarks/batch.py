@@ -7,9 +7,9 @@ DATA is searched for tar files of photos. In each round, in this one process and
                    batches of 32: all cores on a batch, and a core a batch; the faster counts
   batch            all of `captioner batch`: reading the tar files in place, worker processes,
                    captioning, the journal on disk
-  straightforward  one photo at a time: PIL decodes it whole and resizes it; the encoder as it was
-                   trained; beam search as the usual tutorial writes it (straightforward.search),
-                   until every beam has ended
+  straightforward  one photo at a time: PIL decodes it whole and resizes it; the checkpoint's model
+                   as torch has it, in its usual memory format; beam search as the usual tutorial
+                   writes it (straightforward.search), until every beam has ended
   12 megapixels    `captioner batch` on photos enlarged to 4000 x 3000, with a sensor's grain
 Medians over the rounds count. Exit status 1: a target was missed. Let the machine be idle; each
 round says how much of it other processes took.
@@ -34,8 +34,10 @@ from PIL import Image
 from straightforward import search
 
 from captioner import Captioner
+from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.generation import generate
 from captioner.image import open_image
+from captioner.model import CaptionModel
 from captioner.predictor import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -85,7 +87,7 @@ def batch(captioner: Captioner, inputs: Inputs, count: int) -> float:
     return count / took
 
 
-def straightforward(captioner: Captioner, photos: list[Photo]) -> float:
+def straightforward(captioner: Captioner, model: CaptionModel, photos: list[Photo]) -> float:
     """Photos a second one at a time, on all cores."""
     torch.set_num_threads(cores())
     side = captioner.transform.config.size
@@ -96,10 +98,10 @@ def straightforward(captioner: Captioner, photos: list[Photo]) -> float:
             with Image.open(io_of(photo)) as image:
                 square = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
             pixels = torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1).unsqueeze(0)
-            grid = captioner.encode(pixels)
+            grid = model.encode(captioner.transform.normalize(pixels).to(captioner.dtype))
             settings = captioner.generation
             found = search(
-                captioner.model.decoder,
+                model.decoder,
                 grid.features,
                 beam=settings.beam_size,
                 longest=settings.maximum_length,
@@ -157,7 +159,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="a folder with tar files of photos")
     parser.add_argument("--photos", type=int, default=600, help="a round (default: 600)")
     parser.add_argument("--large", type=int, default=96, help="12-megapixel photos (default: 96)")
-    parser.add_argument("--single", type=int, default=48, help="one at a time (default: 48)")
+    parser.add_argument("--single", type=int, default=96, help="one at a time (default: 96)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     return parser.parse_args()
@@ -181,7 +183,7 @@ def main() -> int:
     LISTED.extend(spread(tars, arguments.photos))
     captioner = load_captioner(dtype=arguments.dtype)
     _, reason = best_dtype(captioner.device)
-    plain = Captioner.from_pretrained(dtype=captioner.dtype)
+    plain = load_checkpoint(bundled_checkpoint()).model.to(captioner.dtype).eval()
     prepared = [captioner.prepare(photo.read()) for photo in LISTED]
     sizes = {open_image(photo.read()).size for photo in LISTED}
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +202,7 @@ def main() -> int:
             together = in_memory(captioner, prepared, streams=1)
             apart = in_memory(captioner, prepared, streams=cores())
             whole = batch(captioner, PhotoList(sources=("listed",)), len(LISTED))
-            single = straightforward(plain, LISTED[: arguments.single])
+            single = straightforward(captioner, plain, LISTED[: arguments.single])
             large = batch(captioner, Inputs(sources=(folder,)), arguments.large)
             best = max(together, apart)
             rows.append((together, apart, whole, single, large, whole / best, whole / single))
