@@ -101,6 +101,21 @@ def test_a_finished_run_says_so(run_captioner: Run, recipe: Path, unbroken: Path
     assert (unbroken / "log.jsonl").read_bytes() == before
 
 
+def test_two_runs_do_not_share_a_folder(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
+    first = start("train", recipe, "--out", tmp_path / "out")
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "log.jsonl").exists():
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        second = run_captioner("train", recipe, "--out", tmp_path / "out")
+        assert second.returncode == 1 and "Traceback" not in second.stderr
+        assert f"another `captioner train` is at work in {tmp_path / 'out'}" in second.stderr
+    finally:
+        first.kill()
+        first.communicate()
+
+
 def test_another_recipe_is_refused_by_its_fields(
     run_captioner: Run, recipe: Path, unbroken: Path
 ) -> None:

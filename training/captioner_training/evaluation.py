@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from captioner.cores import cores
 from captioner.errors import DataError
 from captioner.generation import GenerationConfig, Hypothesis, generate
 from captioner.model import CaptionModel
@@ -61,7 +62,7 @@ def caption_split(
     loader = DataLoader(
         ImageDataset(images, transform),
         batch_size=batch_size,
-        num_workers=workers,
+        num_workers=min(workers, cores()),
         generator=torch.Generator(),  # of its own: see make_loader
     )
     captioned: list[Captioned] = []

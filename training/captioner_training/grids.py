@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from captioner.cores import cores
 from captioner.errors import OutputError
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
@@ -87,7 +88,7 @@ class CachedGrids:
         loader = DataLoader(
             ImageDataset(images[first:last], transform),
             batch_size=batch_size,
-            num_workers=workers,
+            num_workers=min(workers, cores()),
             pin_memory=processes.device.type == "cuda",
             generator=torch.Generator(),  # of its own: see make_loader
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from captioner.cores import cores
 from captioner_training.dataset import Batch, ImageDataset, Item, collate
 from captioner_training.grids import CachedGrids
 from captioner_training.sampler import BucketSampler
@@ -64,7 +65,7 @@ def make_loader(
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        num_workers=workers,
+        num_workers=min(workers, cores()),
         collate_fn=_Collate(captions, maximum_length),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),

@@ -84,27 +84,47 @@ def caption_loss(
     wanted = targets.flatten()[index].to(device, non_blocking=True)
     index = index.to(device, non_blocking=True)
     logits = decoder.logits(output.deep.flatten(0, 2)[index])
-    if weights is not None:
-        # What is never drawn must have no probability: else all of it flees there from the words
-        # that are punished, and nothing punishes it.
-        logits = logits.index_fill(-1, torch.tensor(NEVER_SAID, device=device), -torch.inf)
-        logits = logits / temperature
-    smoothing = label_smoothing if weights is None else 0.0
-    losses, nll = cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
-    if weights is not None:
+    if weights is None:
+        losses, nll = _token_losses(logits, wanted, label_smoothing)
+    else:
+        losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
-    cross_entropy = nll.sum() / tokens
     if doubly_stochastic > 0:
         mask = counted.to(device, non_blocking=True)
-        looked = (output.attention * mask.unsqueeze(-1)).sum(dim=2)  # (B, K, L)
-        missed = (1 - looked).square().mean(dim=-1) * mask.any(dim=-1)
-        total = total + doubly_stochastic * missed.sum() / captions
+        total = total + doubly_stochastic * _missed(output.attention, mask).sum() / captions
     if attention_entropy > 0:
         # Clamped, since the slope of the entropy is infinite at a weight of 0.
         looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
         total = total + attention_entropy * torch.special.entr(looks).sum() / tokens
-    return CaptionLoss(total, cross_entropy)
+    return CaptionLoss(total, nll.sum() / tokens)
+
+
+def _as_drawn(logits: Tensor, temperature: float) -> Tensor:
+    """Give the logits (N, words) that `draw_captions` draws from.
+
+    What is never drawn must have no probability: else all of it flees there from the words that
+    are punished, and nothing punishes it.
+    """
+    never = torch.tensor(NEVER_SAID, device=logits.device)
+    return logits.index_fill(-1, never, -torch.inf) / temperature
+
+
+def _missed(attention: Tensor, mask: Tensor) -> Tensor:
+    """Mean over cells of (1 - sum_t alpha_ti)^2 (B, K), 0 for captions without a word.
+
+    Args:
+        attention: (B, K, T, L).
+        mask: (B, K, T), what counts.
+
+    """
+    looked = (attention * mask.unsqueeze(-1)).sum(dim=2)
+    return (1 - looked).square().mean(dim=-1) * mask.any(dim=-1)
+
+
+def _token_losses(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Score N tokens: label-smoothed cross-entropy (N,), and the plain one, without a slope."""
+    return cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
 
 
 class _TokenLoss(torch.autograd.Function):

@@ -68,7 +68,7 @@ class DataConfig:
     scenes: ScenesConfig | None = None  # instead of train and validation
     minimum_count: int = 5  # rarer words become <unk>: too few examples to learn from
     maximum_length: int = 22  # words a caption; longer ones are cut, they are few and slow
-    workers: int = 2  # processes that decode images
+    workers: int = 2  # processes that decode images; no more than there are cores
 
     def __post_init__(self) -> None:
         if (self.scenes is None) == (not self.train or not self.validation):

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from captioner_training.board import Board
 from captioner_training.build import Data
 from captioner_training.distributed import Processes
 from captioner_training.engine import Engine
+from captioner_training.lock import locked
 from captioner_training.log import RunLog
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StateFiles, capture_random, restore_random
@@ -53,10 +54,18 @@ class Run:
         Raises:
             ConfigError: it has the run of another recipe.
             DataError: it has states, none of which can be read.
-            OutputError: it cannot be written.
+            OutputError: it cannot be written, or another process trains in it.
             MissingExtraError: the recipe wants TensorBoard, which is not installed.
 
         """
+        with ExitStack() as stack:
+            if processes.main:
+                stack.enter_context(locked(out / "lock", verb="train", what=out))
+            yield stack.enter_context(cls._taken_up(recipe, out, processes))
+
+    @classmethod
+    @contextmanager
+    def _taken_up(cls, recipe: Recipe, out: Path, processes: Processes) -> Iterator[Run]:
         files = StateFiles(out / "state", keep=recipe.keep_states)
         state = files.load()
         if state is not None:

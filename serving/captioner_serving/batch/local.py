@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from captioner.caption import Caption
+from captioner.cores import cores
 from captioner.errors import CaptionerError
 from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner, PreparedImage
@@ -26,7 +27,7 @@ from captioner_serving.batch.outcome import Claim, Outcome
 from captioner_serving.batch.photos import Photo
 from captioner_serving.batch.worker import Decoded
 
-__all__ = ["LocalEngine", "caption_decoded", "cores"]
+__all__ = ["LocalEngine", "caption_decoded"]
 
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
@@ -214,13 +215,6 @@ def caption_decoded(
         for name, one, square in zip(names, decoded, pixels.permute(0, 3, 1, 2), strict=True)
     ]
     return captioner.caption_prepared(prepared, generation)
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 import zipfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -30,7 +31,7 @@ _LARGEST = 1 << 30  # bytes; more is a disk image or a film, and reading it woul
 
 
 @dataclass(frozen=True, kw_only=True)
-class Photo:
+class Photo(ABC):
     """Something to caption; `name` stands in its record, and no two of a run share one."""
 
     name: str
@@ -40,6 +41,7 @@ class Photo:
         """The file itself, for what is written beside it; None where there is no such place."""
         return None
 
+    @abstractmethod
     def read(self) -> bytes:
         """Read the bytes of the image file.
 
@@ -48,7 +50,6 @@ class Photo:
             MissingExtraError: a URL, without the extra that reads it.
 
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

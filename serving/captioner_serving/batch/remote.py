@@ -73,12 +73,15 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
                 yield from tar_stream_photos(file, url, suffixes)
         elif web or bare.endswith(suffixes):
             if any(sign in url for sign in "*[") and not web:
-                for match in sorted(system.glob(path)):
+                matches = sorted(system.glob(path))
+                if not matches:
+                    yield LostPhoto(name=url, reason=f"{url} matches nothing: check the pattern")
+                for match in matches:
                     yield _photo(system, match)
             else:
                 yield RemotePhoto(name=url, url=url)
         else:
-            for folder, folders, files in system.walk(path):
+            for folder, folders, files in system.walk(path, on_error="raise"):
                 folders.sort() if isinstance(folders, list) else None
                 for name in sorted(files):
                     if name.lower().endswith(suffixes) and not name.startswith("."):

@@ -207,6 +207,9 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     assert all("caption" in record for record in records)
     assert names(f"file://{folder}/*.jpg") == expected[:2]
     archive = make_tar(tmp_path / "a.tar", folder / "deep")
+    for nothing in (f"file://{folder}/nothere", f"file://{folder}/*.png"):
+        (failed,) = Inputs(sources=(nothing,)).photos()
+        assert isinstance(failed, LostPhoto) and nothing in failed.reason
     (record,) = caption_batch(f"file://{archive}", captioner=tiny)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
+from captioner_training.lock import locked
 from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
 from captioner_training.prepare.shards import replacing
 
@@ -60,12 +61,9 @@ def claimed(to: Path) -> Iterator[Path]:
     try:
         if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
             raise OutputError(f"{to} has files of something else: choose an empty or new folder")
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / "lock").open("w")
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
-    with lock:
-        _lock(lock.fileno(), to)
+    with locked(work / "lock", verb="prepare", what=to):
         try:
             yield work
         finally:
@@ -78,17 +76,6 @@ def _tidy(work: Path) -> None:
         if [path.name for path in work.iterdir()] == ["lock"]:
             shutil.rmtree(work)
             work.parent.rmdir()  # unless it has something in it
-
-
-def _lock(descriptor: int, to: Path) -> None:
-    """Hold a lock until the file is closed or the process ends, however it ends."""
-    with suppress(ImportError):  # not on Windows
-        import fcntl
-
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(f"another `captioner prepare` is at work in {to}") from error
 
 
 def find_finished(

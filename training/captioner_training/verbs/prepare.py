@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,6 +197,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
+    from captioner.cores import cores
     from captioner_training.prepare.manifest import ImageFormat
     from captioner_training.prepare.target import Options
 
@@ -205,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
         to=arguments.to.expanduser(),
         image=ImageFormat(short_side=arguments.size, quality=arguments.quality),
         shard_images=arguments.shard_images,
-        workers=_cores() if arguments.workers is None else arguments.workers,
+        workers=cores() if arguments.workers is None else arguments.workers,
         skip_bad=arguments.skip_bad,
         force=arguments.force,
     )
@@ -277,12 +277,6 @@ def _read(arguments: argparse.Namespace) -> Original:
         images=arguments.images,
         fractions=fractions,
     )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _summarize(manifest: Manifest) -> None:

@@ -1,0 +1,44 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from captioner.errors import OutputError
+
+__all__ = ["locked"]
+
+
+@contextmanager
+def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
+    """Hold a lock until the block ends, or the process, however it ends.
+
+    Args:
+        file: the lock; its folder is made if need be.
+        verb: the command that may be at work already.
+        what: the folder that it may be at work in.
+
+    Raises:
+        OutputError: another process holds it, or it cannot be written.
+
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("w")
+    except OSError as error:
+        raise OutputError(f"{what} cannot be written: {error.strerror or error}") from error
+    with handle:
+        with suppress(ImportError):  # not on Windows
+            import fcntl
+
+            try:
+                # Not flock, which the workers of a killed process would go on to hold for seconds.
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise OutputError(
+                    f"another `captioner {verb}` is at work in {what}: let it end, or choose "
+                    "another folder"
+                ) from error
+        yield
