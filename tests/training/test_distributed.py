@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,18 +37,19 @@ stages:
 STEPS = 20
 
 
-def torchrun(*arguments: object) -> subprocess.Popen[str]:
+ONE_MACHINE = ("--standalone", "--nproc-per-node", 2)
+
+
+def torchrun(*arguments: object, where: Sequence[object] = ONE_MACHINE) -> subprocess.Popen[str]:
+    command = ["-m", "torch.distributed.run", *where, "-m", "captioner", *arguments]
     return subprocess.Popen(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "-m", "captioner", *map(str, arguments),
-        ],
+        [sys.executable, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(OMP_NUM_THREADS="1"),
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -109,6 +112,29 @@ def test_two_processes_learn_what_one_learns(alone: Path, together: Path) -> Non
             assert two[name] == pytest.approx(one[name], rel=1e-3)
     epochs = [records(out)[-2]["validation"] for out in (alone, together)]
     assert epochs[0]["words"] == epochs[1]["words"]  # sharded, and put together in order
+
+
+@pytest.mark.slow
+def test_two_machines_learn_what_one_process_learns(
+    recipe: Path, alone: Path, tmp_path: Path
+) -> None:
+    """The command of docs/training.md, once for each machine; both are this one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    machines = [
+        torchrun(
+            "train", recipe, "--out", tmp_path / "run",
+            where=(
+                "--nnodes", 2, "--node-rank", rank, "--master-addr", "127.0.0.1",
+                "--master-port", port, "--nproc-per-node", 1,
+            ),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = "".join(map(finish, machines))
+    assert said.count(str(tmp_path / "run" / "best.safetensors")) == 1
+    assert furthest(alone, tmp_path / "run") < 1e-5
 
 
 def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
