@@ -21,6 +21,7 @@ from captioner.cores import cores
 from captioner.errors import CaptionerError
 from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner, PreparedImage
+from captioner_serving.allocator import return_memory
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.decoding import DecodePool
 from captioner_serving.batch.outcome import Claim, Outcome
@@ -160,7 +161,10 @@ class LocalEngine:
             yield span
 
     def _caption(self, span: _Span) -> list[Caption]:
-        return self._caption_fitting([entry for entry in span if entry.fresh])
+        try:
+            return self._caption_fitting([entry for entry in span if entry.fresh])
+        finally:
+            return_memory()  # gaps between blocks in use add up over many thousand photos
 
     def _caption_fitting(self, entries: _Span) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""

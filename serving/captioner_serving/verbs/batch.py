@@ -67,11 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
-    from captioner_serving.allocator import share_arena
     from captioner_serving.batch.exports import check_output
     from captioner_serving.batch.journal import ERRORS
 
-    share_arena()
     config, inputs = _config(arguments), _inputs(arguments)
     output = None if arguments.output == "-" else arguments.output
     if output is not None:
