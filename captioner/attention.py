@@ -9,11 +9,11 @@ small, and the hypotheses of an image share its keys and values without a copy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 from captioner.errors import ConfigError
 
@@ -63,9 +63,39 @@ class AdditiveScore(nn.Module):
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
-        hidden = (keys.unsqueeze(1) + 2 * self.query(query).unsqueeze(2)).sigmoid_()
-        # In float32 also where the weights are bfloat16, which is coarse between 1/2 and 1.
-        return 2 * F.linear(hidden, self.score.weight.to(hidden.dtype)).squeeze(-1)
+        doubled = 2 * cast(Tensor, self.query(query)).to(keys.dtype)
+        weights = self.score.weight.squeeze(0).to(keys.dtype)
+        # In float32 also under autocast: bfloat16 is coarse between 1/2 and 1.
+        with torch.autocast(keys.device.type, enabled=False):
+            return cast(Tensor, _SigmoidScore.apply(keys, doubled, weights))
+
+
+class _SigmoidScore(torch.autograd.Function):
+    """2 v . sigmoid(keys + queries), with a slope that passes over the B x K x L x A numbers twice.
+
+    They are most of what training a decoder reads and writes; automatic differentiation passes over
+    them six times, and keeps a copy more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, queries: Tensor, weights: Tensor) -> Tensor:
+        hidden = (keys.unsqueeze(1) + queries.unsqueeze(2)).sigmoid_()
+        ctx.save_for_backward(hidden, weights)
+        return 2 * (hidden @ weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, weights = ctx.saved_tensors
+        images, hypotheses, cells, width = hidden.shape
+        with torch.autocast(hidden.device.type, enabled=False):
+            to_weights = 2 * (slope.reshape(1, -1) @ hidden.view(-1, width)).squeeze(0)
+            # sigmoid' = s - s^2, in place: a second pass backward is refused, and never needed.
+            inner = hidden.addcmul_(hidden, hidden, value=-1)
+            flat = inner.view(-1, cells, width)
+            queries = torch.bmm(slope.reshape(-1, 1, cells), flat).view(images, hypotheses, width)
+            keys = inner.mul_(slope.unsqueeze(-1)).sum(dim=1)
+        return 2 * weights * keys, 2 * weights * queries, to_weights
 
 
 SCORES: dict[str, Callable[..., ScoreFunction]] = {"additive": AdditiveScore}

@@ -67,3 +67,20 @@ def test_weights_sum_to_one_in_half_precision() -> None:
 def test_unknown_score_is_named() -> None:
     with pytest.raises(ConfigError, match=r"'dotty'.*additive"):
         Attention(score="dotty", grid_dim=1, query_dim=1, attention_dim=1, value_dim=None)
+
+
+def test_slopes_are_those_of_the_formula() -> None:
+    """v . tanh(W_k a + W_q h), left to automatic differentiation, has the same slopes."""
+    score = AdditiveScore(grid_dim=6, query_dim=4, attention_dim=5)
+    features, query = torch.randn(2, 7, 6, requires_grad=True), torch.randn(2, 3, 4)
+    wanted = torch.randn(2, 3, 7)
+    inputs = (query.requires_grad_(), features, *score.parameters())
+
+    hidden = torch.tanh(score.key(features).unsqueeze(1) + score.query(query).unsqueeze(2))
+    plain = score.score(hidden).squeeze(-1)
+    # A part that is the same for every cell differs: the softmax cannot tell.
+    expected = torch.autograd.grad((plain.softmax(-1) * wanted).sum(), inputs)
+    ours = score(query, score.project(features))
+    found = torch.autograd.grad((ours.softmax(-1) * wanted).sum(), inputs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
