@@ -152,7 +152,7 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         logs, wanted = ctx.saved_tensors
-        slopes = logs.exp()
+        slopes = logs.exp_()  # in place: a second pass backward is refused, and never needed
         if ctx.smoothing > 0:
             slopes -= ctx.smoothing / logs.shape[-1]
         at = wanted.unsqueeze(1)
