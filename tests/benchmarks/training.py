@@ -7,8 +7,8 @@ photo with five captions is encoded five times, a frozen encoder runs in every s
 in torch's usual memory format, and the attention projects the grid again for every word. Both ways
 take turns in this process, with the same weights, photos, captions, optimizer and dtype (bfloat16
 autocast), and the median of their times counts. Neither time has the decoding of JPEG files in it;
-ours, when frozen, has the reading of the cached grids. Exit status 1: a target was missed. Run it on
-a machine that is idle.
+ours, when frozen, has the reading of the cached grids. Exit status 1: a target was missed. Run it
+on a machine that is idle.
 """
 
 from __future__ import annotations
