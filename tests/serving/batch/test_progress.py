@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import signal
 import subprocess
 import termios
 import time
@@ -82,10 +83,11 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
 def test_interrupted_from_the_keyboard(
     start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
 ) -> None:
-    import signal
+    def listen() -> None:  # where the tests run in a shell's background, it is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     output = tmp_path / "c.jsonl"
-    process = start_batch(photos(300), "--output", output, "--batch-size", 1)
+    process = start_batch(photos(300), "--output", output, "--batch-size", 1, preexec_fn=listen)
     while process.poll() is None and not (output.exists() and output.stat().st_size):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

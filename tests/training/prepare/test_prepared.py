@@ -241,7 +241,7 @@ def test_two_at_work_in_one_folder_are_one_too_many(
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / "to" / ".prepare").mkdir(parents=True)
     with (tmp_path / "to" / ".prepare" / "lock").open("w") as lock:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         result = run_captioner(*command(scenes, tmp_path / "to"))
     assert result.returncode == 1 and "another `captioner prepare` is at work" in result.stderr
 
