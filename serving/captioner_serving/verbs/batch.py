@@ -95,9 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
         ) as batch,
         Progress(quiet=arguments.quiet) as progress,
     ):
-        progress.count(inputs, config.shard, done=len(batch.journal.done))
+        done, counting = len(batch.journal.done), False
         try:
             for record in batch.records():
+                if not counting:  # not before: it would slow down the way to the first undone photo
+                    progress.count(inputs, config.shard, done=done)
+                    counting = True
                 if output is None:
                     print(json.dumps(record), flush=True)
                 progress.update(record)
