@@ -71,10 +71,10 @@ class AdditiveScore(nn.Module):
 
 
 class _SigmoidScore(torch.autograd.Function):
-    """2 v . sigmoid(keys + queries), with a slope that passes over the B x K x L x A numbers twice.
+    """2 v . sigmoid(keys + queries), with a slope that works in place.
 
-    They are most of what training a decoder reads and writes; automatic differentiation passes over
-    them six times, and keeps a copy more.
+    The B x K x L x A numbers are much of what training a decoder reads and writes; automatic
+    differentiation fills new tensors of that size, and under autocast keeps a rounded copy.
     """
 
     @staticmethod
