@@ -6,6 +6,7 @@ encoder another is in the decoder, and none waits for the others at the end of e
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -33,6 +34,7 @@ __all__ = ["LocalEngine", "caption_decoded"]
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
+_RETURN_EVERY = 4  # batches: what was given back costs a sixth of a batch to ask for again
 _SPAN = 8  # batches of photos that fail or are twins before a batch is closed without being full
 
 
@@ -76,6 +78,7 @@ class LocalEngine:
         self.workers = config.workers or cores()
         self._attention = config.attention
         self._stop = threading.Event()
+        self._batches = itertools.count(1)
         # A GPU does one thing at a time; the second thread prepares its next.
         self.streams = 2 if captioner.device.type != "cpu" else min(cores(), 8)
         self.threads = max(1, cores() // self.streams)
@@ -164,7 +167,8 @@ class LocalEngine:
         try:
             return self._caption_fitting([entry for entry in span if entry.fresh])
         finally:
-            return_memory()  # gaps between blocks in use add up over many thousand photos
+            if next(self._batches) % _RETURN_EVERY == 0:
+                return_memory()  # gaps between blocks in use add up over many thousand photos
 
     def _caption_fitting(self, entries: _Span) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""
