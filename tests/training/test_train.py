@@ -65,10 +65,16 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     result = run_captioner(
         "evaluate", "--captions", out / "scenes" / "captions_val.json",
         "--images", out / "scenes" / "val-*.tar", "--checkpoint", best,
-        "--predictions", tmp_path / "predictions.jsonl",
+        "--predictions", tmp_path / "predictions.jsonl", "--calibration",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
+    calibration = report["calibration"]
+    captions = json.loads((out / "scenes" / "captions_val.json").read_text())["annotations"]
+    words = sum(len(one["caption"].split()) for one in captions)
+    assert calibration["tokens"] == words + len(captions)  # and the end of each
+    gap = abs(calibration["confidence"] - calibration["accuracy"])
+    assert gap - 1e-3 <= calibration["error"] <= 100  # bins cannot cancel more than the whole does
     assert (report["images"], report["beam_size"]) == (20, 5)
     # The checkpoint is float16 and the training bf16: near, not equal.
     assert report["nltk"]["BLEU-1"] == pytest.approx(load_checkpoint(best).metrics["BLEU-1"], abs=8)

@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--boxes", type=Path, metavar="FILE", help="person boxes: is attention for people on them?"
     )
+    parser.add_argument(
+        "--calibration", action="store_true", help="do words of probability p come true so often?"
+    )
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="write the captions there")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
 
@@ -64,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner.predictor import Captioner
     from captioner.vocabulary import join
+    from captioner_training.calibration import measure_calibration
     from captioner_training.dataset import read_coco, read_dataset
     from captioner_training.evaluation import caption_split, person_grounding, score_split
     from captioner_training.metrics import check_official_scorers, official_scores
@@ -78,13 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
     config = captioner.generation
     if arguments.beam_size is not None:
         config = replace(config, beam_size=arguments.beam_size)
+    autocast = torch.autocast(captioner.device.type, enabled=False)
     captioned = caption_split(
         captioner.model,
         images,
         transform=captioner.transform,
         vocabulary=captioner.vocabulary,
         config=config,
-        autocast=torch.autocast(captioner.device.type, enabled=False),
+        autocast=autocast,
     )
     report: dict[str, Any] = {
         "data": str(arguments.data or arguments.captions),
@@ -100,6 +105,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.boxes:
         report["person_boxes"] = person_grounding(
             captioned, boxes=arguments.boxes, transform=captioner.transform
+        )
+    if arguments.calibration:
+        report["calibration"] = measure_calibration(
+            captioner.model,
+            images,
+            transform=captioner.transform,
+            vocabulary=captioner.vocabulary,
+            maximum_length=config.maximum_length,
+            autocast=autocast,
         )
     if arguments.predictions:
         _write(arguments.predictions, captioned)
