@@ -7,6 +7,7 @@ which returns the exit status; it imports torch no earlier than in `run`.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -54,16 +55,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Pillow warns of odd metadata in photos that it reads all the same.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
     except CaptionerError as error:
         print(f"captioner: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
-        # The reader of our output has gone; let nothing try to flush into the broken pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # its reader has gone
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # files have errors of their own: this is standard output
+            raise
+        _discard_output()
+        print("captioner: standard output cannot be written: the disk is full", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _discard_output() -> None:
+    """Let nothing try, at the end, to flush what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -19,6 +19,8 @@ from captioner.vocabulary import END, START
 
 __all__ = ["GenerationConfig", "Hypothesis", "generate"]
 
+_WIDEST_BEAM = 500  # a wider one finds no better sentences, and takes all memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
@@ -39,7 +41,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         beam = self.beam_size if not self.sample else self.captions
         checks = {
-            "beam_size": self.beam_size >= 1,
+            "beam_size": 1 <= self.beam_size <= _WIDEST_BEAM,
             "captions": 1 <= self.captions <= beam,
             "length_penalty": 0 <= self.length_penalty < 10,
             "no_repeat_ngram": self.no_repeat_ngram >= 0,
@@ -51,7 +53,10 @@ class GenerationConfig:
         }
         for name, good in checks.items():
             if not good:
-                hint = f"; it is at most beam_size, {beam}" if name == "captions" else ""
+                hint = {
+                    "beam_size": f": it is 1 to {_WIDEST_BEAM}",
+                    "captions": f"; it is at most beam_size, {beam}",
+                }.get(name, "")
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range{hint}")
 
 

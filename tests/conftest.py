@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,11 +81,14 @@ def photo(tmp_path: Path) -> Path:
 def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command as a user does, in a process of its own."""
 
-    def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: object, timeout: float = 120, stdout: Any = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
         return subprocess.run(
             [sys.executable, "-m", "captioner", *map(str, arguments)],
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             timeout=timeout,
             env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},

@@ -83,16 +83,23 @@ class CommitLog:
         self._file.truncate(0)
 
     def read(self) -> Iterator[dict[str, Any] | Commit]:
-        """Give the settings, then the commits; cut off a line that was torn."""
+        """Give the settings, then the commits; cut off a line that was torn.
+
+        Raises:
+            OutputError: it is another's, or damaged.
+
+        """
         whole = 0
         with open(self.path, "rb") as file:
             for number, raw in enumerate(file):
                 if (line := _parse(raw)) is None:
+                    if number == 0 and raw.endswith(b"\n"):
+                        raise self._foreign()
                     break
                 if number == 0:
                     yield self._settings(line)
                 else:
-                    yield _commit(line)
+                    yield self._commit(line, number + 1)
                 whole += len(raw)
         self._file.truncate(whole)
 
@@ -118,13 +125,31 @@ class CommitLog:
         os.fsync(self._file.fileno())
 
     def _settings(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        if line.get("format") != _FORMAT:
-            raise OutputError(
-                f"{self.path} was not written by this version of Captioner: go on with the one "
-                "that did, or begin anew with --restart"
-            )
+        if line.get("format") != _FORMAT or not isinstance(line.get("settings"), dict):
+            raise self._foreign()
         settings: dict[str, Any] = line["settings"]
         return settings
+
+    def _foreign(self) -> OutputError:
+        return OutputError(
+            f"{self.path} was not written by this version of Captioner: go on with the one that "
+            "did, or choose another output"
+        )
+
+    def _commit(self, line: Mapping[str, Any], number: int) -> Commit:
+        try:
+            packed = base64.b64decode(line["entries"])
+            return Commit(
+                ends=list(map(int, line["ends"])),
+                batch_size=line["batch_size"],
+                entries=[Entry(*fields) for fields in _ENTRY.iter_unpack(packed)],
+                retry=line.get("retry", False),
+            )
+        except (KeyError, TypeError, ValueError, struct.error) as error:
+            raise OutputError(
+                f"{self.path} is damaged in line {number}: put it back, or begin anew with "
+                "--restart"
+            ) from error
 
 
 def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -163,13 +188,3 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
-
-
-def _commit(line: Mapping[str, Any]) -> Commit:
-    packed = base64.b64decode(line["entries"])
-    return Commit(
-        ends=line["ends"],
-        batch_size=line["batch_size"],
-        entries=[Entry(*fields) for fields in _ENTRY.iter_unpack(packed)],
-        retry=line.get("retry", False),
-    )

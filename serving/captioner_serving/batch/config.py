@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -12,6 +13,9 @@ from captioner.image import MAX_PIXELS
 from captioner_serving.batch.wording import Wording
 
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
+
+_MOST_WORKERS = 1024
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")  # RFC 3066; x-default is no language
 
 Sidecar = Literal["txt", "caption", "json", "xmp"]
 Existing = Literal["skip", "overwrite", "prepend", "append"]
@@ -53,7 +57,7 @@ class BatchConfig:
     # What is said
     beam_size: int | None = None  # None: the checkpoint's own
     captions: int = 1  # the N best of each photo; the others stand in the alternatives
-    attention: bool = False  # each word's weights in the records: ten times the size
+    attention: bool = False  # each word's weights in the records: five times the size
     wording: Wording = field(
         default_factory=Wording
     )  # what is done to a caption before it is written
@@ -81,17 +85,24 @@ class BatchConfig:
     def _problems(self) -> Mapping[str, bool]:
         unsure = self.min_score
         known = (
-            ("sidecar", self.sidecar, (None, *get_args(Sidecar))),
+            ("sidecar", self.sidecar, get_args(Sidecar)),
             ("existing", self.existing, get_args(Existing)),
-            ("maps", self.maps, (None, *get_args(Maps))),
+            ("maps", self.maps, get_args(Maps)),
         )
         counts = (("batch_size", self.batch_size), ("workers", self.workers))
         return {
             **{
-                f"{name} {value!r} is not one of {', '.join(map(str, values))}": value not in values
+                f"{name} {value!r} is not one of {', '.join(values)}": value not in values
                 for name, value, values in known
+                if value is not None
             },
             **{f"{name} {n} is below 1": n is not None and n < 1 for name, n in counts},
+            f"workers {self.workers} is above {_MOST_WORKERS}": (
+                (self.workers or 0) > _MOST_WORKERS
+            ),
+            f"review {self.review!r} does not end in .jsonl": (
+                self.review is not None and not self.review.endswith(".jsonl")
+            ),
             f"max_pixels {self.max_pixels} is below 1": self.max_pixels < 1,
             "min_score and review go together: below the one, a record goes to the other": (
                 (unsure is None) != (self.review is None)
@@ -109,7 +120,7 @@ class BatchConfig:
                 self.existing in ("prepend", "append") and self.sidecar == "json"
             ),
             f"language {self.language!r} is no language tag, such as en or pt-BR": (
-                not self.language.replace("-", "").isalnum() or not self.language.isascii()
+                _LANGUAGE.fullmatch(self.language) is None
             ),
         }
 

@@ -62,11 +62,12 @@ def export(output: str, journal: Journal) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}. Every record is in {records}: "
             "put that right, and the same command writes it"
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _records(path: Path) -> Iterator[Record]:

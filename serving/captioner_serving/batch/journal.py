@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 from captioner.errors import OutputError
 from captioner_serving.batch.commits import Commit, CommitLog, Entry, check_settings, write_all
 from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.files import RunFiles, check_free
 
-__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place", "journal_path"]
+__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place"]
 
 RECORDS, ERRORS, REVIEW = range(3)
 """The files of a journal; what a photo came to is where its record lies."""
@@ -36,41 +37,37 @@ Place = tuple[int, int]
 _NOTHING = bytes(16)
 
 
-def journal_path(output: str) -> Path:
-    """Where the records of an output are collected: in itself, if it has records line by line."""
-    return Path(output if output.endswith(".jsonl") else f"{output}.journal.jsonl")
-
-
 class Journal:
     """The files of one run, opened for going on; a context manager.
 
     Attributes:
+        files: what the run writes.
         paths: of RECORDS, ERRORS and REVIEW; the last may be None.
         done: digests of the names that are done.
         counts: records in each file.
         batch_size: what the run settled on; None while it has not.
 
     Raises:
-        ConfigError: an earlier run wrote them with other settings.
+        ConfigError: an earlier run wrote them with other settings, or two of them are one.
         OutputError: they cannot be written, another run is at it, or a file is not what an
             earlier run left.
 
     """
 
     def __init__(self, output: str, config: BatchConfig, settings: Mapping[str, Any]) -> None:
-        review = Path(config.review) if config.review else None
+        self.files = RunFiles.beside(output, config.review)
         self.output = output
-        self.paths = (journal_path(output), Path(f"{output}.errors.jsonl"), review)
+        self.paths = (self.files.records, self.files.errors, self.files.review)
         self.done: set[bytes] = set()
         self._contents: dict[bytes, Place | None] = {}  # None: a photo that is being captioned
         self.counts = [0, 0, 0]
         self.batch_size: int | None = None
         self._failed: set[bytes] = set()
         self._ends = [0, 0, 0]
-        self._pending: list[Entry] = []
+        self._pending: list[tuple[Entry, int]] = []  # with the end of its file
         self._files: list[BinaryIO | None] = [None, None, None]
         with self._writing():
-            self._log = CommitLog(Path(f"{output}.progress.jsonl"))
+            self._log = CommitLog(self.files.progress)
         try:
             with self._writing():
                 self._open(settings, restart=config.restart)
@@ -118,9 +115,11 @@ class Journal:
         line = json.dumps(record).encode() + b"\n"
         with self._writing():
             write_all(self._handle(file), line)
-        entry = Entry(name, content or _NOTHING, file, self._ends[file])
-        self._ends[file] += len(line)
-        self._pending.append(entry)
+        begin = self._ends[file]
+        entry = Entry(name, content or _NOTHING, file, begin)
+        # In one go: Ctrl-C between an entry and the new end would lose the record, or double it.
+        self._pending.append((entry, begin + len(line)))
+        self._ends[file] = begin + len(line)
         self._remember(entry)
 
     def commit(self) -> None:
@@ -132,12 +131,13 @@ class Journal:
         """
         if not self._pending:
             return
+        entries = [entry for entry, _ in self._pending]
+        for entry, end in self._pending:
+            self._ends[entry.file] = end
         with self._writing():
             for file in filter(None, self._files):
                 os.fsync(file.fileno())
-            self._log.append(
-                Commit(ends=self._ends, batch_size=self.batch_size, entries=self._pending)
-            )
+            self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, entries=entries))
         self._pending = []
 
     def claim(self, content: bytes) -> bool:
@@ -179,22 +179,32 @@ class Journal:
     # Opening
 
     def _open(self, settings: Mapping[str, Any], *, restart: bool) -> None:
-        if restart:
-            self._log.clear()
-            for path in filter(None, self.paths):
-                path.unlink(missing_ok=True)
         lines = self._log.read()
         known = next(lines, None)
-        if isinstance(known, dict):
+        if isinstance(known, dict) and restart:
+            self._forget(known)
+            known = None
+        elif isinstance(known, dict):
             check_settings(self.output, known, settings)
-        for commit in lines:
-            if isinstance(commit, Commit):
-                self._learn(commit)
+            for commit in lines:
+                if isinstance(commit, Commit):
+                    self._learn(commit)
+        else:
+            self.files.check_unused()
         for number, file in enumerate(self.paths):
             if file is not None:
-                self._files[number] = _open_at(file, self._ends[number], fresh=known is None)
+                self._files[number] = _open_at(file, self._ends[number])
         if known is None:
             self._log.begin(settings)
+
+    def _forget(self, settings: Mapping[str, Any]) -> None:
+        """Remove what the run of these settings wrote; files of others stay, and are refused."""
+        review = self.files.review
+        if review is not None and settings.get("review") != str(review):
+            check_free(review)
+        for path in filter(None, self.paths):
+            path.unlink(missing_ok=True)
+        self._log.clear()
 
     def _learn(self, commit: Commit) -> None:
         if commit.retry:
@@ -229,21 +239,20 @@ class Journal:
             ) from error
 
 
-def _open_at(path: Path, end: int, *, fresh: bool) -> BinaryIO:
-    """Open a file that ends where the last commit says."""
-    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the journal closes it
-    size = os.fstat(file.fileno()).st_size
+def _open_at(path: Path, end: int) -> BinaryIO:
+    """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
     problem = None
-    if fresh and size:
-        problem = f"{path} is there already, and no run has left its progress beside it: " + (
-            "choose another output, or begin anew with --restart"
-        )
-    elif size < end:
-        problem = f"{path} has {size:,} bytes, and a run left {end:,}: " + (
-            "put the file back, or begin anew with --restart"
-        )
-    if problem:
+    if end and not path.exists():
+        problem = "is gone"
+    else:
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the journal closes it
+        size = os.fstat(file.fileno()).st_size
+        if size < end:
+            problem = f"has {size:,} bytes, and a run left {end:,}"
+        elif end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            problem = "was changed after the run that wrote it"
+        if problem is None:
+            file.truncate(end)
+            return file
         file.close()
-        raise OutputError(problem)
-    file.truncate(end)
-    return file
+    raise OutputError(f"{path} {problem}: put the file back, or begin anew with --restart")

@@ -20,7 +20,7 @@ _LINE_SECONDS = 60.0
 
 
 class Progress:
-    """Follows a run on standard error; a context manager.
+    """Follows a run on standard error; a context manager. What failed is said even if `quiet`.
 
     The photos are counted by a thread while the run is under way; until it is done there is a rate
     but no time left.
@@ -73,7 +73,7 @@ class Progress:
         self._done += 1
         if "error" in record:
             self._errors += 1
-            self.say(f"captioner: {record['error']['detail']}")
+            self._say(f"captioner: {record['error']['detail']}")
         if self._bar is not None:
             if self._total is not None and self._bar.total is None:
                 self._bar.total = self._total
@@ -87,7 +87,10 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         if not self._quiet:
-            tqdm.write(text, file=self._stream)
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        tqdm.write(text, file=self._stream)
 
     def _line(self) -> str:
         rate = self._done / (time.monotonic() - self._started)

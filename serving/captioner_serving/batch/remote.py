@@ -50,8 +50,9 @@ def fetch(url: str, *, limit: int) -> bytes:
             if attempt < _TRIES and passing:
                 time.sleep(attempt)
                 continue
-            reason = str(error) or type(error).__name__
-            raise ImageNotFoundError(f"{url} cannot be read ({reason}): check the link") from error
+            raise ImageNotFoundError(
+                f"{url} cannot be read ({_reason(error)}): check the link"
+            ) from error
     if len(data) > limit:
         raise ImageTooLargeError(f"{url} has over {limit:,} bytes: this is hardly a photo")
     return data
@@ -68,7 +69,10 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
     bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
     try:
         system, path = _file_system(url)
-        if bare.endswith(ARCHIVES) and not bare.endswith(".zip"):
+        if bare.endswith(".zip"):
+            reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
+            yield LostPhoto(name=url, reason=reason)
+        elif bare.endswith(ARCHIVES):
             with system.open(path, "rb") as file:
                 yield from tar_stream_photos(file, url, suffixes)
         elif web or bare.endswith(suffixes):
@@ -91,8 +95,21 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
     except CaptionerError:
         raise
     except Exception as error:
-        reason = str(error) or type(error).__name__
-        yield LostPhoto(name=url, reason=f"{url} cannot be listed ({reason}): check the link")
+        yield LostPhoto(
+            name=url, reason=f"{url} cannot be listed ({_reason(error)}): check the link"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Say why; fsspec turns whatever a web server answers into a FileNotFoundError of the link."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    status, message = getattr(error, "status", None), getattr(error, "message", None)
+    if status and message:
+        return f"{status} {message}"
+    if isinstance(error, FileNotFoundError):
+        return "not found"
+    return str(error) or type(error).__name__
 
 
 def _photo(system: AbstractFileSystem, path: str) -> Photo:

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.exports import check_output, export
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
 from captioner_serving.batch.local import LocalEngine
-from captioner_serving.batch.maps import MapWriter
+from captioner_serving.batch.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.memory import MemoryJournal
 from captioner_serving.batch.outcome import Engine, Outcome
 from captioner_serving.batch.photos import Photo, digest
@@ -92,7 +93,11 @@ class BatchRun:
         generation = replace(
             captioner.generation,
             captions=config.captions,
-            beam_size=config.beam_size or max(captioner.generation.beam_size, config.captions),
+            beam_size=(
+                max(captioner.generation.beam_size, config.captions)
+                if config.beam_size is None
+                else config.beam_size
+            ),
         )
         _check(inputs, config, output, ray)
         self.inputs, self.output, self.config = inputs, output, config
@@ -132,23 +137,20 @@ class BatchRun:
         """Do the work; yields each record once it is on disk."""
         waiting: list[Record] = []
         committed = time.monotonic()
-        with closing(self.engine.run(self._photos(), self._claim)) as spans:
-            while True:
-                try:
-                    span = next(spans, None)
-                except Exception:
-                    # The batches before it are whole.
-                    self.journal.commit()
-                    raise
-                if span is None:
-                    break
-                waiting += [self._finish(outcome) for outcome in span]
-                if time.monotonic() - committed >= _COMMIT_SECONDS:
-                    self._commit()
-                    committed = time.monotonic()
-                    self.made += len(waiting)
-                    yield from waiting
-                    waiting = []
+        try:
+            with closing(self.engine.run(self._photos(), self._claim)) as spans:
+                for span in spans:
+                    waiting.extend(self._finish(outcome) for outcome in span)
+                    if time.monotonic() - committed >= _COMMIT_SECONDS:
+                        self._commit()
+                        committed = time.monotonic()
+                        self.made += len(waiting)
+                        yield from waiting
+                        waiting = []
+        except BaseException:  # Ctrl-C too: what is finished is not done again
+            with suppress(OutputError):
+                self.journal.commit()
+            raise
         self._commit()
         self.made += len(waiting)
         yield from waiting
@@ -172,7 +174,8 @@ class BatchRun:
             "sidecars were there and stayed as they were": kept,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
-        lines.append("; ".join(f"{n:,} {what}" for what, n in counts.items() if n))
+        said = [f"{n:,} {what}" for what, n in counts.items() if n]
+        lines.append("; ".join(said) or "the inputs hold no photo")
         return "\n".join(filter(None, lines))
 
     def _commit(self) -> None:
@@ -235,6 +238,11 @@ def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | N
     """Refuse before the work what cannot work."""
     if output is not None:
         check_output(output)
+        RunFiles.beside(output, config.review).check_apart(inputs)
+    elif config.review is not None:
+        raise ConfigError("review needs an output that is a file: nothing is kept beside -")
+    if config.maps_to is not None:
+        check_maps_folder(config.maps_to, inputs.sources)
     if config.sidecar is not None and (packed := inputs.without_folder()):
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
     if ray is not None and config.maps is not None:

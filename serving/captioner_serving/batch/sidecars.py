@@ -42,8 +42,11 @@ class SidecarWriter:
         """
         if photo.path is None:
             raise OutputError(f"{photo.name} is no file of its own: a sidecar has no place beside")
-        path = self._path(photo.path)
+        # A link is written through, not replaced.
+        path = os.path.realpath(self._path(photo.path))
         try:
+            if os.path.exists(path) and os.path.samefile(path, photo.path):
+                raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
             old = _read(path)
             new = self._content(path, old, record)
             if new is None or new == old:
@@ -68,6 +71,8 @@ class SidecarWriter:
             )
         if old is not None and config.existing == "skip":
             return None
+        if old is not None and b"\0" in old:
+            raise OutputError(f"{path} is there and is no text: it stays as it is")
         if config.sidecar == "json":
             return json.dumps(record, indent=2).encode() + b"\n"
         try:

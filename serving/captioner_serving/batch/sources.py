@@ -108,8 +108,10 @@ class Inputs:
         for path in _glob(pattern):
             found = True
             if os.path.isdir(path):
-                continue
-            if path.lower().endswith(ARCHIVES):
+                # ** goes into folders by itself; links to folders are not followed.
+                if "**" not in pattern.split("/") and not os.path.islink(path):
+                    yield from _folder(path, recursive=self.recursive)
+            elif path.lower().endswith(ARCHIVES):
                 yield from archive_photos(path, SUFFIXES)
             else:
                 yield PhotoFile(name=path, file=path)

@@ -17,6 +17,7 @@ __all__ = ["TABLES", "list_names", "table_names"]
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _CHUNK = 1 << 16
+_BOM = b"\xef\xbb\xbf"  # Windows programs begin a text with it
 
 
 def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
@@ -35,8 +36,11 @@ def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
     try:
         with open(0 if source == "-" else source, "rb", closefd=source not in ("-", 0)) as file:
             rest = b""
+            beginning = True
             # read1 answers with what there is: a list may come from a pipe that is still at work.
             while chunk := file.read1(_CHUNK):
+                if beginning:
+                    chunk, beginning = chunk.removeprefix(_BOM), False
                 *names, rest = (rest + chunk).split(ending)
                 yield from _decoded(names, null=null)
             yield from _decoded([rest], null=null)
@@ -86,7 +90,10 @@ def _csv(path: str, column: str) -> Iterator[Any]:
 def _jsonl(path: str, column: str) -> Iterator[Any]:
     with open(path, "rb") as file:
         for number, line in enumerate(filter(bytes.strip, file), start=1):
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"row {number} is no JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"row {number} is not a JSON object")
             if number == 1:

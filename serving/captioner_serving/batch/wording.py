@@ -14,6 +14,7 @@ __all__ = ["Wording"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # no text file or XML wants these
 _FIELDS = {"caption", "score"}
+_HUGE = re.compile(r"\d{4}")  # in a format: so many digits, or so wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,11 @@ class Wording:
         # JSON has lists for tuples; equal settings must be equal objects.
         object.__setattr__(self, "replace", tuple((old, new) for old, new in self.replace))
         try:
-            fields = {name for _, name, _, _ in string.Formatter().parse(self.template)} - {None}
-            self.template.format(caption="", score=0.0)
+            parsed = list(string.Formatter().parse(self.template))
+            fields = {name for _, name, _, _ in parsed} - {None}
+            if wrong := [form for _, _, form, _ in parsed if form and _unfit(form)]:
+                raise ValueError(f"{wrong[0]!r} is no format for it")
+            self.template.format(caption="", score=-1.0)
         except (ValueError, KeyError, IndexError, AttributeError) as error:
             raise ConfigError(
                 f"template {self.template!r} cannot be filled in ({error}): its fields are "
@@ -47,6 +51,8 @@ class Wording:
         for text in (self.template, self.prefix, *(part for pair in self.replace for part in pair)):
             if _CONTROL.search(text):
                 raise ConfigError(f"{text!r} has a control character")
+            if any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise ConfigError(f"{text!r} is not UTF-8 text")
         if any(not old.strip() for old, _ in self.replace):
             raise ConfigError("replace needs something to replace: OLD=NEW")
 
@@ -66,3 +72,7 @@ class Wording:
             plain = new.replace("\\", r"\\")  # or re.sub would read backslashes as groups
             text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", plain, text)
         return self.prefix + self.template.format(caption=text, score=sentence["score"])
+
+
+def _unfit(form: str) -> bool:
+    return "{" in form or _HUGE.search(form) is not None

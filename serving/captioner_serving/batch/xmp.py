@@ -108,15 +108,17 @@ def _property(
 def _fill(element: minidom.Element, caption: str, language: str, existing: Existing) -> bool:
     """Bring the caption into a property, in its language and as default; True if that changed it.
 
-    A default that says something else than the text in this language is another language's.
+    A default that repeats the text of another language is that language's, and no reason to leave
+    this one out; any other default stands for this language where that has no text of its own.
     """
     alternatives = next(_children(element, RDF, "Alt"), None)
     found = _children(alternatives, RDF, "li") if alternatives else ()
     items = {item.getAttributeNS(XML, "lang").lower(): item for item in found}
     tag, default = language.lower(), items.get(_DEFAULT)
+    others = [_text(item) for key, item in items.items() if key not in (tag, _DEFAULT)]
     if tag in items:
         current: str | None = _text(items[tag])
-    elif default and len(items) == 1:
+    elif default and _text(default) not in others:
         current = _text(default)
     else:
         current = None if alternatives else _text(element).strip()

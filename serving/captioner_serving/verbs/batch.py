@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import ConfigError
 
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="decoding processes; default: one a core")
     add("--max-pixels", type=int, metavar="N", help="larger photos are refused")
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster")
-    add("--quiet", action="store_true", help="no progress, no summary")
+    add("--quiet", action="store_true", help="no progress, no summary; failures are named")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) as batch,
         Progress(quiet=arguments.quiet) as progress,
     ):
+        signal.signal(signal.SIGTERM, _interrupt)
         done, counting = len(batch.journal.done), False
         try:
             for record in batch.records():
@@ -104,12 +106,17 @@ def run(arguments: argparse.Namespace) -> int:
                 if output is None:
                     print(json.dumps(record), flush=True)
                 progress.update(record)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # or SIGTERM
             if output is not None:
                 progress.say("interrupted: the same command goes on from here")
             raise
         progress.say(batch.summary())
     return int(batch.journal.counts[ERRORS] > 0)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Let schedulers end a run as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _config(arguments: argparse.Namespace) -> BatchConfig:
@@ -130,7 +137,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
         wording=Wording(
             template=arguments.template, prefix=arguments.prefix, replace=tuple(replace)
         ),
-        shard=Shard.parse(arguments.shard) if arguments.shard else None,
+        shard=None if arguments.shard is None else Shard.parse(arguments.shard),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pty
 import signal
@@ -48,13 +49,13 @@ def test_a_plain_line_where_there_is_no_terminal(
     ]
 
 
-def test_quiet_says_nothing(photos: Callable[..., Path]) -> None:
+def test_quiet_names_failures_alone(photos: Callable[..., Path]) -> None:
     said = io.StringIO()
     with Progress(quiet=True, stream=said) as progress:
         progress.count(Inputs(sources=(str(photos(2)),)), None, done=0)
         progress.update({"image": "c", "error": {"detail": "c is broken"}})
         progress.say("done")
-    assert said.getvalue() == ""
+    assert said.getvalue() == "captioner: c is broken\n"
 
 
 def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
@@ -80,8 +81,12 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
     assert "captioner: broken" in shown
 
 
-def test_interrupted_from_the_keyboard(
-    start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_has_finished(
+    start_batch: Callable[..., subprocess.Popen[str]],
+    photos: Callable[..., Path],
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     def listen() -> None:  # where the tests run in a shell's background, it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -90,10 +95,13 @@ def test_interrupted_from_the_keyboard(
     process = start_batch(photos(300), "--output", output, "--batch-size", 1, preexec_fn=listen)
     while process.poll() is None and not (output.exists() and output.stat().st_size):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "interrupted: the same command goes on from here"
+    *_, last = Path(f"{output}.progress.jsonl").read_text().splitlines()
+    kept, written = json.loads(last)["ends"][0], output.read_bytes()
+    assert kept and written[kept:].count(b"\n") <= 1  # one may just have been on its way
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,28 @@ def test_an_xmp_sidecar_keeps_all_it_holds(existing: Any, tmp_path: Path) -> Non
     assert exiftool(path)["Description-de"] == "Am Strand"
 
 
+@pytest.mark.parametrize(
+    ("existing", "wanted"),
+    [("skip", None), ("append", "Grandma a dog"), ("prepend", "a dog Grandma")],
+)
+def test_a_default_of_no_other_language_is_the_text_that_is_there(
+    existing: Any, wanted: str | None
+) -> None:
+    default = '<rdf:li xml:lang="x-default">{}</rdf:li>'
+    old = LIGHTROOM.replace(default.format("Am Strand"), default.format("Grandma")).encode()
+    new = merge_xmp(old, "a dog", language="en", existing=existing, path="photo.xmp")
+    assert new is not None  # the other property was missing
+    text = new.decode()
+    if wanted is None:
+        assert default.format("Grandma") in text
+        assert text.count('xml:lang="en"') == 1  # of the alternative text alone
+    else:
+        assert default.format(wanted) in text
+        assert text.count('xml:lang="en"') == 2
+    again = merge_xmp(new, "a dog", language="en", existing=existing, path="photo.xmp")
+    assert again in (None, new)
+
+
 @needs_exiftool
 def test_xmp_that_exiftool_wrote_and_short_forms(tmp_path: Path) -> None:
     path = tmp_path / "photo.xmp"

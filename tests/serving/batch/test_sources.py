@@ -56,7 +56,9 @@ def test_folders(tree: Path) -> None:
 def test_globs(tree: Path) -> None:
     assert names("*.jpg") == ["b.jpg", "photo[1].jpg"]
     assert names("**/*.jp*g") == ["b.jpg", "photo[1].jpg", "sub/c.jpeg"]
-    assert names("s*/*") == ["sub/c.jpeg"]
+    assert names("s*/*") == ["sub/c.jpeg", "sub/deep/d.webp"]
+    assert names("su?") == ["sub/c.jpeg", "sub/deep/d.webp"]
+    assert names("su?", recursive=False) == ["sub/c.jpeg"]
     assert names(f"{tree}/**/d.webp") == [f"{tree}/sub/deep/d.webp"]
     assert names("photo[1].jpg") == ["photo[1].jpg"]  # a name before a pattern
     assert names("?.jpg", "notes.txt") == ["b.jpg", "notes.txt"]  # named, so tried
@@ -65,7 +67,9 @@ def test_globs(tree: Path) -> None:
 
 
 def test_lists(tree: Path) -> None:
-    (tree / "list").write_bytes(b"b.jpg\r\n\n  odd name \nhttps://x.org/y.jpg\ncaf\xe9.jpg")
+    (tree / "list").write_bytes(
+        b"\xef\xbb\xbfb.jpg\r\n\n  odd name \nhttps://x.org/y.jpg\ncaf\xe9.jpg"
+    )
     listed = ["b.jpg", "  odd name ", "https://x.org/y.jpg", os.fsdecode(b"caf\xe9.jpg")]
     assert names(lists=("list",)) == listed
     (tree / "list0").write_bytes(b"one\nname\0two\0")
@@ -85,8 +89,8 @@ def test_tables(tree: Path) -> None:
     assert names("t.tsv", "t.jsonl", column="path") == ["q.jpg", "\udce9.jpg", "t.jsonl#2"]
     with pytest.raises(DataError, match="no column 'file'; it has id, file name"):
         names("t.csv", column="file")
-    (tree / "bad.jsonl").write_text('{"path": ')
-    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read as a table"):
+    (tree / "bad.jsonl").write_text('{"path": "a.jpg"}\n{"path": ')
+    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read as a table: row 2 is no JSON"):
         names("bad.jsonl", column="path")
     with pytest.raises(ConfigError, match="name the column"):
         names("t.csv")
@@ -191,7 +195,10 @@ def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> 
     first, second, third = caption_batch(inputs, captioner=tiny)
     assert [first["caption"], second["caption"]] == wanted[:2]
     assert third["error"]["type"] == "image-not-found"
-    assert f"{server}/photos/none.jpg" in third["error"]["detail"]
+    missing = f"{server}/photos/none.jpg cannot be read (404 File not found): check the link"
+    assert third["error"]["detail"] == missing
+    (lost,) = Inputs(sources=(f"{server}/photos.zip",)).photos()
+    assert isinstance(lost, LostPhoto) and "download it, or make it a .tar" in lost.reason
 
 
 def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

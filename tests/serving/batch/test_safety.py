@@ -1,0 +1,204 @@
+"""What a run must not write over: photos, inputs, the files of others, its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, ConfigError, OutputError
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.sources import Inputs
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Photos = Callable[..., Path]
+Read = Callable[[Path], list[dict[str, Any]]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json"])
+def test_files_that_no_run_left_stay(
+    tiny: Captioner, photos: Photos, tmp_path: Path, suffix: str, restart: bool
+) -> None:
+    folder, output = photos(2), tmp_path / f"mine{suffix}"
+    output.write_text("the work of years\n")
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match="is there already") as caught:
+        list(
+            caption_batch(
+                folder, output=output, captioner=tiny, config=BatchConfig(restart=restart)
+            )
+        )
+    assert "--restart" not in str(caught.value)  # which would be bad advice
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_table_is_not_its_own_output(
+    run_batch: Run, photos: Photos, tmp_path: Path, suffix: str, restart: bool
+) -> None:
+    (photo,) = photos(1).iterdir()
+    table = tmp_path / f"table{suffix}"
+    row = json.dumps({"path": str(photo)})
+    table.write_text(f"{row}\n" if suffix == ".jsonl" else f"path\n{photo}\n")
+    before = contents(tmp_path)
+    link = tmp_path / "photos" / f"link{suffix}"
+    link.symlink_to(table)
+    more = ("--restart",) if restart else ()
+    for output in (table, link):
+        result = run_batch(table, "--column", "path", "--output", output, *more)
+        assert result.returncode == 2 and "is an input" in result.stderr
+    assert contents(tmp_path) == before
+
+
+def test_a_review_is_a_file_of_its_own(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    folder = photos(2)
+    for output, review in (
+        ("c.jsonl", "c.jsonl"),
+        ("c.jsonl", "c.jsonl.errors.jsonl"),
+        ("c.jsonl", "photos/../c.jsonl.progress.jsonl"),
+        ("c.csv", "c.csv.journal.jsonl"),
+    ):
+        config = BatchConfig(min_score=-1, review=str(tmp_path / review))
+        with pytest.raises(ConfigError, match="a file that the run itself writes"):
+            list(caption_batch(folder, output=tmp_path / output, config=config, captioner=tiny))
+    with pytest.raises(ConfigError, match=r"does not end in \.jsonl"):
+        BatchConfig(min_score=-1, review=str(folder / "p000.jpg"))
+    with pytest.raises(ConfigError, match="needs an output that is a file"):
+        list(caption_batch(folder, config=config, captioner=tiny))
+    assert sorted(contents(tmp_path)) == []
+
+
+def test_restart_removes_what_the_run_wrote_and_nothing_else(
+    tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
+) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    review, mine = tmp_path / "unsure.jsonl", tmp_path / "mine.jsonl"
+    mine.write_text("mine\n")
+
+    def run(**options: Any) -> None:
+        list(caption_batch(folder, output=output, captioner=tiny, config=BatchConfig(**options)))
+
+    run(min_score=0.0, review=str(review))
+    unsure = review.read_bytes()
+    with pytest.raises(OutputError, match=r"mine\.jsonl is there already"):
+        run(min_score=-1e-9, review=str(mine), restart=True)
+    assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
+    run(restart=True)
+    assert len(read(output)) == 3 and review.read_bytes() == unsure
+
+
+def test_a_changed_output_is_not_cut(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    list(caption_batch(folder, output=output, captioner=tiny))
+    whole = output.read_bytes()
+    output.write_bytes(whole.replace(b'"caption": "', b'"caption": "no: ', 1))
+    changed = output.read_bytes()
+    with pytest.raises(OutputError, match="was changed after the run"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    assert output.read_bytes() == changed
+    output.unlink()
+    with pytest.raises(OutputError, match=r"c\.jsonl is gone: put the file back"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    assert not output.exists()
+    output.write_bytes(whole)
+    assert list(caption_batch(folder, output=output, captioner=tiny)) == []
+
+
+@pytest.mark.parametrize("line", ["{}", '{"ends": [0, 0], "entries": "x", "batch_size": 1}'])
+def test_damaged_progress_is_a_sentence(
+    tiny: Captioner, photos: Photos, tmp_path: Path, line: str
+) -> None:
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    list(caption_batch(folder, output=output, captioner=tiny))
+    with Path(f"{output}.progress.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 3"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    Path(f"{output}.progress.jsonl").write_text("a diary\n")
+    with pytest.raises(OutputError, match="was not written by this version"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    assert Path(f"{output}.progress.jsonl").read_text() == "a diary\n"
+
+
+@pytest.mark.parametrize("sidecar", ["txt", "json"])
+def test_a_photo_is_not_its_own_sidecar(
+    tiny: Captioner, photos: Photos, tmp_path: Path, sidecar: Any
+) -> None:
+    (photo,) = photos(1).iterdir()
+    odd = photo.rename(photo.with_suffix(f".{sidecar}"))
+    other = Path(shutil.copy(odd, odd.with_suffix(".jpg")))
+    data = odd.read_bytes()
+    for name, problem in ((odd, "would be its own sidecar"), (other, "is no text")):
+        config = BatchConfig(sidecar=sidecar, existing="overwrite")
+        (record,) = caption_batch(name, config=config, captioner=tiny)
+        assert problem in record["error"]["detail"]
+        assert odd.read_bytes() == other.read_bytes() == data
+
+
+def test_a_sidecar_that_is_a_link_is_written_through(tiny: Captioner, photos: Photos) -> None:
+    (photo,) = photos(1).iterdir()
+    link = photo.with_suffix(".txt")
+    link.symlink_to("elsewhere.text")
+    (record,) = caption_batch(photo, config=BatchConfig(sidecar="txt"), captioner=tiny)
+    assert link.is_symlink()
+    assert (photo.parent / "elsewhere.text").read_text() == record["caption"] + "\n"
+
+
+def test_maps_never_lie_among_the_photos(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = photos(1)
+    shutil.copy(folder / "p000.jpg", folder / "p000.jpg.png")
+    before = contents(folder)
+    monkeypatch.chdir(tmp_path)
+    for place in (".", "photos", "photos/maps"):
+        with pytest.raises(ConfigError, match="the next run would caption them"):
+            list(
+                caption_batch(
+                    "photos", captioner=tiny, config=BatchConfig(maps="overlay", maps_to=place)
+                )
+            )
+    config = BatchConfig(maps="overlay", maps_to=".")
+    (record,) = caption_batch("photos/p000.jpg", captioner=tiny, config=config)
+    assert "would lie among the photos" in record["error"]["detail"]
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="file is no folder"):
+        list(
+            caption_batch(
+                "photos", captioner=tiny, config=BatchConfig(maps="sheet", maps_to="file")
+            )
+        )
+    assert contents(folder) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("verb", ["batch", "caption"])
+def test_a_full_disk_behind_standard_output_is_a_sentence(
+    run_captioner: Run, photos: Photos, lively_file: Path, verb: str
+) -> None:
+    more = ("--output", "-") if verb == "batch" else ("--json",)
+    with Path("/dev/full").open("w") as full:
+        result = run_captioner(
+            verb, photos(1) / "p000.jpg", *more, "--checkpoint", lively_file, stdout=full
+        )
+    assert result.returncode == 1
+    assert result.stderr.endswith("standard output cannot be written: the disk is full\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_an_input_that_a_list_names_stays(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(f"{photos(1) / 'p000.jpg'}\n")
+    with pytest.raises(ConfigError, match="is an input"):
+        list(caption_batch(Inputs(lists=(str(listed),)), output=listed, captioner=tiny))
