@@ -239,6 +239,8 @@ def find_device(name: str | torch.device) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):  # some twenty names that nobody has
+            reason = "no such kind of device"
         raise DeviceError(
             f"device {str(name)!r} cannot be used here ({reason}): try auto, or cpu"
         ) from error
