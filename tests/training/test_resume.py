@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -86,6 +87,21 @@ def test_killed_at_random_moments(recipe: Path, unbroken: Path, tmp_path: Path, 
     process = start("train", recipe, "--out", out)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
+    same(unbroken, out)
+
+
+def test_killed_between_its_last_stage_and_its_end(
+    run_captioner: Run, recipe: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """Nothing is left to do but to say so."""
+    out = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    state = newest_state(out)
+    *before, last = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
+    assert b'"finished"' in last
+    state["progress"].update(finished=False, log_bytes=len(b"".join(before)))
+    torch.save(state, max((out / "state").glob("step-*.pt")))
+    result = run_captioner("train", recipe, "--out", out, timeout=300)
+    assert result.returncode == 0, result.stderr
     same(unbroken, out)
 
 

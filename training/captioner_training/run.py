@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -134,12 +134,15 @@ class Run:
         if state["engine"] is not None:
             engine.load_state_dict(state["engine"])
         each = state["processes"]
+        self._restore_random(each)
         if len(each) == self.processes.world:
-            mine = each[self.processes.rank]
-            restore_random(mine["random"], self.processes.device)
-            engine.sums.copy_(mine["sums"])
+            engine.sums.copy_(each[self.processes.rank]["sums"])
         elif self.processes.main:  # of another number of processes: their sum is what counts
             engine.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))
+
+    def _restore_random(self, each: Sequence[Mapping[str, Any]]) -> None:
+        if len(each) == self.processes.world:
+            restore_random(each[self.processes.rank]["random"], self.processes.device)
 
     def save(self, model: CaptionModel, engine: Engine | None) -> None:
         """Save the state as it is between two steps.
@@ -186,6 +189,8 @@ class Run:
 
     def finish(self, model: CaptionModel) -> None:
         """Note that the run is over, so that starting it again says so."""
+        if self._state is not None:  # killed after its last stage, and before it came to this
+            self._restore_random(self._state["processes"])
         self.progress.finished = True
         self.log({"event": "finished", "steps": self.progress.total, "best": self.progress.best})
         self.save(model, None)
