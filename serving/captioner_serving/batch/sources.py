@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from typing import NamedTuple
 
 from captioner.errors import ConfigError, DataError
 from captioner_serving.batch.archives import ARCHIVES, COMPRESSED, archive_photos
@@ -136,17 +135,26 @@ def _expand_braces(source: str) -> Iterator[str]:
         )
 
 
-def _entries(folder: str) -> tuple[list[tuple[str, bool]], OSError | None]:
-    """Names in a folder, sorted, with whether each is a folder; hidden ones left out.
+class _Listed(NamedTuple):
+    """What a folder says of an entry, without a look at the entry itself."""
 
-    A link to a folder is not followed: it may lead back up, and its photos have a place anyway.
+    name: str
+    is_folder: bool
+    is_link: bool
+
+
+def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
+    """List a folder, sorted by name; hidden entries left out.
+
+    A link to a folder is no folder: it may lead back up, and its photos have a place anyway.
     """
-    entries: list[tuple[str, bool]] = []
+    entries: list[_Listed] = []
     try:
         with os.scandir(folder or ".") as scan:
             for entry in scan:
                 if not entry.name.startswith("."):
-                    entries.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    entries.append(_Listed(entry.name, is_folder, entry.is_symlink()))
     except OSError as error:
         return sorted(entries), error
     return sorted(entries), None
@@ -157,19 +165,13 @@ def _folder(folder: str, *, recursive: bool) -> Iterator[Photo]:
     entries, error = _entries(folder)
     if error is not None:
         yield LostPhoto(name=folder, reason=f"{folder} cannot be listed ({error.strerror})")
-    for name, is_folder in entries:
+    for name, is_folder, is_link in entries:
         path = os.path.join(folder, name)
         if is_folder:
             if recursive:
                 yield from _folder(path, recursive=True)
-        elif name.lower().endswith(SUFFIXES) and not _is_folder_link(path):
+        elif name.lower().endswith(SUFFIXES) and not (is_link and os.path.isdir(path)):
             yield PhotoFile(name=path, file=path)
-
-
-def _is_folder_link(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(path).is_dir()
-    return False
 
 
 def _glob(pattern: str) -> Iterator[str]:
@@ -185,14 +187,14 @@ def _descend(folder: str, parts: Sequence[str]) -> Iterator[str]:
     part, *rest = parts
     if part == "**":
         yield from _descend(folder, rest)
-        for name, is_folder in _entries(folder)[0]:
+        for name, is_folder, _ in _entries(folder)[0]:
             path = os.path.join(folder, name)
             if is_folder:
                 yield from _descend(path, parts)
             elif not rest:
                 yield path
     elif any(sign in part for sign in "*?["):
-        for name, _ in _entries(folder)[0]:
+        for name, *_ in _entries(folder)[0]:
             path = os.path.join(folder, name)
             if fnmatchcase(name, part) and (not rest or os.path.isdir(path)):
                 yield from _descend(path, rest)
