@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from pathlib import Path
 
-__all__ = ["return_memory"]
+__all__ = ["MemoryCeiling", "return_memory"]
 
 
 def return_memory() -> None:
@@ -18,3 +20,37 @@ def return_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:
             trim(0)
+
+
+class MemoryCeiling:
+    """Keeps a process that does the same again and again as large as its first rounds made it.
+
+    What lies free between blocks in use adds up over thousands of rounds. Returning it after every
+    round would hold the size too, at a seventh of the speed: most of it is asked for again at once.
+
+    Args:
+        rounds: that find the ceiling.
+
+    """
+
+    def __init__(self, *, rounds: int) -> None:
+        self._rounds = rounds
+        self._highest = 0
+
+    def check(self) -> None:
+        """Call this after every round, in whatever thread."""
+        size = _resident_bytes()
+        if self._rounds > 0:
+            self._rounds -= 1
+            self._highest = max(self._highest, size)
+        elif size > self._highest:
+            return_memory()
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is in use or kept; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

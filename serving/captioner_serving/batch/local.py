@@ -6,7 +6,6 @@ encoder another is in the decoder, and none waits for the others at the end of e
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
@@ -22,7 +21,7 @@ from captioner.cores import cores
 from captioner.errors import CaptionerError
 from captioner.generation import GenerationConfig
 from captioner.predictor import Captioner, PreparedImage
-from captioner_serving.allocator import return_memory
+from captioner_serving.allocator import MemoryCeiling
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.decoding import DecodePool
 from captioner_serving.batch.outcome import Claim, Outcome
@@ -34,7 +33,7 @@ __all__ = ["LocalEngine", "caption_decoded"]
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
-_RETURN_EVERY = 4  # batches: what was given back costs a sixth of a batch to ask for again
+_WARM_UP = 16  # batches, after which a run has the memory that it needs
 _SPAN = 8  # batches of photos that fail or are twins before a batch is closed without being full
 
 
@@ -78,7 +77,7 @@ class LocalEngine:
         self.workers = config.workers or cores()
         self._attention = config.attention
         self._stop = threading.Event()
-        self._batches = itertools.count(1)
+        self._memory = MemoryCeiling(rounds=_WARM_UP)
         # A GPU does one thing at a time; the second thread prepares its next.
         self.streams = 2 if captioner.device.type != "cpu" else min(cores(), 8)
         self.threads = max(1, cores() // self.streams)
@@ -167,8 +166,7 @@ class LocalEngine:
         try:
             return self._caption_fitting([entry for entry in span if entry.fresh])
         finally:
-            if next(self._batches) % _RETURN_EVERY == 0:
-                return_memory()  # gaps between blocks in use add up over many thousand photos
+            self._memory.check()
 
     def _caption_fitting(self, entries: _Span) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""
