@@ -26,7 +26,7 @@ class MemoryCeiling:
     """Keeps a process that does the same again and again as large as its first rounds made it.
 
     What lies free between blocks in use adds up over thousands of rounds. Returning it after every
-    round would hold the size too, at a seventh of the speed: most of it is asked for again at once.
+    round would hold the size too, and cost a seventh of the speed: most is asked for again at once.
 
     Args:
         rounds: that find the ceiling.

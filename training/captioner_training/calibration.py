@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from captioner.cores import cores
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.dataset import CaptionedImage, ImageDataset, collate, encode_captions
+from captioner_training.dataset import CaptionedImage, collate, encode_captions
+from captioner_training.loader import make_split_loader
 
 __all__ = ["calibration_error", "measure_calibration"]
 
@@ -58,12 +57,7 @@ def measure_calibration(
     """
     device = next(model.parameters()).device
     model.eval()
-    loader = DataLoader(
-        ImageDataset(images, transform),
-        batch_size=batch_size,
-        num_workers=min(workers, cores()),
-        generator=torch.Generator(),  # of its own: see make_loader
-    )
+    loader = make_split_loader(images, transform, workers=workers, batch_size=batch_size)
     captions = encode_captions(images, vocabulary)
     confidences, rights = [], []
     for pixels, index in tqdm(loader, desc="calibration", leave=False, disable=None):

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from captioner.cores import cores
 from captioner.errors import DataError
 from captioner.generation import GenerationConfig, Hypothesis, generate
 from captioner.model import CaptionModel
 from captioner.transforms import Box, Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.cider import CiderD
-from captioner_training.dataset import CaptionedImage, ImageDataset
+from captioner_training.dataset import CaptionedImage
 from captioner_training.grounding import (
     PERSON_WORDS,
     center_weighted_attention,
@@ -29,6 +27,7 @@ from captioner_training.grounding import (
     uniform_attention,
     word_distance,
 )
+from captioner_training.loader import make_split_loader
 from captioner_training.metrics import bleu
 
 __all__ = ["Captioned", "caption_split", "person_grounding", "score_split"]
@@ -59,12 +58,7 @@ def caption_split(
     """Caption every image, in order, on the model's device."""
     device = next(model.parameters()).device
     model.eval()
-    loader = DataLoader(
-        ImageDataset(images, transform),
-        batch_size=batch_size,
-        num_workers=min(workers, cores()),
-        generator=torch.Generator(),  # of its own: see make_loader
-    )
+    loader = make_split_loader(images, transform, workers=workers, batch_size=batch_size)
     captioned: list[Captioned] = []
     for pixels, _ in tqdm(loader, desc="captions", leave=False, disable=None):
         with autocast:

@@ -8,11 +8,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.cores import cores
-from captioner_training.dataset import Batch, ImageDataset, Item, collate
+from captioner.transforms import Transform
+from captioner_training.dataset import Batch, CaptionedImage, ImageDataset, Item, collate
 from captioner_training.grids import CachedGrids
 from captioner_training.sampler import BucketSampler
 
-__all__ = ["GridDataset", "make_loader"]
+__all__ = ["GridDataset", "make_loader", "make_split_loader"]
 
 
 class GridDataset(Dataset[Item]):
@@ -69,4 +70,16 @@ def make_loader(
         collate_fn=_Collate(captions, maximum_length),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
+    )
+
+
+def make_split_loader(
+    images: Sequence[CaptionedImage], transform: Transform, *, workers: int, batch_size: int
+) -> DataLoader[Item]:
+    """Load the squares of a split in its order, with their positions; for looking, not learning."""
+    return DataLoader(
+        ImageDataset(images, transform),
+        batch_size=batch_size,
+        num_workers=min(workers, cores()),
+        generator=torch.Generator(),  # of its own: see make_loader
     )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from captioner.transforms import Transform
+    from captioner_training.evaluation import Captioned
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -66,11 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from captioner.predictor import Captioner
-    from captioner.vocabulary import join
     from captioner_training.calibration import measure_calibration
     from captioner_training.dataset import read_coco, read_dataset
-    from captioner_training.evaluation import caption_split, person_grounding, score_split
-    from captioner_training.metrics import check_official_scorers, official_scores
+    from captioner_training.evaluation import caption_split
+    from captioner_training.metrics import check_official_scorers
 
     if arguments.official:
         check_official_scorers()
@@ -96,16 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         "images": len(images),
         "beam_size": config.beam_size,
         "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
-        "nltk": score_split(captioned),
+        **_scores(arguments, captioned, captioner.transform),
     }
-    if arguments.official:
-        report["pycocoevalcap"] = official_scores(
-            [one.image.captions for one in captioned], [join(one.words) for one in captioned]
-        )
-    if arguments.boxes:
-        report["person_boxes"] = person_grounding(
-            captioned, boxes=arguments.boxes, transform=captioner.transform
-        )
     if arguments.calibration:
         report["calibration"] = measure_calibration(
             captioner.model,
@@ -121,7 +117,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write(path: Path, captioned: Any) -> None:
+def _scores(
+    arguments: argparse.Namespace, captioned: Sequence[Captioned], transform: Transform
+) -> dict[str, Any]:
+    from captioner.vocabulary import join
+    from captioner_training.evaluation import person_grounding, score_split
+    from captioner_training.metrics import official_scores
+
+    scores: dict[str, Any] = {"nltk": score_split(captioned)}
+    if arguments.official:
+        scores["pycocoevalcap"] = official_scores(
+            [one.image.captions for one in captioned], [join(one.words) for one in captioned]
+        )
+    if arguments.boxes:
+        scores["person_boxes"] = person_grounding(
+            captioned, boxes=arguments.boxes, transform=transform
+        )
+    return scores
+
+
+def _write(path: Path, captioned: Sequence[Captioned]) -> None:
     from captioner.errors import OutputError
     from captioner.vocabulary import join
 
