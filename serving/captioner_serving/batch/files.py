@@ -49,6 +49,15 @@ class RunFiles:
             )
 
     @property
+    def review_name(self) -> str | None:
+        """The review as seen from the output: the same file, whatever the current folder is."""
+        if self.review is None:
+            return None
+        return os.path.relpath(
+            os.path.realpath(self.review), os.path.realpath(self.output.absolute().parent)
+        )
+
+    @property
     def _own(self) -> tuple[Path, ...]:
         return self.output, self.records, self.errors, self.progress
 

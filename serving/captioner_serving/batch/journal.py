@@ -182,7 +182,7 @@ class Journal:
         lines = self._log.read()
         known = next(lines, None)
         if isinstance(known, dict) and restart:
-            self._forget(known)
+            self._forget(known, settings)
             known = None
         elif isinstance(known, dict):
             check_settings(self.output, known, settings)
@@ -197,10 +197,10 @@ class Journal:
         if known is None:
             self._log.begin(settings)
 
-    def _forget(self, settings: Mapping[str, Any]) -> None:
-        """Remove what the run of these settings wrote; files of others stay, and are refused."""
+    def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Remove what the known run wrote; files of others stay, and are refused."""
         review = self.files.review
-        if review is not None and settings.get("review") != str(review):
+        if review is not None and known.get("review") != settings.get("review"):
             check_free(review)
         for path in filter(None, self.paths):
             path.unlink(missing_ok=True)

@@ -107,6 +107,7 @@ class BatchRun:
         if output is not None:
             model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
             settings = {"model": model, **asdict(generation), **config.settings()}
+            settings["review"] = RunFiles.beside(output, config.review).review_name
             self.journal = Journal(output, config, settings)
         try:
             self.engine = self._engine(captioner, generation, ray)

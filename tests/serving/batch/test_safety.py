@@ -98,6 +98,27 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     assert len(read(output)) == 3 and review.read_bytes() == unsure
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_review_of_the_same_name_elsewhere_stays(
+    tiny: Captioner,
+    photos: Photos,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restart: bool,
+) -> None:
+    folder, output, elsewhere = photos(2), tmp_path / "c.jsonl", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "unsure.jsonl").write_text("mine\n")
+    monkeypatch.chdir(tmp_path)
+    config = BatchConfig(min_score=-1e6, review="unsure.jsonl")
+    list(caption_batch(folder, output=output, captioner=tiny, config=config))
+    monkeypatch.chdir(elsewhere)
+    config = BatchConfig(min_score=-1e6, review="unsure.jsonl", restart=restart)
+    with pytest.raises((ConfigError, OutputError), match=r"review was|unsure\.jsonl is there"):
+        list(caption_batch(folder, output=output, captioner=tiny, config=config))
+    assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
+
+
 def test_a_changed_output_is_not_cut(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     folder, output = photos(3), tmp_path / "c.jsonl"
     list(caption_batch(folder, output=output, captioner=tiny))
