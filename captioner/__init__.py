@@ -35,7 +35,7 @@ from captioner.errors import (
 
 if TYPE_CHECKING:
     from captioner.caption import Alternative, Caption, Word
-    from captioner.generation import GenerationConfig
+    from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
 
 __all__ = [
@@ -77,7 +77,7 @@ _LAZY = {
     "Alternative": "captioner.caption",
     "Caption": "captioner.caption",
     "Captioner": "captioner.predictor",
-    "GenerationConfig": "captioner.generation",
+    "GenerationConfig": "captioner.generation.config",
     "Word": "captioner.caption",
 }
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from torch import Tensor
 
-from captioner.colors import DEFAULT_COLORS
+from captioner.drawing.colors import DEFAULT_COLORS
+from captioner.drawing.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
 from captioner.errors import ConfigError
 from captioner.geometry import Box
-from captioner.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ class Caption:
             word: its position, from 0; negative counts from the end.
             smooth: blend between the cells of the grid; False shows them as they are.
             strength: of the colours, 0 to 1.
-            colors: a colour scale by name; see captioner.colors.
+            colors: a colour scale by name; see captioner.drawing.colors.
 
         Raises:
             ConfigError: there is no such word, strength or colour scale.
@@ -154,7 +154,7 @@ class Caption:
         )
 
     def panels(self) -> Sequence[Panel]:
-        """Each word as captioner.overlay draws it."""
+        """Each word as captioner.drawing.overlay draws it."""
         return [
             Panel(word=word.text, probability=word.probability, weights=word.attention)
             for word in self.words

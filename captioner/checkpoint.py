@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from captioner.bundled import find_bundled
-from captioner.decoder import DecoderConfig
+from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import (
     CaptionerError,
@@ -30,7 +30,7 @@ from captioner.errors import (
     CheckpointVersionError,
     OutputError,
 )
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from captioner.decoder import Decoder, DecoderConfig, DecoderOutput
+from captioner.decoders.lstm import Decoder, DecoderConfig, DecoderOutput
 from captioner.encoder import Encoder, EncoderConfig, Grid
 
 __all__ = ["CaptionModel", "ModelConfig"]

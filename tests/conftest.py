@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoder import DecoderConfig
+from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig

@@ -14,7 +14,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
-    from captioner.generation import GenerationConfig
+    from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
 
 HELP = "Caption photos, and show for every word where the model looked."
@@ -121,7 +121,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 
 
 def _draw(caption: Caption, arguments: argparse.Namespace) -> None:
-    from captioner.saving import save_animation, save_image
+    from captioner.drawing.saving import save_animation, save_image
 
     name = Path(caption.image or "photo").stem
     if arguments.sheet:

@@ -36,15 +36,15 @@ from straightforward import search
 from captioner import Captioner
 from captioner.checkpoint import bundled_checkpoint, load_checkpoint
 from captioner.cores import cores
-from captioner.generation import generate
+from captioner.generation.generate import generate
 from captioner.image import open_image
 from captioner.model import CaptionModel
 from captioner.predictor import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.photos import Photo
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.precision import best_dtype, load_captioner
-from captioner_serving.batch.sources import Inputs
 
 BATCH = 32
 TARGETS = {

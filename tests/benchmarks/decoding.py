@@ -36,10 +36,11 @@ from trained import (
     scenes,
 )
 
-from captioner.decoder import Decoder
-from captioner.generation import GenerationConfig, generate
+from captioner.decoders.lstm import Decoder
+from captioner.generation.config import GenerationConfig
+from captioner.generation.generate import generate
 from captioner.image import open_image
-from captioner_training.scenes import COLORS, RELATIONS, SHAPES
+from captioner_training.data.scenes import COLORS, RELATIONS, SHAPES
 
 BEAM = 5
 UNSEEN = 64  # scenes to compare sentences on

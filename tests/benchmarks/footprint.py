@@ -42,11 +42,16 @@ from pydantic import TypeAdapter
 
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.dataset import CaptionedImage, ImageDataset, encode_captions, read_dataset
-from captioner_training.grids import CachedGrids
-from captioner_training.loader import GridDataset, make_loader
+from captioner_training.data.dataset import (
+    CaptionedImage,
+    ImageDataset,
+    encode_captions,
+    read_dataset,
+)
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.loader import GridDataset, make_loader
+from captioner_training.data.sampler import BucketSampler
 from captioner_training.prepare.manifest import IndexRow, Manifest, StoredFile
-from captioner_training.sampler import BucketSampler
 
 SPLITS = {"train": 113_287, "val": 5_000, "test": 5_000}  # Karpathy's
 IMAGES = sum(SPLITS.values())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioner.attention import AdditiveScore
-from captioner.decoder import Decoder
+from captioner.decoders.lstm import Decoder
 from captioner.vocabulary import END, PAD, START, UNK
 
 

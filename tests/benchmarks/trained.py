@@ -19,11 +19,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchvision.models import ResNet101_Weights
 from torchvision.models.resnet import Bottleneck
 
-from captioner.decoder import Decoder, DecoderConfig
+from captioner.decoders.lstm import Decoder, DecoderConfig
 from captioner.encoder import Encoder, EncoderConfig
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import END, START, Vocabulary
-from captioner_training.scenes import COLORS, SHAPES, Scene, SceneConfig, draw_scene
+from captioner_training.data.scenes import COLORS, SHAPES, Scene, SceneConfig, draw_scene
 
 SIDE = 256  # pixels of a photo: a grid of 8 x 8 cells
 WORDS = 20  # of every sentence

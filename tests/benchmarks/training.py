@@ -32,17 +32,17 @@ from straightforward import advance
 from torch import Tensor, nn
 
 from captioner.checkpoint import bundled_checkpoint, load_checkpoint
-from captioner.decoder import DecoderConfig
+from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import Encoder, EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import PAD
-from captioner_training.dataset import Batch, collate
-from captioner_training.distributed import Processes
+from captioner_training.data.dataset import Batch, collate
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.scenes import SceneConfig, write_scenes
 from captioner_training.engine import Engine, build_optimizer
-from captioner_training.grids import CachedGrids
+from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
-from captioner_training.scenes import SceneConfig, write_scenes
 from captioner_training.train import train
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from captioner import ConfigError
-from captioner.decoder import Decoder, DecoderConfig
+from captioner.decoders.lstm import Decoder, DecoderConfig
 
 CONFIG = DecoderConfig(
     vocabulary_size=11,

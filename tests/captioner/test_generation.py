@@ -13,9 +13,10 @@ from torch import Tensor
 from captioner import ConfigError, GenerationConfig, GenerationError
 from captioner.attention import ProjectedGrid
 from captioner.checkpoint import Checkpoint
-from captioner.constraints import filter_top
-from captioner.decoder import DecoderState, StepOutput
-from captioner.generation import Hypothesis, generate
+from captioner.decoders.lstm import DecoderState, StepOutput
+from captioner.generation.constraints import filter_top
+from captioner.generation.generate import generate
+from captioner.generation.hypothesis import Hypothesis
 from captioner.vocabulary import END, PAD, START, UNK
 
 VOCABULARY = 7  # three words: 4, 5 and 6

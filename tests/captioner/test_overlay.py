@@ -11,16 +11,16 @@ import pytest
 import torch
 from PIL import Image, ImageChops, ImageSequence
 
-from captioner.colors import COLORS, blend, color_scale
-from captioner.errors import ConfigError, OutputError
-from captioner.overlay import (
+from captioner.drawing.colors import COLORS, blend, color_scale
+from captioner.drawing.overlay import (
     Panel,
     animation,
     attention_map,
     contact_sheet,
     overlay,
 )
-from captioner.saving import save_animation, save_image
+from captioner.drawing.saving import save_animation, save_image
+from captioner.errors import ConfigError, OutputError
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 UNIFORM = torch.full((7, 7), 1 / 49)
@@ -415,7 +415,7 @@ class TestSaving:
 
 
 def test_pictures_need_pillow_alone():
-    source = Path(sys.modules["captioner.overlay"].__file__ or "").parent
+    source = Path(sys.modules["captioner.drawing.overlay"].__file__ or "").parent
     lines = [
         line
         for name in ("overlay.py", "colors.py")

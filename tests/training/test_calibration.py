@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioner_training.calibration import calibration_error
+from captioner_training.evaluation.calibration import calibration_error
 
 
 def test_the_gap_of_each_bin_counts_by_its_size() -> None:

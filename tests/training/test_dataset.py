@@ -14,9 +14,9 @@ from PIL import Image
 from captioner import DataError
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
-from captioner_training.dataset import Augmentation, ImageDataset, collate, read_coco
-from captioner_training.images import ImageStore
-from captioner_training.sampler import BucketSampler
+from captioner_training.data.dataset import Augmentation, ImageDataset, collate, read_coco
+from captioner_training.data.images import ImageStore
+from captioner_training.data.sampler import BucketSampler
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from captioner import ConfigError
-from captioner_training.sampler import BucketSampler
+from captioner_training.data.sampler import BucketSampler
 from tests.training.runs import environment, newest_state, records, start
 
 RECIPE = """

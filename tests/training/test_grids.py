@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner_training.grids import CachedGrids
+from captioner_training.data.grids import CachedGrids
 
 SHAPE = (768, 49, 640)  # 48 MB
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner_training.grounding import (
+from captioner_training.evaluation.grounding import (
     PERSON_WORDS,
     box_coverage,
     center_weighted_attention,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from captioner.decoder import Decoder, DecoderConfig, DecoderOutput
+from captioner.decoders.lstm import Decoder, DecoderConfig, DecoderOutput
 from captioner.vocabulary import PAD
-from captioner_training.loss import caption_loss, count
-from captioner_training.metrics import bleu
-from captioner_training.schedule import warmup_cosine
+from captioner_training.evaluation.scores import bleu
+from captioner_training.machinery.schedule import warmup_cosine
+from captioner_training.objectives.cross_entropy import caption_loss, count
 
 WEIGHTLESS = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entropy": 0.0}
 

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-import captioner_training.scenes as scenes
+import captioner_training.data.scenes as scenes
 from captioner.errors import ConfigError, OutputError
-from captioner_training.scenes import (
+from captioner_training.data.scenes import (
     COLORS,
     RELATIONS,
     SHAPES,
@@ -260,7 +260,7 @@ def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) ->
     # In the other order, and with another hash seed: neither may matter.
     code = (
         "import sys; from pathlib import Path; sys.path[:] = sys.argv[2:];"
-        "from captioner_training.scenes import write_scenes;"
+        "from captioner_training.data.scenes import write_scenes;"
         "write_scenes(Path(sys.argv[1]), splits={'val': 5, 'train': 12}, seed=1)"
     )
     command = [sys.executable, "-c", code, str(tmp_path), *sys.path]

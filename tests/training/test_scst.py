@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioner.decoder import Decoder, DecoderConfig
+from captioner.decoders.lstm import Decoder, DecoderConfig
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.loss import caption_loss
+from captioner_training.objectives.cross_entropy import caption_loss
+from captioner_training.objectives.self_critical import (
+    SelfCriticalCaptions,
+    advantages,
+    draw_captions,
+)
 from captioner_training.recipe import SelfCritical
-from captioner_training.scst import SelfCriticalCaptions, advantages, draw_captions
 
 WORDS = ["a", "red", "blue", "circle", "square", "above", "below"]
 

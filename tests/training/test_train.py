@@ -15,8 +15,8 @@ from captioner import CheckpointMismatchError, CheckpointNotFoundError
 from captioner.checkpoint import load_checkpoint
 from captioner.vocabulary import Vocabulary
 from captioner_training.build import build_model
+from captioner_training.data.scenes import write_scenes
 from captioner_training.recipe import load_recipe
-from captioner_training.scenes import write_scenes
 from tests.training.runs import start
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

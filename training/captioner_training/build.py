@@ -12,14 +12,14 @@ from torch import Tensor
 from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import bundled_checkpoint, load_checkpoint
-from captioner.decoder import DecoderConfig
+from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.dataset import CaptionedImage, read_coco, read_dataset
+from captioner_training.data.dataset import CaptionedImage, read_coco, read_dataset
+from captioner_training.data.scenes import write_scenes
 from captioner_training.recipe import Recipe, Source, resolve
-from captioner_training.scenes import write_scenes
 
 __all__ = ["Data", "build_data", "build_model"]
 

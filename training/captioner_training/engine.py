@@ -15,13 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
-from captioner_training.dataset import Batch
-from captioner_training.distributed import Processes
-from captioner_training.ema import AveragedWeights
-from captioner_training.loss import CaptionLoss, Counts, count
+from captioner_training.data.dataset import Batch
+from captioner_training.machinery.averaged_weights import AveragedWeights
+from captioner_training.machinery.processes import Processes
+from captioner_training.machinery.schedule import warmup_cosine
+from captioner_training.objectives.cross_entropy import CaptionLoss, Counts, count
+from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import Recipe, Stage
-from captioner_training.schedule import warmup_cosine
-from captioner_training.scst import SelfCriticalCaptions
 from captioner_training.step import Captions, LossModule, features_of
 
 __all__ = ["Engine", "build_optimizer"]

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from captioner.encoder import EncoderConfig
 from captioner.errors import ConfigError
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.transforms import TransformConfig
 
 __all__ = [

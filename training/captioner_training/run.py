@@ -16,13 +16,13 @@ import torch
 
 from captioner.errors import ConfigError, GenerationError, OutputError
 from captioner.model import CaptionModel
-from captioner_training.board import Board
 from captioner_training.build import Data
-from captioner_training.distributed import Processes
 from captioner_training.engine import Engine
-from captioner_training.lock import locked
-from captioner_training.log import RunLog
+from captioner_training.machinery.lock import locked
+from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
+from captioner_training.reporting.board import Board
+from captioner_training.reporting.log import RunLog
 from captioner_training.state import Progress, StateFiles, capture_random, restore_random
 
 __all__ = ["Run"]

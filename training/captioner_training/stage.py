@@ -15,14 +15,14 @@ from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import PAD
 from captioner_training.build import Data
-from captioner_training.dataset import Augmentation, Batch, ImageDataset, encode_captions
+from captioner_training.data.dataset import Augmentation, Batch, ImageDataset, encode_captions
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.loader import GridDataset, make_loader
+from captioner_training.data.sampler import BucketSampler
 from captioner_training.engine import Engine
-from captioner_training.grids import CachedGrids
-from captioner_training.loader import GridDataset, make_loader
+from captioner_training.evaluation.validation import validate
+from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.run import Run
-from captioner_training.sampler import BucketSampler
-from captioner_training.scst import SelfCriticalCaptions
-from captioner_training.validation import validate
 
 __all__ = ["Clock", "StageRun"]
 

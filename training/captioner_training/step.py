@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.decoder import DecoderOutput
+from captioner.decoders.lstm import DecoderOutput
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START
-from captioner_training.loss import CaptionLoss, Counts, caption_loss
+from captioner_training.objectives.cross_entropy import CaptionLoss, Counts, caption_loss
 from captioner_training.recipe import Recipe, Stage
 
 __all__ = ["Captions", "LossModule", "features_of"]

@@ -10,7 +10,7 @@ import torch
 from captioner.checkpoint import Checkpoint
 from captioner.model import CaptionModel
 from captioner_training.build import Data, build_data, build_model
-from captioner_training.distributed import Processes
+from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.run import Run
 from captioner_training.stage import StageRun

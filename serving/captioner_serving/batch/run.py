@@ -11,21 +11,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.exports import check_output, export
-from captioner_serving.batch.files import RunFiles
-from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
-from captioner_serving.batch.local import LocalEngine
-from captioner_serving.batch.maps import MapWriter, check_maps_folder
-from captioner_serving.batch.memory import MemoryJournal
-from captioner_serving.batch.outcome import Engine, Outcome
-from captioner_serving.batch.photos import Photo, digest
+from captioner_serving.batch.engines.local import LocalEngine
+from captioner_serving.batch.engines.outcome import Engine, Outcome
+from captioner_serving.batch.inputs.photos import Photo, digest
+from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.batch.journal.files import RunFiles
+from captioner_serving.batch.journal.journal import ERRORS, RECORDS, REVIEW, Journal
+from captioner_serving.batch.journal.unwritten import MemoryJournal
+from captioner_serving.batch.outputs.exports import check_output, export
+from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
+from captioner_serving.batch.outputs.sidecars import SidecarWriter
 from captioner_serving.batch.precision import fingerprint, load_captioner
 from captioner_serving.batch.progress import duration
-from captioner_serving.batch.sidecars import SidecarWriter
-from captioner_serving.batch.sources import Inputs
 
 __all__ = ["BatchRun", "caption_batch"]
 
@@ -130,7 +130,7 @@ class BatchRun:
         size = self.config.batch_size or self.journal.batch_size
         if ray is None:
             return LocalEngine(captioner, generation, self.config, batch_size=size)
-        from captioner_serving.batch.cluster import RayEngine
+        from captioner_serving.batch.engines.cluster import RayEngine
 
         return RayEngine(ray, captioner, generation, self.config, batch_size=size)
 

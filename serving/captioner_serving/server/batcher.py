@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ImageError
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.image import ImageSource
 from captioner.predictor import PreparedImage
 

@@ -12,7 +12,7 @@ import gradio as gr
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.image import open_image
 from captioner_serving.server.api import MAX_BEAM_SIZE
 from captioner_serving.server.elements import make_element, read_static

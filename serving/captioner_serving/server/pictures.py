@@ -18,10 +18,10 @@ from fastapi import APIRouter, Query, Response
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.colors import DEFAULT_COLORS
+from captioner.drawing.colors import DEFAULT_COLORS
+from captioner.drawing.overlay import DEFAULT_STRENGTH
+from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
-from captioner.overlay import DEFAULT_STRENGTH
-from captioner.saving import encode_animation
 from captioner_serving.server.problems import GoneError
 
 __all__ = ["CaptionShelf", "make_picture_router"]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ImageError
-from captioner.generation import GenerationConfig
+from captioner.generation.config import GenerationConfig
 from captioner.image import ImageSource
 from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server.batcher import Batcher, ClosedError

@@ -15,7 +15,7 @@ import gradio as gr
 from PIL import Image
 
 from captioner.caption import Caption, Word
-from captioner.colors import (
+from captioner.drawing.colors import (
     COLORS,
     DEFAULT_COLORS,
     FIRST_COLOR,
@@ -24,7 +24,7 @@ from captioner.colors import (
     color_scale,
     heat_grid,
 )
-from captioner.overlay import DEFAULT_STRENGTH, attention_map
+from captioner.drawing.overlay import DEFAULT_STRENGTH, attention_map
 from captioner.transforms import Box
 from captioner_serving.server.elements import make_element
 

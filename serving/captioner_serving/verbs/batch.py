@@ -11,7 +11,7 @@ from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.sources import Inputs
+    from captioner_serving.batch.inputs.sources import Inputs
 
 HELP = "Caption any number of photos. The same command goes on where a run was interrupted."
 EXAMPLES = """examples:
@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
-    from captioner_serving.batch.exports import check_output
-    from captioner_serving.batch.journal import ERRORS
+    from captioner_serving.batch.journal.journal import ERRORS
+    from captioner_serving.batch.outputs.exports import check_output
 
     config, inputs = _config(arguments), _inputs(arguments)
     output = None if arguments.output == "-" else arguments.output
@@ -121,7 +121,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _config(arguments: argparse.Namespace) -> BatchConfig:
     from captioner_serving.batch.config import BatchConfig, Shard
-    from captioner_serving.batch.wording import Wording
+    from captioner_serving.batch.outputs.wording import Wording
 
     replace = [tuple(text.split("=", 1)) for text in arguments.replace]
     if wrong := [text for text in arguments.replace if "=" not in text]:
@@ -142,7 +142,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
 
 
 def _inputs(arguments: argparse.Namespace) -> Inputs:
-    from captioner_serving.batch.sources import Inputs
+    from captioner_serving.batch.inputs.sources import Inputs
 
     return Inputs(
         sources=tuple(arguments.inputs),

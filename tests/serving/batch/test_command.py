@@ -168,14 +168,14 @@ def test_parquet(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     # What one run wrote, another reads.
     table = tmp_path / "again.parquet"
     parquet.write_table(parquet.read_table(output).slice(0, 3), table)
-    from captioner_serving.batch.sources import Inputs
+    from captioner_serving.batch.inputs.sources import Inputs
 
     again = list(caption_batch(Inputs(sources=(str(table),), column="image"), captioner=tiny))
     assert [record["caption"] for record in again] == [record["caption"] for record in made[:3]]
 
 
 def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, read: Read) -> None:
-    from captioner_serving.batch.wording import Wording
+    from captioner_serving.batch.outputs.wording import Wording
 
     folder = photos(12)
     plain = list(caption_batch(folder, captioner=tiny))

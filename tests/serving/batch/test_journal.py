@@ -12,7 +12,7 @@ import pytest
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal import Journal
+from captioner_serving.batch.journal.journal import Journal
 
 Photos = Callable[..., Path]
 

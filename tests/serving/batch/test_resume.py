@@ -18,7 +18,7 @@ import pytest
 
 from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal import Journal
+from captioner_serving.batch.journal.journal import Journal
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]

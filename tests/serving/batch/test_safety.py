@@ -13,7 +13,7 @@ import pytest
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.sources import Inputs
+from captioner_serving.batch.inputs.sources import Inputs
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Photos = Callable[..., Path]

@@ -14,8 +14,8 @@ import pytest
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.merging import combine
-from captioner_serving.batch.xmp import merge_xmp
+from captioner_serving.batch.outputs.merging import combine
+from captioner_serving.batch.outputs.xmp import merge_xmp
 
 Photos = Callable[..., Path]
 

@@ -18,8 +18,8 @@ import pytest
 
 from captioner import Captioner, ConfigError, DataError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.photos import LostPhoto
-from captioner_serving.batch.sources import Inputs
+from captioner_serving.batch.inputs.photos import LostPhoto
+from captioner_serving.batch.inputs.sources import Inputs
 
 Photos = Callable[..., Path]
 

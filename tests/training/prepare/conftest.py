@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from captioner_training.scenes import SceneConfig, draw_scene
+from captioner_training.data.scenes import SceneConfig, draw_scene
 
 TRAIN, VAL = range(100, 108), range(200, 206)
 # As in the real one, 2017 moved most of 2014's val into train; Karpathy's split knows three parts.

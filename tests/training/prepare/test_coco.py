@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner_training.dataset import read_dataset
+from captioner_training.data.dataset import read_dataset
+from captioner_training.data.scenes import SceneConfig, draw_scene
 from captioner_training.prepare.coco import CocoFiles
 from captioner_training.prepare.manifest import Manifest
-from captioner_training.scenes import SceneConfig, draw_scene
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[3]

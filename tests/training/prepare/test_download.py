@@ -12,7 +12,7 @@ import pytest
 
 from captioner import DownloadError, OutputError
 from captioner_training.prepare.download import Downloader
-from captioner_training.prepare.remote import RemoteFile
+from captioner_training.prepare.published import RemoteFile
 
 DATA = os.urandom(300_000)
 Serve = Callable[[Path], Any]

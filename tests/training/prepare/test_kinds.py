@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner_training.dataset import read_dataset
+from captioner_training.data.dataset import read_dataset
+from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare.manifest import Manifest
 from captioner_training.prepare.samples import Fractions
-from captioner_training.scenes import draw_scene
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

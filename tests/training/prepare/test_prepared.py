@@ -17,9 +17,9 @@ import pytest
 
 from captioner import DataError
 from captioner.transforms import Transform, TransformConfig
-from captioner_training.dataset import ImageDataset, read_coco, read_dataset
+from captioner_training.data.dataset import ImageDataset, read_coco, read_dataset
+from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
-from captioner_training.scenes import write_scenes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,11 +18,11 @@ from typing import Any, Final
 from captioner.errors import DataError, OutputError
 from captioner_training.prepare.assemble import assemble
 from captioner_training.prepare.download import Downloader
-from captioner_training.prepare.files import ImageFiles
 from captioner_training.prepare.layouts import coco_entries
 from captioner_training.prepare.manifest import Manifest
+from captioner_training.prepare.places import ImageFiles
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.remote import RemoteFile
+from captioner_training.prepare.published import RemoteFile
 from captioner_training.prepare.samples import Entry, Fractions, Original, gather
 from captioner_training.prepare.target import Options, claimed, clear, find_finished
 

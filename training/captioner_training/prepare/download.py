@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from captioner import __version__
 from captioner.errors import DownloadError, OutputError
-from captioner_training.prepare.remote import RemoteFile
+from captioner_training.prepare.published import RemoteFile
 
 __all__ = ["Downloader"]
 

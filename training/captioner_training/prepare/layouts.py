@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner_training.prepare.files import IMAGE_SUFFIXES, walk
+from captioner_training.prepare.places import IMAGE_SUFFIXES, walk
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.samples import SPLIT_NAMES, Entry
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError
-from captioner_training.prepare.files import ImageFiles
 from captioner_training.prepare.layouts import coco_entries, read_flickr8k, read_folder, read_json
+from captioner_training.prepare.places import ImageFiles
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.samples import Entry, Fractions, Original, gather
 from captioner_training.prepare.tables import Columns, read_csv, read_jsonl

@@ -22,8 +22,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import DataError, ImageError
 from captioner.image import open_image
-from captioner_training.prepare.files import Location, read_location
 from captioner_training.prepare.manifest import ImageFormat
+from captioner_training.prepare.places import Location, read_location
 
 __all__ = ["Stored", "resize_all", "store_image"]
 

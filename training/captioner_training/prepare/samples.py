@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from captioner.errors import ConfigError, DataError
-from captioner_training.prepare.files import ImageFiles, Location
+from captioner_training.prepare.places import ImageFiles, Location
 from captioner_training.prepare.problems import Problems
 
 __all__ = ["SPLIT_NAMES", "Entry", "Fractions", "Original", "Sample", "gather", "keep_rank"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner_training.lock import locked
+from captioner_training.machinery.lock import locked
 from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
 from captioner_training.prepare.shards import replacing
 

@@ -14,7 +14,7 @@ from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from captioner.transforms import Transform
-    from captioner_training.evaluation import Captioned
+    from captioner_training.evaluation.split import Captioned
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from captioner.predictor import Captioner
-    from captioner_training.calibration import measure_calibration
-    from captioner_training.dataset import read_coco, read_dataset
-    from captioner_training.evaluation import caption_split
-    from captioner_training.metrics import check_official_scorers
+    from captioner_training.data.dataset import read_coco, read_dataset
+    from captioner_training.evaluation.calibration import measure_calibration
+    from captioner_training.evaluation.scores import check_official_scorers
+    from captioner_training.evaluation.split import caption_split
 
     if arguments.official:
         check_official_scorers()
@@ -121,8 +121,8 @@ def _scores(
     arguments: argparse.Namespace, captioned: Sequence[Captioned], transform: Transform
 ) -> dict[str, Any]:
     from captioner.vocabulary import join
-    from captioner_training.evaluation import person_grounding, score_split
-    from captioner_training.metrics import official_scores
+    from captioner_training.evaluation.scores import official_scores
+    from captioner_training.evaluation.split import person_grounding, score_split
 
     scores: dict[str, Any] = {"nltk": score_split(captioned)}
     if arguments.official:

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
     fields = _fields(arguments.fields)
 
-    from captioner_training.distributed import start_processes
+    from captioner_training.machinery.processes import start_processes
     from captioner_training.recipe import load_recipe
     from captioner_training.train import train
 

@@ -1,0 +1,89 @@
+"""Pictures and animations into files: PNG, JPEG, WebP, GIF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from captioner.errors import OutputError
+
+__all__ = ["encode_animation", "save_animation", "save_image"]
+
+_Formats = dict[str, dict[str, Any]]
+_JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
+_STILL: _Formats = {
+    ".png": {"format": "PNG"},
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+    ".webp": {"format": "WEBP", "quality": 90},
+}
+_MOVING: _Formats = {".gif": {"format": "GIF"}, ".webp": {"format": "WEBP", "quality": 85}}
+
+
+def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
+    """Write a picture as .png, .jpg, .jpeg or .webp.
+
+    Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
+    """
+    target, options = _target(path, _STILL)
+    picture = image if image.mode == "L" else image.convert("RGB")
+    _write(target, lambda: _encode(picture, options))
+
+
+def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
+    """Write the frames of `overlay.animation` as a .gif or .webp that plays for ever.
+
+    A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
+
+    Raises OutputError for another suffix, a missing folder, no frames, and a file that cannot be
+    written.
+    """
+    target, _ = _target(path, _MOVING)
+    if not frames:
+        raise OutputError(f"{target} cannot be written: there are no frames")
+    _write(target, lambda: encode_animation(frames, target.suffix))
+
+
+def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
+    """Give the bytes of the file that `save_animation` would write; suffix is .gif or .webp.
+
+    Raises OSError or ValueError if the format cannot hold the frames.
+    """
+    options = _MOVING[suffix.lower()]
+    pictures = [frame.convert("RGB") for frame in frames]
+    if options["format"] == "GIF":
+        # Every frame has a palette of its own, and dithering keeps skies free of bands.
+        pictures = [picture.quantize(palette=picture.quantize()) for picture in pictures]
+    times = [frame.info.get("duration", 800) for frame in frames]
+    moving = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
+    return _encode(pictures[0], options | moving)
+
+
+def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:
+    image.save(buffer := BytesIO(), **options)
+    return buffer.getvalue()
+
+
+def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
+    """Find the options of the path's format, or say what is wrong before any work is done."""
+    target = Path(path)
+    options = formats.get(target.suffix.lower())
+    if options is None:
+        wrong = f"suffix {target.suffix!r} is not known" if target.suffix else "it has no suffix"
+        raise OutputError(f"{target} cannot be written: {wrong}; {', '.join(formats)} work")
+    if not target.parent.is_dir():
+        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
+    return target, options
+
+
+def _write(target: Path, encode: Callable[[], bytes]) -> None:
+    try:
+        # Encoded in memory first: what cannot be encoded leaves no half-written file behind.
+        target.write_bytes(encode())
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{target} cannot be written: {error}") from error

@@ -1,0 +1,170 @@
+"""Beam search for many images at once; each leaves as soon as it has its sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from captioner.decoders.lstm import StepDecoder
+from captioner.generation.constraints import Constraints
+from captioner.generation.hypothesis import Hypothesis, Trace
+from captioner.vocabulary import END, START
+
+if TYPE_CHECKING:
+    from captioner.generation.config import GenerationConfig
+
+__all__ = ["beam_search"]
+
+_OPEN = 0.75  # finished images are dropped once no more than this share is still open
+
+
+class _Pool(NamedTuple):
+    """The best finished hypotheses of B images so far.
+
+    normalized: (B, K), -inf where there is none yet; step and hypothesis: where its <end> was
+    said; log_probability: of that <end>.
+    """
+
+    normalized: Tensor
+    step: Tensor
+    hypothesis: Tensor
+    log_probability: Tensor
+
+    @classmethod
+    def empty(cls, images: int, beam: int, device: torch.device) -> _Pool:
+        """Hold nothing yet."""
+        nothing = torch.zeros(images, beam, dtype=torch.long, device=device)
+        return cls(nothing.float() - torch.inf, nothing, nothing, nothing.float())
+
+    def add(self, other: _Pool) -> _Pool:
+        """Keep the K best of both."""
+        count = self.normalized.shape[1]
+        both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
+        best = both[0].topk(count, dim=1).indices
+        return _Pool(*(part.gather(1, best) for part in both))
+
+    def take(self, rows: Tensor) -> _Pool:
+        """Keep these images alone."""
+        return _Pool(*(part[rows] for part in self))
+
+
+class _Search:
+    """The unfinished hypotheses of B images, K each, and the finished ones.
+
+    numbers: the image of each row, since finished ones are dropped; tokens: (B, K), the last words;
+    totals: (B, K), log-probabilities of the words so far; closed: (B,), images that are finished.
+    """
+
+    def __init__(self, decoder: StepDecoder, features: Tensor, config: GenerationConfig) -> None:
+        count, device = features.shape[0], features.device
+        self.decoder, self.config = decoder, config
+        self.constraints, self.trace = Constraints(config), Trace()
+        self.state, self.grid = decoder.start(features)
+        self.tokens = torch.full((count, 1), START, device=device)
+        self.totals = torch.zeros(count, 1, device=device)
+        self.closed = torch.zeros(count, dtype=torch.bool, device=device)
+        self.pool = _Pool.empty(count, config.beam_size, device)
+        self.numbers = torch.arange(count)
+        self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def advance(self, step: int) -> None:
+        """Find the K best ways to go on with `step` words, and those that end with them."""
+        beam = self.config.beam_size
+        output = self.decoder.step(self.tokens, self.state, self.grid)
+        logs = output.log_probabilities()
+        words = logs.shape[-1]
+        allowed = self.constraints.apply(logs, self.trace.words, step)
+        sums = self.totals.unsqueeze(-1) + allowed
+        # A hypothesis ends only if that is among the K best ways to go on.
+        best, flat = sums.flatten(1).topk(min(2 * beam, sums[0].numel()), dim=1)
+        parents, chosen = flat // words, flat % words
+        ends = chosen == END
+        self._finish(torch.where(ends, best, -torch.inf), parents, logs[..., END], step)
+        going_on = best.masked_fill(ends, -torch.inf)
+        self.totals, alive = going_on.topk(min(beam, best.shape[1]), dim=1)
+        parents, self.tokens = parents.gather(1, alive), chosen.gather(1, alive)
+        self._close(step + 1)
+        chosen_logs = logs.flatten(1).gather(1, parents * words + self.tokens)
+        self.trace.add(output, parents, self.tokens, chosen_logs)
+        self.state = output.state.select(parents)
+
+    def _finish(self, ending: Tensor, parents: Tensor, end_logs: Tensor, step: int) -> None:
+        """Put the hypotheses that end after `step` words into the pools of images still open."""
+        beam = self.config.beam_size
+        ending, parents = ending[:, :beam], parents[:, :beam]
+        self.pool = self.pool.add(
+            _Pool(
+                ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
+                / (step + 1) ** self.config.length_penalty,
+                torch.full_like(parents, step),
+                parents,
+                end_logs.gather(1, parents),
+            )
+        )
+
+    def _close(self, words: int) -> None:
+        """Close the images whose unfinished hypotheses promise no place in the pool any more."""
+        promise = self.totals[:, 0] / words**self.config.length_penalty
+        self.closed |= promise <= self.pool.normalized[:, -1]
+
+    def collect(self) -> bool:
+        """Read the closed images and drop them, where it is worth it; say whether any is left."""
+        closed = self.closed.cpu()
+        open_ = int((~closed).sum())
+        if open_ > _OPEN * len(closed):
+            return True
+        rows = closed.nonzero().squeeze(1).to(self.closed.device)
+        captions = _read(self.pool.take(rows), self.trace.take(rows), self.config.captions)
+        for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
+            self.found[number] = hypotheses
+        if open_:
+            self._keep((~closed).nonzero().squeeze(1).to(self.closed.device))
+            self.numbers = self.numbers[~closed]
+        return open_ > 0
+
+    def _keep(self, rows: Tensor) -> None:
+        self.tokens, self.totals = self.tokens[rows], self.totals[rows]
+        self.closed, self.pool = self.closed[rows], self.pool.take(rows)
+        self.state, self.grid = self.state.take(rows), self.grid.take(rows)
+        self.trace = self.trace.take(rows)
+
+
+def beam_search(
+    decoder: StepDecoder, features: Tensor, config: GenerationConfig
+) -> list[list[Hypothesis]]:
+    """Keep the K best unfinished hypotheses an image; finished ones leave into a pool of K.
+
+    An image is finished when no hypothesis of its own promises a place in its pool any more,
+    whatever the others of the batch do: it gets the captions that it would get alone.
+
+    Args:
+        decoder: scores the words.
+        features: (B, L, D), the grids of B images.
+        config: how many hypotheses are kept and returned, and what they may say.
+
+    Raises:
+        GenerationError: the decoder's scores are not numbers.
+
+    """
+    search = _Search(decoder, features, config)
+    for step in range(config.maximum_length + 1):
+        search.advance(step)
+        if not search.collect():
+            break
+    return search.found
+
+
+def _read(pool: _Pool, trace: Trace, captions: int) -> list[list[Hypothesis]]:
+    """Read the best sentences of each image from its pool."""
+    trace = trace.cpu()
+    rows = zip(*(part.tolist() for part in pool), strict=True)
+    return [
+        [
+            trace.read(image, step, hypothesis, last)
+            for normalized, step, hypothesis, last in list(zip(*row, strict=True))[:captions]
+            if normalized > -torch.inf
+        ]
+        for image, row in enumerate(rows)
+    ]

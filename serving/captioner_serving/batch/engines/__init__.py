@@ -1,0 +1,1 @@
+"""Who captions: this machine, or a cluster."""

@@ -1,0 +1,250 @@
+"""The engine for one machine: worker processes decode while threads encode and search.
+
+On a CPU, several threads with a batch each beat one batch that all cores share: while one is in the
+encoder another is in the decoder, and none waits for the others at the end of every operation.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from captioner.caption import Caption
+from captioner.cores import cores
+from captioner.errors import CaptionerError
+from captioner.generation.config import GenerationConfig
+from captioner.predictor import Captioner, PreparedImage
+from captioner_serving.allocator import MemoryCeiling
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.engines.outcome import Claim, Outcome
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.decoding.pool import DecodePool
+from captioner_serving.decoding.worker import Decoded
+
+__all__ = ["LocalEngine", "caption_decoded"]
+
+_CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
+_GPU_SHARE = 0.5  # of the free memory that a batch may take
+_GPU_LARGEST = 512
+_WARM_UP = 16  # batches, after which a run has the memory that it needs
+_SPAN = 8  # batches of photos that fail or are twins before a batch is closed without being full
+
+
+class _Entry(NamedTuple):
+    photo: Photo
+    decoded: Decoded
+    twin: bool
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is something to caption."""
+        return self.decoded.error is None and not self.twin
+
+
+_Span = list[_Entry]
+_Item = tuple[_Span, "Future[list[Caption]]"]
+
+
+class LocalEngine:
+    """Captions on the device of a Captioner.
+
+    Args:
+        captioner: the model.
+        generation: how sentences are made.
+        config: says what a record carries, and how many processes decode.
+        batch_size: photos at once; None finds it. Halved, for good, when memory runs out.
+
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        generation: GenerationConfig,
+        config: BatchConfig,
+        *,
+        batch_size: int | None,
+    ) -> None:
+        self.captioner = captioner
+        self.generation = generation
+        self.batch_size = batch_size or _suited_batch_size(captioner, generation)
+        self.workers = config.workers or cores()
+        self._attention = config.attention
+        self._stop = threading.Event()
+        self._memory = MemoryCeiling(rounds=_WARM_UP)
+        # A GPU does one thing at a time; the second thread prepares its next.
+        self.streams = 2 if captioner.device.type != "cpu" else min(cores(), 8)
+        self.threads = max(1, cores() // self.streams)
+
+    @property
+    def description(self) -> str:
+        """Where and how, for the summary."""
+        dtype = str(self.captioner.dtype).removeprefix("torch.")
+        return (
+            f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in {self.streams} "
+            f"threads, {self.workers} decoding processes"
+        )
+
+    def run(self, photos: Iterator[Photo], claim: Claim) -> Generator[list[Outcome]]:
+        """See Engine.run."""
+        before = torch.get_num_threads()
+        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(self.streams + 1)
+        self._stop.clear()
+        pool = ThreadPoolExecutor(
+            self.streams, "captioning", initializer=torch.set_num_threads, initargs=(self.threads,)
+        )
+        feeder = threading.Thread(
+            target=self._feed, args=(photos, claim, pool, ready), name="feeding", daemon=True
+        )
+        feeder.start()
+        try:
+            while (item := ready.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                span, captions = item
+                yield list(self._outcomes(span, captions.result()))
+        finally:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+            feeder.join(timeout=10)
+            torch.set_num_threads(before)
+
+    def _feed(
+        self,
+        photos: Iterator[Photo],
+        claim: Claim,
+        pool: ThreadPoolExecutor,
+        ready: queue.Queue[_Item | BaseException | None],
+    ) -> None:
+        """Decode, make batches, hand them to the threads: the body of a thread of its own."""
+        end: BaseException | None = None
+        try:
+            with DecodePool(
+                self.captioner.transform.config,
+                max_pixels=self.captioner.max_pixels,
+                workers=self.workers,
+                ahead=2 * self.batch_size,
+            ) as decoder:
+                for span in self._spans(decoder.decode(photos), claim):
+                    self._put(ready, (span, pool.submit(self._caption, span)))
+                    if self._stop.is_set():
+                        return
+        except BaseException as error:  # it belongs to whoever waits for the batches
+            end = error
+        self._put(ready, end)
+
+    def _put(self, ready: queue.Queue[Any], item: object) -> None:
+        while not self._stop.is_set():
+            with suppress(queue.Full):
+                ready.put(item, timeout=0.2)
+                return
+
+    def _spans(self, decoded: Iterator[tuple[Photo, Decoded]], claim: Claim) -> Iterator[_Span]:
+        span: _Span = []
+        fresh = 0
+        try:
+            for photo, result in decoded:
+                twin = result.error is None and not claim(result.content)
+                span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
+                fresh += span[-1].fresh
+                if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
+                    yield span
+                    span, fresh = [], 0
+        except CaptionerError:
+            yield span
+            raise
+        if span:
+            yield span
+
+    def _caption(self, span: _Span) -> list[Caption]:
+        try:
+            return self._caption_fitting([entry for entry in span if entry.fresh])
+        finally:
+            self._memory.check()
+
+    def _caption_fitting(self, entries: _Span) -> list[Caption]:
+        """Caption as one batch, or as two where memory does not suffice."""
+        try:
+            return caption_decoded(
+                self.captioner,
+                [entry.photo.name for entry in entries],
+                [entry.decoded for entry in entries],
+                self.generation,
+            )
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            if len(entries) == 1:
+                raise CaptionerError(
+                    f"memory does not suffice for a single photo ({error}): "
+                    "use a smaller beam, or another device"
+                ) from error
+        if self.captioner.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = (len(entries) + 1) // 2
+        self.batch_size = min(self.batch_size, half)
+        return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
+
+    def _outcomes(self, span: _Span, captions: list[Caption]) -> Iterator[Outcome]:
+        made = iter(captions)
+        for photo, decoded, twin in span:
+            if decoded.error is not None:
+                yield Outcome(photo=photo, content=decoded.content, error=decoded.error)
+            elif twin:
+                yield Outcome(photo=photo, content=decoded.content)
+            else:
+                caption = next(made)
+                record = caption.record(attention=self._attention)
+                yield Outcome(photo=photo, content=decoded.content, record=record, caption=caption)
+
+
+def caption_decoded(
+    captioner: Captioner,
+    names: Sequence[str],
+    decoded: Sequence[Decoded],
+    generation: GenerationConfig,
+) -> list[Caption]:
+    """Caption as one batch what was decoded without an error."""
+    if not decoded:
+        return []
+    side = captioner.transform.config.size
+    joined = bytearray(b"".join(one.pixels for one in decoded))
+    pixels = torch.frombuffer(joined, dtype=torch.uint8).view(-1, side, side, 3)
+    prepared = [
+        PreparedImage(source=name, pixels=square, box=captioner.transform.box(*one.size))
+        for name, one, square in zip(names, decoded, pixels.permute(0, 3, 1, 2), strict=True)
+    ]
+    return captioner.caption_prepared(prepared, generation)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in str(error) or "out of memory" in str(error)
+    )
+
+
+def _suited_batch_size(captioner: Captioner, generation: GenerationConfig) -> int:
+    """Find how many photos at once suit the device.
+
+    On a CPU the caches decide. On a GPU it is the memory: a small batch of noise is captioned, and
+    what it took says how many fit.
+    """
+    if captioner.device.type != "cuda":
+        return _CPU_BATCH
+    side, few = captioner.transform.config.size, 8
+    noise = Decoded(b"", (side, side), os.urandom(3 * side * side), None)
+    torch.cuda.reset_peak_memory_stats(captioner.device)
+    before = torch.cuda.memory_allocated(captioner.device)
+    caption_decoded(captioner, [""] * few, [noise] * few, generation)
+    each = (torch.cuda.max_memory_allocated(captioner.device) - before) / few
+    free, _ = torch.cuda.mem_get_info(captioner.device)
+    size = 1
+    while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / each):
+        size *= 2
+    return size

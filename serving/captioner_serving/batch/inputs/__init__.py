@@ -1,0 +1,1 @@
+"""What people name as inputs, turned into photos one by one."""

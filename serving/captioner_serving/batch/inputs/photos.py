@@ -1,0 +1,181 @@
+"""A photo by its name and the place of its bytes: a file, an archive, a URL, memory.
+
+A photo is small and picklable: it goes to the process that decodes it, which reads its bytes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zipfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from captioner import errors
+
+__all__ = [
+    "LostPhoto",
+    "MemoryPhoto",
+    "Photo",
+    "PhotoFile",
+    "RemotePhoto",
+    "TarMember",
+    "ZipMember",
+    "digest",
+]
+
+_LARGEST = 1 << 30  # bytes; more is a disk image or a film, and reading it would take all memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photo(ABC):
+    """Something to caption; `name` stands in its record, and no two of a run share one."""
+
+    name: str
+
+    @property
+    def path(self) -> str | None:
+        """The file itself, for what is written beside it; None where there is no such place."""
+        return None
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """Read the bytes of the image file.
+
+        Raises:
+            ImageError: it cannot be read.
+            MissingExtraError: a URL, without the extra that reads it.
+
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoFile(Photo):
+    """A file of its own."""
+
+    file: str
+
+    @property
+    def path(self) -> str | None:
+        """The file itself."""
+        return self.file
+
+    def read(self) -> bytes:
+        """Read the file without a trace: not even the time of its last reading changes."""
+        try:
+            descriptor = _open_quietly(self.file)
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+                    raise errors.ImageNotFoundError(f"{self.name} is {kind}: check the path")
+                _check_size(self.name, status.st_size)
+                return file.read()
+        except (OSError, ValueError) as error:
+            raise _unreadable(self.name, error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarMember(Photo):
+    """A member of an uncompressed tar file, read in place."""
+
+    archive: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Read the member's bytes out of the archive."""
+        try:
+            _check_size(self.name, self.size)
+            with open(self.archive, "rb") as file:
+                file.seek(self.offset)
+                return file.read(self.size)
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZipMember(Photo):
+    """A member of a zip file, read in place."""
+
+    archive: str
+    member: str
+
+    def read(self) -> bytes:
+        """Read and unpack the member; the archive's list of members is read once a process."""
+        try:
+            archive = _open_zip(self.archive)
+            _check_size(self.name, archive.getinfo(self.member).file_size)
+            return archive.read(self.member)
+        except RuntimeError as error:  # zipfile's word for a password
+            raise errors.ImageNotFoundError(f"{self.name} is encrypted: unpack it first") from error
+        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise _unreadable(self.name, error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePhoto(Photo):
+    """A file at a URL that fsspec reads."""
+
+    url: str
+
+    def read(self) -> bytes:
+        """Fetch the file."""
+        from captioner_serving.batch.inputs.remote import fetch
+
+        return fetch(self.url, limit=_LARGEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPhoto(Photo):
+    """A photo whose bytes came with its archive: a compressed tar file is read but once."""
+
+    data: bytes = field(repr=False)
+
+    def read(self) -> bytes:
+        """Give the bytes."""
+        return self.data
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostPhoto(Photo):
+    """Something that could not even be listed: a folder without permission, a damaged archive."""
+
+    reason: str
+
+    def read(self) -> bytes:
+        """Say why, always."""
+        raise errors.ImageNotFoundError(self.reason)
+
+
+def digest(text: str | bytes) -> bytes:
+    """16 bytes that stand for a name or for the content of a file."""
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).digest()[:16]
+
+
+def _open_quietly(path: str) -> int:
+    # Non-blocking: a pipe among the photos must not hold the run up.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        return os.open(path, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:  # only the owner may leave the time of access alone
+        return os.open(path, flags)
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > _LARGEST:
+        raise errors.ImageTooLargeError(f"{name} has {size:,} bytes: this is hardly a photo")
+
+
+def _unreadable(name: str, error: Any) -> errors.ImageError:
+    reason = getattr(error, "strerror", None) or error
+    return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
+
+
+@lru_cache(maxsize=2)
+def _open_zip(path: str) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)

@@ -1,0 +1,202 @@
+"""Inputs as people name them, turned into photos one by one: never a list of them all."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from captioner.errors import ConfigError, DataError
+from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
+from captioner_serving.batch.inputs.remote import is_url, remote_photos
+from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
+
+__all__ = ["SUFFIXES", "Inputs"]
+
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"
+)  # fmt: skip
+
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What to caption.
+
+    sources: files, folders, globs, archives, URLs; "-" for a list on standard input; tables, with
+        `column`.
+    lists: files with a path or URL a line; null: separated by NUL instead (find -print0).
+    column: of the CSV, JSONL and Parquet files among the sources, the one with paths or URLs.
+    root: the folder that relative paths in lists and tables start from; None: the current one.
+    recursive: whether folders are searched all the way down.
+    """
+
+    sources: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    column: str | None = None
+    root: str | None = None
+    null: bool = False
+    recursive: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.sources and not self.lists:
+            raise ConfigError("there is nothing to caption: name photos, folders, or a list")
+        if self.column is None and (tables := [s for s in self.sources if _is_table(s)]):
+            raise ConfigError(f"{tables[0]} is a table: name the column of its paths with --column")
+        if self.column is not None and not any(map(_is_table, self.sources)):
+            raise ConfigError(f"--column {self.column}: no source is a {', '.join(TABLES)}")
+
+    @property
+    def countable(self) -> bool:
+        """Whether the photos can be counted beforehand without reading anything twice over."""
+        sources = (*self.sources, *self.lists)
+        once = (s in ("-", "/dev/stdin") or is_url(s) or s.endswith(COMPRESSED) for s in sources)
+        return not any(once)
+
+    def without_folder(self) -> str | None:
+        """Name a source whose photos are no files of their own: an archive, a URL; or None."""
+        packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
+        return next(packed, None)
+
+    def photos(self) -> Iterator[Photo]:
+        """List the photos in a fixed order; what cannot be listed is in it as a LostPhoto.
+
+        Raises:
+            DataError: a list or table cannot be read, or a source names nothing.
+
+        """
+        for source in self.sources:
+            for expanded in _expand_braces(source):
+                yield from self._photos_of(expanded)
+        for path in self.lists:
+            yield from self._named(list_names(path, null=self.null))
+
+    def _photos_of(self, source: str) -> Iterator[Photo]:
+        if source == "-":
+            yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
+        elif is_url(source):
+            yield from remote_photos(source, SUFFIXES, recursive=self.recursive)
+        elif _is_table(source) and self.column is not None:
+            yield from self._named(table_names(source, self.column))
+        elif os.path.isdir(source):
+            yield from _folder(source, recursive=self.recursive)
+        elif not os.path.lexists(source) and any(sign in source for sign in "*?["):
+            yield from self._matching(source)
+        elif source.lower().endswith(ARCHIVES):
+            yield from archive_photos(source, SUFFIXES)
+        else:
+            yield PhotoFile(name=source, file=source)
+
+    def _named(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
+        for name in names:
+            if isinstance(name, LostPhoto):
+                yield name
+            elif is_url(name):
+                yield RemotePhoto(name=name, url=name)
+            else:
+                yield PhotoFile(name=name, file=os.path.join(self.root or "", name))
+
+    def _matching(self, pattern: str) -> Iterator[Photo]:
+        found = False
+        for path in _glob(pattern):
+            found = True
+            if os.path.isdir(path):
+                # ** goes into folders by itself; links to folders are not followed.
+                if "**" not in pattern.split("/") and not os.path.islink(path):
+                    yield from _folder(path, recursive=self.recursive)
+            elif path.lower().endswith(ARCHIVES):
+                yield from archive_photos(path, SUFFIXES)
+            else:
+                yield PhotoFile(name=path, file=path)
+        if not found:
+            raise DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
+
+
+def _is_table(source: str) -> bool:
+    return source.lower().endswith(TABLES) and not is_url(source)
+
+
+def _expand_braces(source: str) -> Iterator[str]:
+    """Turn "shard-{000..012}.tar", as WebDataset writes it, into the names it stands for."""
+    match = _BRACES.search(source)
+    if match is None or os.path.lexists(source):
+        yield source
+        return
+    first, last = match.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from _expand_braces(
+            f"{source[: match.start()]}{number:0{len(first)}d}{source[match.end() :]}"
+        )
+
+
+class _Listed(NamedTuple):
+    """What a folder says of an entry, without a look at the entry itself."""
+
+    name: str
+    is_folder: bool
+    is_link: bool
+
+
+def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
+    """List a folder, sorted by name; hidden entries left out.
+
+    A link to a folder is no folder: it may lead back up, and its photos have a place anyway.
+    """
+    entries: list[_Listed] = []
+    try:
+        with os.scandir(folder or ".") as scan:
+            for entry in scan:
+                if not entry.name.startswith("."):
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    entries.append(_Listed(entry.name, is_folder, entry.is_symlink()))
+    except OSError as error:
+        return sorted(entries), error
+    return sorted(entries), None
+
+
+def _folder(folder: str, *, recursive: bool) -> Iterator[Photo]:
+    """List a folder's images in the order of their names, folder by folder."""
+    entries, error = _entries(folder)
+    if error is not None:
+        yield LostPhoto(name=folder, reason=f"{folder} cannot be listed ({error.strerror})")
+    for name, is_folder, is_link in entries:
+        path = os.path.join(folder, name)
+        if is_folder:
+            if recursive:
+                yield from _folder(path, recursive=True)
+        elif name.lower().endswith(SUFFIXES) and not (is_link and os.path.isdir(path)):
+            yield PhotoFile(name=path, file=path)
+
+
+def _glob(pattern: str) -> Iterator[str]:
+    """Match as a shell with globstar does, sorted, without a list of all matches."""
+    start = "/" if pattern.startswith("/") else ""
+    yield from _descend(start, [part for part in pattern.split("/") if part])
+
+
+def _descend(folder: str, parts: Sequence[str]) -> Iterator[str]:
+    if not parts:
+        yield folder
+        return
+    part, *rest = parts
+    if part == "**":
+        yield from _descend(folder, rest)
+        for name, is_folder, _ in _entries(folder)[0]:
+            path = os.path.join(folder, name)
+            if is_folder:
+                yield from _descend(path, parts)
+            elif not rest:
+                yield path
+    elif any(sign in part for sign in "*?["):
+        for name, *_ in _entries(folder)[0]:
+            path = os.path.join(folder, name)
+            if fnmatchcase(name, part) and (not rest or os.path.isdir(path)):
+                yield from _descend(path, rest)
+    elif os.path.lexists(path := os.path.join(folder, part)):
+        yield from _descend(path, rest)

@@ -1,0 +1,117 @@
+"""Paths and URLs out of lists and tables, row by row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from captioner.errors import DataError, MissingExtraError
+from captioner_serving.batch.inputs.photos import LostPhoto
+
+__all__ = ["TABLES", "list_names", "table_names"]
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+_CHUNK = 1 << 16
+_BOM = b"\xef\xbb\xbf"  # Windows programs begin a text with it
+
+
+def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
+    """Read a list: a name a line, or ended by NUL.
+
+    Args:
+        source: a file, "-" for standard input, or a descriptor.
+        null: whether NUL ends a name, so that a name may hold a line break.
+
+    Raises:
+        DataError: the list cannot be read.
+
+    """
+    label = "standard input" if source in ("-", 0) else source
+    ending = b"\0" if null else b"\n"
+    try:
+        with open(0 if source == "-" else source, "rb", closefd=source not in ("-", 0)) as file:
+            rest = b""
+            beginning = True
+            # read1 answers with what there is: a list may come from a pipe that is still at work.
+            while chunk := file.read1(_CHUNK):
+                if beginning:
+                    chunk, beginning = chunk.removeprefix(_BOM), False
+                *names, rest = (rest + chunk).split(ending)
+                yield from _decoded(names, null=null)
+            yield from _decoded([rest], null=null)
+    except OSError as error:
+        raise DataError(f"{label} cannot be read: {error.strerror}") from error
+
+
+def _decoded(names: list[bytes], *, null: bool) -> Iterator[str]:
+    for name in names:
+        if text := os.fsdecode(name if null else name.rstrip(b"\r")):
+            yield text
+
+
+def table_names(path: str, column: str) -> Iterator[str | LostPhoto]:
+    """Read one column of a CSV, TSV, JSONL or Parquet file.
+
+    A row without a name is a LostPhoto: it is counted, and the others are captioned.
+
+    Raises:
+        DataError: the table cannot be read, or has no such column.
+        MissingExtraError: Parquet, without the extra that reads it.
+
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    read = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(suffix, _jsonl)
+    try:
+        for number, value in enumerate(read(path, column), start=1):
+            if isinstance(value, str) and value:
+                yield value
+            else:
+                yield LostPhoto(
+                    name=f"{path}#{number}", reason=f"{path}: row {number} has no {column}"
+                )
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _csv(path: str, column: str) -> Iterator[Any]:
+    csv.field_size_limit(sys.maxsize)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
+        _check_column(path, column, list(rows.fieldnames or ()))
+        for row in rows:
+            yield row[column]
+
+
+def _jsonl(path: str, column: str) -> Iterator[Any]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(filter(bytes.strip, file), start=1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"row {number} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} is not a JSON object")
+            if number == 1:
+                _check_column(path, column, list(row))
+            yield row.get(column)
+
+
+def _parquet(path: str, column: str) -> Iterator[Any]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError(f"reading {path}", "parquet") from error
+    with parquet.ParquetFile(path) as file:
+        _check_column(path, column, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=4096, columns=[column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _check_column(path: str, column: str, columns: list[str]) -> None:
+    if column not in columns:
+        raise DataError(f"{path} has no column {column!r}; it has {', '.join(columns)}")

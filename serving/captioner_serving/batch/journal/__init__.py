@@ -1,0 +1,1 @@
+"""What a run has done, on disk before it counts."""

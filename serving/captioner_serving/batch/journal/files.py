@@ -1,0 +1,99 @@
+"""The files of a run: where they lie, and that none of them is somebody else's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from captioner.errors import ConfigError, OutputError
+from captioner_serving.batch.inputs.sources import Inputs
+
+__all__ = ["RunFiles", "check_free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """What a run writes.
+
+    output: what was asked for; records: the journal, which is the output itself where that has a
+    record a line; errors, progress: beside the output; review: the unsure records, or None.
+
+    Raises:
+        ConfigError: the review is one of the others.
+
+    """
+
+    output: Path
+    records: Path
+    errors: Path
+    progress: Path
+    review: Path | None
+
+    @classmethod
+    def beside(cls, output: str, review: str | None) -> RunFiles:
+        """Name the files that belong to an output."""
+        return cls(
+            output=Path(output),
+            records=Path(output if output.endswith(".jsonl") else f"{output}.journal.jsonl"),
+            errors=Path(f"{output}.errors.jsonl"),
+            progress=Path(f"{output}.progress.jsonl"),
+            review=None if review is None else Path(review),
+        )
+
+    def __post_init__(self) -> None:
+        own = {os.path.realpath(path) for path in self._own}
+        if self.review is not None and os.path.realpath(self.review) in own:
+            raise ConfigError(
+                f"review {self.review} is a file that the run itself writes: name another"
+            )
+
+    @property
+    def review_name(self) -> str | None:
+        """The review as seen from the output: the same file, whatever the current folder is."""
+        if self.review is None:
+            return None
+        return os.path.relpath(
+            os.path.realpath(self.review), os.path.realpath(self.output.absolute().parent)
+        )
+
+    @property
+    def _own(self) -> tuple[Path, ...]:
+        return self.output, self.records, self.errors, self.progress
+
+    def check_apart(self, inputs: Inputs) -> None:
+        """Refuse to write over what is to be read.
+
+        Raises:
+            ConfigError: one of the files is an input.
+
+        """
+        written = {os.path.realpath(path) for path in (*self._own, self.review) if path is not None}
+        for source in (*inputs.sources, *inputs.lists):
+            if os.path.realpath(source) in written:
+                raise ConfigError(f"{source} is an input, and would be written to: name another")
+
+    def check_unused(self) -> None:
+        """Refuse to begin a run over files that no run has left.
+
+        Raises:
+            OutputError: one of them has something in it.
+
+        """
+        for path in (self.output, self.records, self.errors, self.review):
+            if path is not None:
+                check_free(path)
+
+
+def check_free(path: Path) -> None:
+    """See that nothing is in a file, or that there is none.
+
+    Raises:
+        OutputError: there is.
+
+    """
+    if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
+        raise OutputError(
+            f"{path} is there already, and no run has left its progress beside it: "
+            "choose another name, or move the file away"
+        )

@@ -1,0 +1,264 @@
+"""The journal of a run: every finished record on disk, whatever happens to the process.
+
+Beside OUTPUT lie
+    OUTPUT.errors.jsonl    a record for each photo that failed
+    OUTPUT.progress.jsonl  the settings, then a line for each commit
+and, where OUTPUT is not .jsonl itself, OUTPUT.journal.jsonl with the records.
+
+A commit brings the records to the disk (fsync), then adds a line to the progress: how long each
+file now is, and a digest of each photo's name. What lies beyond the last whole line of the progress
+is not done; the next run cuts it off and does it again. So a record is there once or not at all,
+wherever a run was killed, and going on reads no record and no photo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from captioner.errors import OutputError
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.journal.commits import (
+    Commit,
+    CommitLog,
+    Entry,
+    check_settings,
+    write_all,
+)
+from captioner_serving.batch.journal.files import RunFiles, check_free
+
+__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place"]
+
+RECORDS, ERRORS, REVIEW = range(3)
+"""The files of a journal; what a photo came to is where its record lies."""
+
+Place = tuple[int, int]
+"""Where a record lies: the file, and the offset of its line."""
+
+_NOTHING = bytes(16)
+
+
+class Journal:
+    """The files of one run, opened for going on; a context manager.
+
+    Attributes:
+        files: what the run writes.
+        paths: of RECORDS, ERRORS and REVIEW; the last may be None.
+        done: digests of the names that are done.
+        counts: records in each file.
+        batch_size: what the run settled on; None while it has not.
+
+    Raises:
+        ConfigError: an earlier run wrote them with other settings, or two of them are one.
+        OutputError: they cannot be written, another run is at it, or a file is not what an
+            earlier run left.
+
+    """
+
+    def __init__(self, output: str, config: BatchConfig, settings: Mapping[str, Any]) -> None:
+        self.files = RunFiles.beside(output, config.review)
+        self.output = output
+        self.paths = (self.files.records, self.files.errors, self.files.review)
+        self.done: set[bytes] = set()
+        self._contents: dict[bytes, Place | None] = {}  # None: a photo that is being captioned
+        self.counts = [0, 0, 0]
+        self.batch_size: int | None = None
+        self._failed: set[bytes] = set()
+        self._ends = [0, 0, 0]
+        self._pending: list[tuple[Entry, int]] = []  # with the end of its file
+        self._files: list[BinaryIO | None] = [None, None, None]
+        with self._writing():
+            self._log = CommitLog(self.files.progress)
+        try:
+            with self._writing():
+                self._open(settings, restart=config.restart)
+                if config.retry_errors and self._failed:
+                    self._void_errors()
+        except BaseException:
+            self.close()
+            self._log.remove_empty()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; what was not committed will be cut off by the next run."""
+        for file in filter(None, self._files):
+            file.close()
+        errors = self.paths[ERRORS]
+        with suppress(OSError):
+            if errors is not None and not errors.stat().st_size:
+                errors.unlink()  # no news is good news
+        self._log.close()
+
+    def add(self, name: bytes, content: bytes, file: int, record: Mapping[str, Any]) -> None:
+        """Append a record; it counts with the next commit.
+
+        Args:
+            name: digest of the photo's name.
+            content: digest of its bytes; b"" where they are not known.
+            file: RECORDS, ERRORS or REVIEW.
+            record: what to write.
+
+        Raises:
+            OutputError: the disk is full, or the like.
+
+        """
+        line = json.dumps(record).encode() + b"\n"
+        with self._writing():
+            write_all(self._handle(file), line)
+        begin = self._ends[file]
+        entry = Entry(name, content or _NOTHING, file, begin)
+        # In one go: Ctrl-C between an entry and the new end would lose the record, or double it.
+        self._pending.append((entry, begin + len(line)))
+        self._ends[file] = begin + len(line)
+        self._remember(entry)
+
+    def commit(self) -> None:
+        """Bring everything that was added to the disk; from here on it is done.
+
+        Raises:
+            OutputError: the disk is full, or the like.
+
+        """
+        if not self._pending:
+            return
+        entries = [entry for entry, _ in self._pending]
+        for entry, end in self._pending:
+            self._ends[entry.file] = end
+        with self._writing():
+            for file in filter(None, self._files):
+                os.fsync(file.fileno())
+            self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, entries=entries))
+        self._pending = []
+
+    def claim(self, content: bytes) -> bool:
+        """Whether a file of this content is not captioned yet; then it is the caller's to do."""
+        if content in self._contents:
+            return False
+        self._contents[content] = None
+        return True
+
+    def twin(self, content: bytes) -> dict[str, Any] | None:
+        """Read the record of the first photo with this content; None if it came to none."""
+        place = self._contents.get(content)
+        if place is None:
+            return None
+        file, offset = place
+        data = b""
+        while b"\n" not in data:
+            part = os.pread(self._handle(file).fileno(), 1 << 14, offset + len(data))
+            if not part:
+                raise OutputError(f"{self.paths[file]} was changed while the run was at it")
+            data += part
+        record: dict[str, Any] = json.loads(data[: data.index(b"\n")])
+        return record
+
+    def _handle(self, file: int) -> BinaryIO:
+        handle = self._files[file]
+        if handle is None:
+            raise OutputError("there is no review file in this run")
+        return handle
+
+    def _remember(self, entry: Entry) -> None:
+        self.done.add(entry.name)
+        self.counts[entry.file] += 1
+        if entry.file == ERRORS:
+            self._failed.add(entry.name)
+        elif entry.content != _NOTHING and self._contents.get(entry.content) is None:
+            self._contents[entry.content] = (entry.file, entry.offset)
+
+    # Opening
+
+    def _open(self, settings: Mapping[str, Any], *, restart: bool) -> None:
+        lines = self._log.read()
+        known = next(lines, None)
+        if isinstance(known, dict) and restart:
+            self._forget(known, settings)
+            known = None
+        elif isinstance(known, dict):
+            check_settings(self.output, known, settings)
+            for commit in lines:
+                if isinstance(commit, Commit):
+                    self._learn(commit)
+        else:
+            self.files.check_unused()
+        for number, file in enumerate(self.paths):
+            if file is not None:
+                self._files[number] = _open_at(file, self._ends[number])
+        if known is None:
+            self._log.begin(settings)
+
+    def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Remove what the known run wrote; files of others stay, and are refused."""
+        review = self.files.review
+        if review is not None and known.get("review") != settings.get("review"):
+            check_free(review)
+        for path in filter(None, self.paths):
+            path.unlink(missing_ok=True)
+        self._log.clear()
+
+    def _learn(self, commit: Commit) -> None:
+        if commit.retry:
+            self._forget_errors()
+        self._ends = list(commit.ends)
+        self.batch_size = commit.batch_size
+        for entry in commit.entries:
+            self._remember(entry)
+
+    def _void_errors(self) -> None:
+        """Take the photos that failed for not done; the log knows before the file is emptied."""
+        self._forget_errors()
+        self._ends[ERRORS] = 0
+        self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, retry=True))
+        self._handle(ERRORS).truncate(0)
+
+    def _forget_errors(self) -> None:
+        self.done -= self._failed
+        self._failed.clear()
+        self.counts[ERRORS] = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the operating system says into an OutputError that names the remedy."""
+        try:
+            yield
+        except OSError as error:
+            what = f" ({error.filename})" if error.filename else ""
+            raise OutputError(
+                f"{self.output} cannot be written{what}: {error.strerror}. What was done stays: "
+                "put that right, and the same command goes on from there"
+            ) from error
+
+
+def _open_at(path: Path, end: int) -> BinaryIO:
+    """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
+    problem = None
+    if end and not path.exists():
+        problem = "is gone"
+    else:
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the journal closes it
+        size = os.fstat(file.fileno()).st_size
+        if size < end:
+            problem = f"has {size:,} bytes, and a run left {end:,}"
+        elif end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            problem = "was changed after the run that wrote it"
+        if problem is None:
+            file.truncate(end)
+            return file
+        file.close()
+    raise OutputError(f"{path} {problem}: put the file back, or begin anew with --restart")

@@ -1,0 +1,142 @@
+"""Outputs made of the journal: CSV, Parquet, and COCO results, written when a run has ended.
+
+Each is written to a file of its own first, which takes the output's name when it is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import ConfigError, MissingExtraError, OutputError
+from captioner_serving.batch.journal.journal import Journal
+
+__all__ = ["check_output", "export"]
+
+Record = dict[str, Any]
+
+_ROWS = 10_000  # of Parquet written together
+
+
+def check_output(output: str) -> None:
+    """Refuse before the work what cannot be written after it.
+
+    Raises:
+        ConfigError: no such format.
+        MissingExtraError: Parquet, without its extra.
+        OutputError: there is no such folder.
+
+    """
+    path = Path(output)
+    if path.suffix != ".jsonl" and path.suffix not in _WRITERS:
+        formats = ", ".join((".jsonl", *_WRITERS))
+        raise ConfigError(f"output {output!r} is none of {formats}, nor - for standard output")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise MissingExtraError(f"writing {output}", "parquet")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        kind = "is a folder" if path.is_dir() else f"has no folder {path.absolute().parent}"
+        raise OutputError(f"{output} cannot be written: it {kind}")
+
+
+def export(output: str, journal: Journal) -> None:
+    """Write the output from the journal, where it is not the journal itself.
+
+    Raises:
+        OutputError: it cannot be written; the journal stays.
+
+    """
+    path, records = Path(output), journal.paths[0]
+    if path == records:
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        _WRITERS[path.suffix](temporary, _records(records))
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}. Every record is in {records}: "
+            "put that right, and the same command writes it"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _records(path: Path) -> Iterator[Record]:
+    with open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _row(record: Record) -> Record:
+    return {
+        "image": record["image"],
+        "caption": record["caption"],
+        "score": record["score"],
+        "alternatives": [other["caption"] for other in record["alternatives"]],
+        "model": f"{record['model']['name']} {record['model']['version']}",
+    }
+
+
+def _write_csv(path: Path, records: Iterator[Record]) -> None:
+    """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("image", "caption", "score", "alternatives", "model"))
+        for record in records:
+            row = _row(record)
+            writer.writerow({**row, "alternatives": "\n".join(row["alternatives"])}.values())
+
+
+def _write_parquet(path: Path, records: Iterator[Record]) -> None:
+    """Arrow's text is UTF-8: bytes of a name that are not stand as a backslash, x, two digits."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = pyarrow.schema(
+        [
+            ("image", pyarrow.string()),
+            ("caption", pyarrow.string()),
+            ("score", pyarrow.float32()),
+            ("alternatives", pyarrow.list_(pyarrow.string())),
+            ("model", pyarrow.string()),
+        ]
+    )
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        rows = map(_row, records)
+        while part := list(islice(rows, _ROWS)):
+            for row in part:
+                name = row["image"].encode("utf-8", "surrogateescape")
+                row["image"] = name.decode("utf-8", "backslashreplace")
+            writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+
+
+def _write_coco(path: Path, records: Iterator[Record]) -> None:
+    """COCO's results format; the id is the number that a COCO file name ends with, or its stem."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("[")
+        for number, record in enumerate(records):
+            result = {"image_id": _coco_id(record["image"]), "caption": record["caption"]}
+            file.write((",\n" if number else "\n") + json.dumps(result))
+        file.write("\n]\n")
+
+
+def _coco_id(image: str) -> int | str:
+    stem = Path(image).stem
+    number = re.search(r"(?:^|_)(\d+)$", stem)  # COCO_val2014_000000391895
+    return int(number[1]) if number else stem
+
+
+_WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+    ".json": _write_coco,
+}

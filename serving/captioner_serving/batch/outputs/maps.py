@@ -1,0 +1,101 @@
+"""Pictures of the attention, one a photo, in a folder of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from captioner.caption import Caption
+from captioner.drawing.saving import save_image
+from captioner.errors import ConfigError, ImageError, OutputError
+from captioner.image import open_image
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.inputs.photos import Photo, digest
+
+__all__ = ["MapWriter", "check_maps_folder"]
+
+_LONGEST = 200  # bytes of a file name; file systems take 255
+
+
+class MapWriter:
+    """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
+
+    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png.
+    """
+
+    def __init__(self, config: BatchConfig) -> None:
+        self._kind = config.maps
+        self._folder = config.maps_to or "."
+
+    def write(self, photo: Photo, caption: Caption) -> None:
+        """Draw one photo.
+
+        Raises:
+            OutputError: the picture cannot be written, or the photo not be read again.
+
+        """
+        path = _path(self._folder, photo.name)
+        if photo.path is not None and _same_folder(path, photo.path):
+            raise OutputError(f"{path} would lie among the photos: name another folder for maps")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
+        try:
+            data = photo.read()
+            caption = dataclasses.replace(caption, open_photo=partial(_open, data, photo.name))
+            gates = [word.gate for word in caption.words]
+            if self._kind == "overlay" and gates:
+                picture = caption.overlay(word=gates.index(max(gates)))
+            else:
+                picture = caption.contact_sheet()
+        except ImageError as error:
+            raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
+        save_image(picture, path)
+
+
+def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
+    """Refuse a folder that cannot hold the maps, or whose maps the next run would caption.
+
+    Raises:
+        ConfigError: the maps would lie in a folder of photos.
+        OutputError: it is no folder.
+
+    """
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise OutputError(f"{folder} is no folder: the maps have no place there")
+    for source in filter(os.path.isdir, sources):
+        photos = os.path.realpath(source)
+        for place in (folder, _path(folder, source).with_suffix("")):
+            if os.path.commonpath((photos, os.path.realpath(place))) == photos:
+                raise ConfigError(
+                    f"maps_to {folder}: the maps would lie in {source}, and the next run would "
+                    "caption them too; name a folder outside of it"
+                )
+
+
+def _path(folder: str, name: str) -> Path:
+    parts = [part for part in name.replace("://", "/").split("/") if part not in ("", ".", "..")]
+    short = [_short(part) for part in parts] or ["photo"]
+    return Path(folder, *short[:-1], f"{short[-1]}.png")
+
+
+def _same_folder(one: Path, other: str) -> bool:
+    return os.path.realpath(one.parent) == os.path.realpath(os.path.dirname(other))
+
+
+def _short(part: str) -> str:
+    raw = os.fsencode(part)
+    if len(raw) <= _LONGEST:
+        return part
+    return f"{os.fsdecode(raw[:_LONGEST])}~{digest(raw).hex()[:8]}"
+
+
+def _open(data: bytes, name: str):  # type: ignore[no-untyped-def]
+    stream = io.BytesIO(data)
+    stream.name = name
+    return open_image(stream)

@@ -1,0 +1,111 @@
+"""Sidecars: a file with the caption beside each photo, which is never opened for writing itself.
+
+A sidecar is written to a temporary file that then takes its name, so that it is the old one or
+wholly the new one; and writing it twice, as a run that was killed and goes on may, changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from typing import Any
+
+from captioner.errors import OutputError
+from captioner_serving.batch.config import BatchConfig
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.outputs.merging import combine
+from captioner_serving.batch.outputs.xmp import merge_xmp
+
+__all__ = ["SidecarWriter"]
+
+
+class SidecarWriter:
+    """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
+
+    A photo.jpg.xmp, as darktable names it, is used where there is one. `kept` counts the sidecars
+    that were there already and stayed as they were.
+    """
+
+    def __init__(self, config: BatchConfig) -> None:
+        self._config = config
+        self.kept = 0
+
+    def write(self, photo: Photo, record: dict[str, Any]) -> None:
+        """Write the sidecar of a photo.
+
+        Raises:
+            OutputError: the photo is inside an archive or at a URL, the folder cannot be written,
+                or a sidecar that is there cannot be read.
+
+        """
+        if photo.path is None:
+            raise OutputError(f"{photo.name} is no file of its own: a sidecar has no place beside")
+        # A link is written through, not replaced.
+        path = os.path.realpath(self._path(photo.path))
+        try:
+            if os.path.exists(path) and os.path.samefile(path, photo.path):
+                raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
+            old = _read(path)
+            new = self._content(path, old, record)
+            if new is None or new == old:
+                self.kept += new is None
+            else:
+                _replace(path, new)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+    def _path(self, photo: str) -> str:
+        kind = self._config.sidecar
+        if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
+            return f"{photo}.xmp"
+        return f"{os.path.splitext(photo)[0]}.{kind}"
+
+    def _content(self, path: str, old: bytes | None, record: dict[str, Any]) -> bytes | None:
+        """Make what the sidecar shall hold; None leaves the one that is there alone."""
+        config, caption = self._config, record["caption"]
+        if config.sidecar == "xmp":
+            return merge_xmp(
+                old, caption, language=config.language, existing=config.existing, path=path
+            )
+        if old is not None and config.existing == "skip":
+            return None
+        if old is not None and b"\0" in old:
+            raise OutputError(f"{path} is there and is no text: it stays as it is")
+        if config.sidecar == "json":
+            return json.dumps(record, indent=2).encode() + b"\n"
+        try:
+            before = None if old is None else old.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            if config.existing != "overwrite":
+                raise OutputError(f"{path} is not UTF-8 text: it stays as it is") from error
+            before = None
+        return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Write a file all or nothing; it reaches the disk before the record that says so."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".captioner-", dir=os.path.dirname(path) or ".")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; a sidecar is as public as others of this user.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

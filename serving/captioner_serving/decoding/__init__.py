@@ -1,0 +1,1 @@
+"""Untrusted photos are opened here, in processes that may die."""

@@ -1,0 +1,1 @@
+"""What a run learns from: data sets, images, cached grids, batches, drawn scenes."""

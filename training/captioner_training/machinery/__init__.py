@@ -1,0 +1,1 @@
+"""What a run stands on: processes, lock, averaged weights, schedule."""

@@ -1,0 +1,1 @@
+"""What a run minimises: cross-entropy and its terms, self-critical training, CIDEr-D."""

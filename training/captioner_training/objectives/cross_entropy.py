@@ -1,0 +1,161 @@
+"""The training loss: label-smoothed cross-entropy, and what is asked of the attention."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from captioner.decoders.lstm import Decoder, DecoderOutput
+from captioner.vocabulary import PAD, START, UNK
+
+__all__ = ["NEVER_SAID", "CaptionLoss", "Counts", "caption_loss", "count"]
+
+NEVER_SAID = (PAD, START, UNK)
+"""What no caption says that the model makes."""
+
+
+class Counts(NamedTuple):
+    """What a loss is averaged over: tokens and captions, of every process and part of a batch."""
+
+    tokens: Tensor
+    captions: Tensor
+
+
+class CaptionLoss(NamedTuple):
+    """total: what is minimised; cross_entropy: nats a token, without smoothing and weights."""
+
+    total: Tensor
+    cross_entropy: Tensor
+
+
+def count(targets: Tensor) -> Counts:
+    """Count the targets (B, K, T) that are no padding, and the captions that have any."""
+    counted = targets != PAD
+    return Counts(counted.sum(), counted.any(dim=-1).sum())
+
+
+def caption_loss(
+    decoder: Decoder,
+    output: DecoderOutput,
+    targets: Tensor,
+    *,
+    label_smoothing: float,
+    doubly_stochastic: float,
+    attention_entropy: float,
+    counts: Counts | None = None,
+    weights: Tensor | None = None,
+    temperature: float = 1.0,
+) -> CaptionLoss:
+    """Compare a teacher-forced pass with the tokens that follow.
+
+    Words are scored only where there is a target: padding costs no output layer.
+
+    Args:
+        decoder: whose output layer scores the words.
+        output: of B images with K captions of T tokens.
+        targets: (B, K, T), the tokens shifted by one; <pad> does not count. On the CPU a GPU need
+            not be waited for.
+        label_smoothing: the share of probability that is spread over all words
+            (Szegedy et al. 2016).
+        doubly_stochastic: the weight of (1 - sum_t alpha_ti)^2, averaged over cells and captions,
+            which asks the words of a caption to look at every cell in turn (Xu et al. 2015,
+            equation 14).
+        attention_entropy: the weight of the entropy of the attention weights, in nats, averaged
+            over tokens. Every cell of a deep CNN knows something of the whole image, so that a
+            plain mean of the grid serves the words nearly as well as looking: without this the
+            attention stays all but uniform.
+        counts: what is averaged over, where these captions are a part of a batch. The losses of
+            the parts then add up to the loss of the batch.
+        weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
+            training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
+            draws from.
+        temperature: of those probabilities.
+
+    """
+    device = output.deep.device
+    counted = targets != PAD
+    counts = count(targets) if counts is None else counts
+    tokens, captions = (number.to(device, non_blocking=True) for number in counts)
+    # Indices, since a boolean mask on a GPU would make the CPU wait for it.
+    index = counted.flatten().nonzero().squeeze(1)
+    wanted = targets.flatten()[index].to(device, non_blocking=True)
+    index = index.to(device, non_blocking=True)
+    logits = decoder.logits(output.deep.flatten(0, 2)[index])
+    if weights is None:
+        losses, nll = _token_losses(logits, wanted, label_smoothing)
+    else:
+        losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
+        losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
+    total = losses.sum() / tokens
+    if doubly_stochastic > 0:
+        mask = counted.to(device, non_blocking=True)
+        total = total + doubly_stochastic * _missed(output.attention, mask).sum() / captions
+    if attention_entropy > 0:
+        # Clamped, since the slope of the entropy is infinite at a weight of 0.
+        looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
+        total = total + attention_entropy * torch.special.entr(looks).sum() / tokens
+    return CaptionLoss(total, nll.sum() / tokens)
+
+
+def _as_drawn(logits: Tensor, temperature: float) -> Tensor:
+    """Give the logits (N, words) that `draw_captions` draws from.
+
+    What is never drawn must have no probability: else all of it flees there from the words that
+    are punished, and nothing punishes it.
+    """
+    never = torch.tensor(NEVER_SAID, device=logits.device)
+    return logits.index_fill(-1, never, -torch.inf) / temperature
+
+
+def _missed(attention: Tensor, mask: Tensor) -> Tensor:
+    """Mean over cells of (1 - sum_t alpha_ti)^2 (B, K), 0 for captions without a word.
+
+    Args:
+        attention: (B, K, T, L).
+        mask: (B, K, T), what counts.
+
+    """
+    looked = (attention * mask.unsqueeze(-1)).sum(dim=2)
+    return (1 - looked).square().mean(dim=-1) * mask.any(dim=-1)
+
+
+def _token_losses(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Score N tokens: label-smoothed cross-entropy (N,), and the plain one, without a slope."""
+    return cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
+
+
+class _TokenLoss(torch.autograd.Function):
+    """Label-smoothed cross-entropy of N tokens, and the plain one, which has no slope.
+
+    As F.cross_entropy, but with a slope that is written down at once, p - target, where automatic
+    differentiation fills and adds up three matrices of N x words.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, wanted: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        ctx.save_for_backward(logs, wanted)
+        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        nll = -logs.gather(1, wanted.unsqueeze(1)).squeeze(1)
+        losses = nll.clone()
+        if smoothing > 0:
+            losses = torch.lerp(nll, -logs.mean(dim=-1), smoothing)
+        ctx.mark_non_differentiable(nll)
+        return losses, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logs, wanted = ctx.saved_tensors
+        slopes = logs.exp_()  # in place: a second pass backward is refused, and never needed
+        if ctx.smoothing > 0:
+            slopes -= ctx.smoothing / logs.shape[-1]
+        at = wanted.unsqueeze(1)
+        slopes.scatter_add_(1, at, slopes.new_full(at.shape, ctx.smoothing - 1))
+        slopes *= slope.unsqueeze(1)
+        return slopes.to(ctx.dtype), None, None

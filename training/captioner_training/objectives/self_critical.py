@@ -1,0 +1,140 @@
+"""Self-critical sequence training (Rennie et al. 2017): learn from the captions one would say.
+
+The model draws captions, CIDEr-D rewards them, and the log-probability of each is pushed up or down
+by its advantage: its reward less a baseline. The baseline is the mean of the image's other samples
+(Luo 2020, "A Better Variant of Self-Critical Sequence Training") or the greedy caption (Rennie).
+
+Captions are drawn without a gradient, all samples of an image sharing its grid, and then scored by
+one teacher-forced pass like captions of the data. Both without dropout: the policy that is improved
+is the one that was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from captioner.decoders.lstm import Decoder
+from captioner.vocabulary import END, PAD, START, Vocabulary
+from captioner_training.objectives.cider import CiderD
+from captioner_training.objectives.cross_entropy import NEVER_SAID
+from captioner_training.recipe import SelfCritical
+from captioner_training.step import Captions
+
+__all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
+
+_END = "<end>"  # a word of the reward: else captions learn to stop in the middle, "on top of a"
+
+
+class SelfCriticalCaptions:
+    """Draws captions and says what each is worth.
+
+    Args:
+        config: how many, against which baseline.
+        vocabulary: of the model.
+        references: of each training image, its captions as words. Document frequencies are theirs.
+        maximum_length: words a drawn caption.
+
+    """
+
+    def __init__(
+        self,
+        config: SelfCritical,
+        *,
+        vocabulary: Vocabulary,
+        references: Sequence[Sequence[Sequence[str]]],
+        maximum_length: int,
+    ) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self.maximum_length = maximum_length
+        self.references = [[(*words, _END) for words in each] for each in references]
+        self.cider = CiderD(self.references)
+
+    @torch.no_grad()
+    def draw(self, decoder: Decoder, features: Tensor, positions: Sequence[int]) -> Captions:
+        """Draw captions for the grids (B, L, D) of the training images at these positions."""
+        length, count = self.maximum_length, self.config.samples
+        tokens = draw_captions(
+            decoder,
+            features,
+            count=count,
+            maximum_length=length,
+            temperature=self.config.temperature,
+        )
+        greedy = None
+        if self.config.baseline == "greedy":
+            best = draw_captions(decoder, features, count=1, maximum_length=length, greedy=True)
+            greedy = self.rewards(best, positions)
+        rewards = self.rewards(tokens, positions)
+        weights = advantages(rewards, greedy).to(features.device)
+        return Captions(tokens, tokens[..., 1:].cpu(), weights, rewards.sum())
+
+    def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
+        """Score the captions (B, K, T): CIDEr-D (B, K), on the CPU."""
+        words = self.vocabulary.words
+        captions = [
+            [[words[token] for token in row if token not in (PAD, START)] for row in image]
+            for image in tokens.tolist()
+        ]
+        references = [self.references[position] for position in positions]
+        return torch.from_numpy(self.cider.score(references, captions)).float()
+
+
+def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
+    """Say by how much each reward (B, K) is above its baseline.
+
+    Args:
+        rewards: of K samples of B images.
+        greedy: (B, 1), of the greedy captions; None compares a sample with the mean of the others.
+
+    """
+    if greedy is not None:
+        return rewards - greedy
+    count = rewards.shape[1]
+    return (rewards - rewards.mean(dim=1, keepdim=True)) * count / (count - 1)
+
+
+@torch.no_grad()
+def draw_captions(
+    decoder: Decoder,
+    features: Tensor,
+    *,
+    count: int,
+    maximum_length: int,
+    greedy: bool = False,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Draw `count` captions for each of the grids (B, L, D) from the model's own probabilities.
+
+    A temperature below 1 sharpens them.
+
+    Returns:
+        tokens (B, K, T), <start> first, padded with <pad>. A caption that is not over after
+        `maximum_length` words has no <end>.
+
+    """
+    state, grid = decoder.start(features)
+    state = state.expand(count)
+    tokens = torch.full(state.hidden.shape[:2], START, device=features.device)
+    steps, ended = [tokens], torch.zeros_like(tokens, dtype=torch.bool)
+    for step in range(maximum_length + 1):
+        output = decoder.step(tokens, state, grid)
+        logits = output.logits.float()
+        logits[..., list(NEVER_SAID)] = -torch.inf
+        if greedy:
+            drawn = logits.argmax(dim=-1)
+        else:
+            flat = (logits / temperature).softmax(dim=-1).flatten(0, 1)
+            drawn = torch.multinomial(flat, 1).view_as(tokens)
+        if step == maximum_length:  # only an end may stand here
+            drawn = torch.where(drawn == END, drawn, PAD)
+        tokens = torch.where(ended, PAD, drawn)
+        steps.append(tokens)
+        ended |= tokens == END
+        state = output.state
+        if ended.all():
+            break
+    return torch.stack(steps, dim=-1)
