@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from captioner.bundled import find_bundled
@@ -28,8 +28,8 @@ from captioner.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     CheckpointVersionError,
-    OutputError,
 )
+from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
@@ -72,16 +72,8 @@ class Checkpoint:
             name: tensor.to(dtype if tensor.ndim > 1 else tensor.dtype).cpu().contiguous()
             for name, tensor in self.model.state_dict().items()
         }
-        path = Path(path)
-        temporary = path.with_name(path.name + ".part")
-        try:
-            save_file(tensors, temporary, metadata={_KEY: json.dumps(self._header())})
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise OutputError(f"{path} cannot be written: {error}") from error
+        with replace_file(path) as file:
+            file.write(save(tensors, metadata={_KEY: json.dumps(self._header())}))
 
     def _header(self) -> dict[str, Any]:
         return {

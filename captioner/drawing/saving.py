@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from captioner.errors import OutputError
+from captioner.files import replace_file
 
 __all__ = ["encode_animation", "save_animation", "save_image"]
 
@@ -83,7 +84,8 @@ def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[st
 
 def _write(target: Path, encode: Callable[[], bytes]) -> None:
     try:
-        # Encoded in memory first: what cannot be encoded leaves no half-written file behind.
-        target.write_bytes(encode())
+        data = encode()
     except (OSError, ValueError) as error:
         raise OutputError(f"{target} cannot be written: {error}") from error
+    with replace_file(target) as file:
+        file.write(data)

@@ -1,0 +1,88 @@
+"""The one way to write a file: whoever reads its name finds the old file or the new one, whole.
+
+The new file is written beside the old one, brought to the disk, and only then takes its name.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from captioner.errors import OutputError
+
+__all__ = ["replace_file", "sync_folder"]
+
+
+@contextmanager
+def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a binary file that becomes `path` when the block ends without an error.
+
+    >>> with replace_file("captions.json") as file:         # doctest: +SKIP
+    ...     file.write(data)
+
+    It has the permissions of the file it replaces, or those that any new file gets. A link is
+    written through. After an error, `path` is as it was and nothing is left beside it; a process
+    that is killed may leave a hidden file `.captioner-*.part`. Once the block has ended, the file
+    survives a power cut. `file.name` is where the bytes are until then, for writers that want a
+    path.
+
+    Raises:
+        OutputError: the file cannot be written: an OSError from opening it, or in the block.
+
+    """
+    target = Path(os.path.realpath(path))
+    # A short name of its own: long names stay possible, and two writers do not meet.
+    temporary = target.with_name(f".captioner-{secrets.token_hex(8)}.part")
+    try:
+        try:
+            rights = _rights(target)
+            # Not tempfile: its files are private, and asking for the umask disturbs other threads.
+            with temporary.open("xb") as file:
+                if rights is not None:
+                    os.fchmod(file.fileno(), rights)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(target.parent)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Bring the names in a folder to the disk, or a new file could be missing after a power cut.
+
+    Raises:
+        OSError: the disk failed.
+
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rights(target: Path) -> int | None:
+    """Read the permissions of the file that is there; None where there is none.
+
+    Raises:
+        OSError: what is there is not a file: a folder, a device, a pipe.
+
+    """
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise OSError("it is not a file")
+    return stat.S_IMODE(mode)

@@ -1,0 +1,106 @@
+"""Replacing a file: the old one or the new one, whole, with the rights of its neighbours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from captioner import OutputError
+from captioner.files import replace_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(path: Path, data: bytes) -> None:
+    with replace_file(path) as file:
+        file.write(data)
+
+
+def test_readers_find_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "captions.json"
+    path.write_bytes(b"old")
+    with replace_file(path) as file:
+        file.write(b"ne")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        assert Path(file.name).parent == tmp_path and Path(file.name).read_bytes() == b"ne"
+        file.write(b"w")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_error_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: BaseException
+) -> None:
+    path = tmp_path / "captions.json"
+    path.write_bytes(b"old")
+    expected = OutputError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as raised, replace_file(path) as file:
+        file.write(b"half")
+        raise error
+    if expected is OutputError:
+        assert str(raised.value) == f"{path} cannot be written: No space left on device"
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_rights_are_those_of_the_old_file_or_of_any_new_one(tmp_path: Path) -> None:
+    old, new, plain = tmp_path / "old", tmp_path / "new", tmp_path / "plain"
+    old.write_bytes(b"old")
+    old.chmod(0o640)
+    write(old, b"new")
+    write(new, b"new")
+    plain.touch()
+    assert old.stat().st_mode & 0o7777 == 0o640
+    assert new.stat().st_mode == plain.stat().st_mode
+    code = (
+        "import os, sys; os.umask(0o027); from captioner.files import replace_file\n"
+        "with replace_file(sys.argv[1]) as file: file.write(b'new')"
+    )
+    private = tmp_path / "private"
+    subprocess.run([sys.executable, "-c", code, private], check=True, cwd=ROOT)
+    assert private.stat().st_mode & 0o7777 == 0o640
+
+
+def test_links_are_written_through_and_long_names_fit(tmp_path: Path) -> None:
+    target, link = tmp_path / ("n" * 251 + ".txt"), tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "a.txt"
+    with pytest.raises(OutputError) as raised:
+        write(missing, b"")
+    assert str(raised.value) == f"{missing} cannot be written: No such file or directory"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for there in (tmp_path, pipe):
+        with pytest.raises(OutputError, match="cannot be written: it is not a file"):
+            write(there, b"")
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, happened = tmp_path / "a.txt", []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        happened.append((Path(f"/proc/self/fd/{descriptor}").resolve().name, path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write(path, b"new")
+    (temporary, named), last = happened
+    assert temporary.startswith(".captioner-") and not named
+    assert last == (tmp_path.name, True)
