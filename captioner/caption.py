@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from torch import Tensor
 
+from captioner.drawing.animation import animation
 from captioner.drawing.colors import DEFAULT_COLORS
-from captioner.drawing.overlay import DEFAULT_STRENGTH, Panel, animation, contact_sheet, overlay
+from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
+from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError
 from captioner.geometry import Box
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from captioner.geometry import Box
 from captioner_training.evaluation.grounding import (
     PERSON_WORDS,
     box_coverage,
@@ -18,8 +19,6 @@ from captioner_training.evaluation.grounding import (
     uniform_attention,
     word_distance,
 )
-
-Box = tuple[float, float, float, float]
 
 
 def one_hot(row: int, column: int, *, rows: int = 2, columns: int = 2) -> Tensor:

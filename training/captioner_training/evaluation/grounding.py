@@ -2,8 +2,8 @@
 
 An attention map is a (rows, columns) tensor of weights over an image's grid. Maps need not sum to
 exactly 1 (half precision, weights rounded in a record): each is divided by its own sum. Boxes are
-(left, top, right, bottom) as fractions of the extent that the grid covers, y downwards, so that
-they do not depend on the photo's size; what lies outside 0 to 1 is cut off.
+fractions of the extent that the grid covers, so that they do not depend on the photo's size; what
+lies outside 0 to 1 is cut off.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from captioner.geometry import Box
+
 __all__ = [
     "PERSON_WORDS",
-    "Box",
     "box_coverage",
     "center_weighted_attention",
     "mass_in_boxes",
@@ -24,8 +25,6 @@ __all__ = [
     "uniform_attention",
     "word_distance",
 ]
-
-Box = tuple[float, float, float, float]  # left, top, right, bottom: fractions of the grid's extent
 
 
 def word_distance(attention: Tensor) -> float:

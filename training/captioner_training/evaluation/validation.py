@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from captioner.errors import DataError
+from captioner.geometry import Box
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
@@ -77,10 +78,10 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path) -> float:
         content = json.loads(boxes.read_text(encoding="utf-8"))
         names = {category["id"]: category["name"] for category in content["categories"]}
         sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        objects: dict[int | str, list[tuple[str, tuple[float, float, float, float]]]] = {}
+        objects: dict[int | str, list[tuple[str, Box]]] = {}
         for item in content["annotations"]:
             (width, height), (x, y, across, down) = sizes[item["image_id"]], item["bbox"]
-            box = (x / width, y / height, (x + across) / width, (y + down) / height)
+            box = Box(x / width, y / height, (x + across) / width, (y + down) / height)
             objects.setdefault(item["image_id"], []).append((names[item["category_id"]], box))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{boxes} is not readable as COCO instances: {error!r}") from error

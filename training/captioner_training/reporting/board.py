@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from captioner.drawing.overlay import Panel, contact_sheet
+from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.panel import Panel
 from captioner.errors import MissingExtraError
 from captioner.image import open_image
 from captioner.transforms import Transform

@@ -1,0 +1,76 @@
+"""A caption as frames: the photo, then every word's attention in turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from PIL import Image
+
+from captioner.drawing.colors import DEFAULT_COLORS, blend
+from captioner.drawing.lettering import PAPER, Text
+from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
+from captioner.drawing.panel import Panel, fit
+from captioner.errors import ConfigError
+from captioner.geometry import Box
+
+__all__ = ["animation"]
+
+_Size = tuple[int, int]
+
+
+def animation(
+    photo: Image.Image,
+    panels: Sequence[Panel],
+    *,
+    box: Box = WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+    side: int = 640,
+    seconds_per_word: float = 0.8,
+) -> list[Image.Image]:
+    """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
+
+    The caption stands beneath the photo, the present word marked. Returns len(panels) + 2 "RGB"
+    images of one size (without panels, the photo alone), none wider or taller than `side` pixels;
+    the photo is shown at no more than twice its size. A frame's time, in milliseconds, is in its
+    `info["duration"]`, where `saving` finds it; the last frame stays three times as long.
+    The other options are those of `overlay`.
+
+    Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
+    """
+    if side < 128 or not 0 < seconds_per_word < math.inf:
+        raise ConfigError(f"side ({side}) starts at 128, seconds ({seconds_per_word}) above 0")
+    picture, text, size = _stage([panel.word for panel in panels], photo, side)
+    pictures = [picture]
+    for panel in panels:
+        heat = attention_map(panel.weights, picture.size, box=box, smooth=smooth)
+        pictures.append(blend(picture, heat, colors=colors, strength=strength))
+    frames = []
+    for index, shown in enumerate([*pictures, picture] if panels else pictures):
+        frame = Image.new("RGB", size, PAPER)
+        frame.paste(shown, ((size[0] - shown.width) // 2, 0))
+        text.draw(frame, (text.size, picture.height + text.size // 2), said=index - 1)
+        seconds = seconds_per_word * (3 if index > len(panels) else 1)
+        frame.info["duration"] = max(20, round(1000 * seconds))  # players distrust less
+        frames.append(frame)
+    return frames
+
+
+def _stage(words: Sequence[str], photo: Image.Image, side: int) -> tuple[Image.Image, Text, _Size]:
+    """Lay out an animation: the picture, the caption beneath it and the size of a frame."""
+
+    def caption(size: int, width: int) -> Text:
+        return Text.flow(words, size, width - 2 * size, space=0.46, center=True)
+
+    width = max(fit(photo, (side, side), enlarge=2).width, side // 2)
+    sizes = range(max(16, side // 25), 9, -1)
+    texts = (caption(size, width) for size in sizes)
+    text = next((text for text in texts if text.height <= side // 3), caption(sizes[-1], width))
+    picture = fit(photo, (width, max(side - text.height - text.size, side // 4)), enlarge=2)
+    # The caption took height, and so the picture lost width: draw the frame in around it.
+    narrow = max(picture.width, side // 2)
+    if (tighter := caption(text.size, narrow)).height == text.height:
+        text, width = tighter, narrow
+    return picture, text, (width, picture.height + text.height + text.size)

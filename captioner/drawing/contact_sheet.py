@@ -1,0 +1,129 @@
+"""A caption on one sheet: the photo, and every word's attention side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+
+from captioner.drawing.colors import DEFAULT_COLORS, FULL_HEAT, blend
+from captioner.drawing.lettering import HAIRLINE, INK, MUTED, PAPER, Text, font_of, shorten
+from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
+from captioner.drawing.panel import Panel, fit
+from captioner.errors import ConfigError
+from captioner.geometry import Box
+
+__all__ = ["contact_sheet"]
+
+_Size = tuple[int, int]
+
+
+def contact_sheet(
+    photo: Image.Image,
+    panels: Sequence[Panel],
+    *,
+    title: str | None = None,
+    box: Box = WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+    panel_side: int = 260,
+    columns: int | None = None,
+) -> Image.Image:
+    """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
+
+    There may be no panels. The title, usually the caption, is set large above them. `panel_side`
+    is the side in pixels of a square photo's panel: wide and tall photos get panels of the same
+    area, and type and spacing grow with it. `columns` is the number of panels in a row; None
+    finds one that makes a well-shaped sheet. The other options are those of `overlay`.
+
+    Raises ConfigError for a panel_side below 32, columns below 1, and what `overlay` does not
+    take.
+    """
+    if panel_side < 32 or (columns is not None and columns < 1):
+        raise ConfigError(f"panel_side ({panel_side}) starts at 32, columns ({columns}) at 1")
+    unit = panel_side / 260
+    aspect = math.sqrt(min(max(photo.width / photo.height, 1 / 4), 4))
+    small = fit(photo, (panel_side * aspect, panel_side / aspect), enlarge=4)
+    cell = (max(small.width, panel_side // 2), small.height + round(50 * unit))
+    gap, margin, count = round(28 * unit), round(40 * unit), len(panels) + 1
+    columns = min(columns or _columns(count, cell), count)
+    width = max(columns * (cell[0] + gap) - gap, round(1.4 * panel_side))
+    heading = Text.flow((title or "").split(), round(32 * unit), width, space=0.28)
+    top = margin + (heading.height + gap if title else 0)
+    height = top + math.ceil(count / columns) * (cell[1] + gap) + round(24 * unit) + margin
+    sheet = Image.new("RGB", (width + 2 * margin, height), PAPER)
+    heading.draw(sheet, (margin, margin))
+    for index in range(count):
+        row, column = divmod(index, columns)
+        corner = (margin + column * (cell[0] + gap), top + row * (cell[1] + gap))
+        picture, panel = small, panels[index - 1] if index else None
+        if panel:
+            heat = attention_map(panel.weights, small.size, box=box, smooth=smooth)
+            picture = blend(small, heat, colors=colors, strength=strength)
+        word, probability = (panel.word, panel.probability) if panel else (None, None)
+        _draw_cell(sheet, corner, cell[0], picture, unit, word=word, probability=probability)
+    _draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
+    return sheet
+
+
+def _columns(count: int, cell: _Size) -> int:
+    """Choose the columns that bring `count` cells near 3:2 and leave few places empty."""
+
+    def ugliness(columns: int) -> float:
+        rows = math.ceil(count / columns)
+        shape = columns * cell[0] / (rows * cell[1])
+        return abs(math.log(shape / 1.5)) + (rows * columns - count) / count
+
+    return min(range(1, count + 1), key=ugliness)
+
+
+def _draw_cell(
+    sheet: Image.Image,
+    corner: _Size,
+    width: int,
+    picture: Image.Image,
+    unit: float,
+    *,
+    word: str | None,
+    probability: float | None,
+) -> None:
+    """Draw a picture of the sheet, and below it the word and its probability; None is the photo."""
+    draw, font = ImageDraw.Draw(sheet), font_of(round(15 * unit))
+    x, y = corner
+    left = x + (width - picture.width) // 2
+    # A hairline around it, for snow and sky would melt into the paper.
+    draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), HAIRLINE)
+    sheet.paste(picture, (left, y))
+    y += picture.height + round(27 * unit)
+    if word is None:
+        draw.text((x, y), "photo", MUTED, font, anchor="ls")
+        return
+    room = float(width)
+    if probability is not None:
+        percent = f"{probability:.0%}"
+        draw.text((x + width, y), percent, MUTED, font, anchor="rs")
+        room -= font.getlength(percent) + 8 * unit
+        bar = (y + round(11 * unit), y + round(13 * unit))
+        draw.rectangle((x, bar[0], x + width - 1, bar[1]), HAIRLINE)
+        if (length := round(width * probability)) > 0:
+            draw.rectangle((x, bar[0], x + length - 1, bar[1]), MUTED)
+    word, font = shorten(word, round(21 * unit), room)
+    draw.text((x, y), word, INK, font, anchor="ls")
+
+
+def _draw_key(
+    sheet: Image.Image, corner: _Size, unit: float, *, colors: str, strength: float
+) -> None:
+    """Draw what heat looks like over a grey photo, and what it stands for."""
+    draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
+    size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
+    ramp = Image.linear_gradient("L").rotate(90).resize(size)
+    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, colors=colors, strength=strength)
+    x, y = corner
+    low, high = "even share of attention", f"{FULL_HEAT:.0f} times"
+    draw.text((x, y), low, MUTED, font, anchor="ls")
+    x += round(font.getlength(low) + gap)
+    sheet.paste(bar, (x, y - size[1]))
+    draw.text((x + size[0] + gap, y), high, MUTED, font, anchor="ls")

@@ -1,0 +1,107 @@
+"""The contact sheet shows the photo and every word, whatever the photo's shape."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from captioner.drawing.animation import animation
+from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.overlay import overlay
+from captioner.drawing.panel import Panel
+from captioner.errors import ConfigError
+from tests.captioner.drawing.scenes import UNIFORM, one_hot, panels, same, scene
+
+
+def find(sheet: Image.Image, color: tuple[int, int, int], least: int) -> list[int]:
+    """The columns in which a colour fills at least so many pixels: one run for each panel."""
+    hits = [
+        x
+        for x in range(sheet.width)
+        if sum(sheet.getpixel((x, y)) == color for y in range(sheet.height)) >= least
+    ]
+    return [x for x in hits if x - 1 not in hits]
+
+
+class TestContactSheet:
+    GREEN = (10, 160, 60)
+
+    def test_the_photo_and_one_panel_for_each_word(self):
+        photo = Image.new("RGB", (60, 60), self.GREEN)
+        words = [Panel(word, 0.5, UNIFORM) for word in ("one", "two", "three")]
+        sheet = contact_sheet(photo, words, panel_side=60, columns=4)
+        assert sheet.mode == "RGB"
+        assert len(find(sheet, self.GREEN, 50)) == 4
+        assert len(find(contact_sheet(photo, [], panel_side=60), self.GREEN, 50)) == 1
+
+    def test_columns_wrap_the_panels_into_rows(self):
+        photo = Image.new("RGB", (60, 60), self.GREEN)
+        words = [Panel(word, None, UNIFORM) for word in "abcde"]
+        sheet = contact_sheet(photo, words, panel_side=60, columns=3)
+        assert len(find(sheet, self.GREEN, 100)) == 3
+        assert len(find(sheet.transpose(Image.Transpose.ROTATE_90), self.GREEN, 150)) == 2
+
+    def test_words_probabilities_and_title_are_drawn(self):
+        photo = scene((60, 60))
+
+        def sheet(word="dog", probability=0.5, title=None):
+            return contact_sheet(photo, [Panel(word, probability, UNIFORM)], title=title)
+
+        first = sheet()
+        assert same(first, sheet())
+        assert not same(first, sheet(word="cat"))
+        assert not same(first, sheet(probability=0.8))
+        assert not same(first, sheet(probability=None))
+        assert sheet(title="A dog").height > first.height
+        assert sheet(title="many words to wrap " * 9).height > sheet(title="A dog").height
+
+    def test_a_panel_is_the_overlay_of_the_photo_at_its_size(self):
+        photo, weights = scene((60, 60)), one_hot(7, 7, 1, 4)
+        sheet = contact_sheet(photo, [Panel("dog", None, weights)], panel_side=60, columns=2)
+        panel = overlay(photo, weights)
+        corners = [
+            (x, y)
+            for x in range(sheet.width - 60)
+            for y in range(40)
+            if sheet.getpixel((x, y)) == panel.getpixel((0, 0))
+            and same(sheet.crop((x, y, x + 60, y + 60)), panel)
+        ]
+        assert len(corners) == 1
+
+    @pytest.mark.parametrize("size", [(300, 100), (100, 300), (200, 200), (1000, 20), (8, 6)])
+    def test_the_sheet_is_well_shaped_for_a_photo_of_any_shape(self, size):
+        words = panels("a", "very", "long", "dog", "in", "a", "red", "hat")
+        sheet = contact_sheet(scene(size), words, title="A very long dog in a red hat")
+        assert 0.6 < sheet.width / sheet.height < 2.6
+        assert 400 < sheet.width < 2000
+
+    @pytest.mark.parametrize("size", [(300, 100), (100, 300), (200, 200), (30, 90)])
+    def test_panels_of_any_shape_have_one_area(self, size):
+        sheet = contact_sheet(Image.new("RGB", size, self.GREEN), [], panel_side=100)
+        area = sum(n for n, color in sheet.getcolors(1 << 16) if color == self.GREEN)
+        assert area == pytest.approx(100 * 100, rel=0.02)
+
+    def test_a_ribbon_of_a_photo_keeps_its_panel_and_its_words_in_bounds(self):
+        assert contact_sheet(scene((3000, 60)), [], columns=1).width < 2 * 260 + 100
+        narrow = contact_sheet(scene((10, 400)), panels("dog", "cat"), columns=3)
+        assert narrow.width > 80 + 3 * 130  # room for words beneath a photo 13 pixels wide
+
+    def test_a_word_too_wide_for_its_panel_stays_inside_it(self):
+        photo = Image.new("RGB", (60, 60), self.GREEN)
+        sheet = contact_sheet(photo, [Panel("w" * 80, 0.5, UNIFORM)], panel_side=120, columns=2)
+        assert max(sheet.crop((sheet.width - 15, 0, sheet.width, sheet.height)).getextrema()) == (
+            255,
+            255,
+        )
+
+    def test_the_photo_is_not_modified(self):
+        photo = scene((60, 60))
+        before = photo.tobytes()
+        contact_sheet(photo, panels("a", "dog"))
+        animation(photo, panels("a", "dog"), side=128)
+        assert photo.tobytes() == before
+
+    @pytest.mark.parametrize("option", [{"panel_side": 31}, {"columns": 0}, {"colors": "jet"}])
+    def test_settings_that_cannot_work_are_refused(self, option):
+        with pytest.raises(ConfigError):
+            contact_sheet(scene((60, 60)), panels("a"), **option)

@@ -1,0 +1,147 @@
+"""The overlay lights the right place of the photo, and heat means the same everywhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from captioner.drawing.colors import COLORS
+from captioner.drawing.overlay import attention_map, overlay
+from captioner.errors import ConfigError
+from tests.captioner.drawing.scenes import UNIFORM, one_hot, same, scene
+
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+# Photo size, grid (rows, columns), the cell that is lit, the box, the pixels that the cell covers.
+# In every photo a cell of the grid is a square of 10 pixels.
+PLACES = {
+    "square": ((70, 70), (7, 7), (2, 5), WHOLE, (50, 20, 60, 30)),
+    "wide": ((90, 30), (3, 9), (1, 7), WHOLE, (70, 10, 80, 20)),
+    "tall": ((30, 90), (9, 3), (8, 0), WHOLE, (0, 80, 10, 90)),
+    "wide, centre crop": ((150, 50), (5, 5), (0, 4), (1 / 3, 0, 2 / 3, 1), (90, 0, 100, 10)),
+    "tall, centre crop": ((50, 150), (5, 5), (3, 1), (0, 1 / 3, 1, 2 / 3), (10, 80, 20, 90)),
+    "wide, padded": ((150, 50), (15, 15), (6, 2), (0, -1, 1, 2), (20, 10, 30, 20)),
+    "tall, padded": ((50, 150), (15, 15), (14, 9), (-1, 0, 2, 1), (40, 140, 50, 150)),
+}
+
+
+def centroid(heat: Image.Image) -> tuple[float, float]:
+    pixels = [
+        (x + 0.5, y + 0.5, heat.getpixel((x, y)))
+        for y in range(heat.height)
+        for x in range(heat.width)
+    ]
+    total = sum(value for _, _, value in pixels)
+    return (sum(x * v for x, _, v in pixels) / total, sum(y * v for _, y, v in pixels) / total)
+
+
+@pytest.mark.parametrize(("size", "grid", "cell", "box", "pixels"), PLACES.values(), ids=PLACES)
+class TestPlace:
+    def test_native_lights_exactly_the_cell(self, size, grid, cell, box, pixels):
+        heat = attention_map(one_hot(*grid, *cell), size, box=box, smooth=False)
+        expected = Image.new("L", size)
+        expected.paste(255, pixels)
+        assert same(heat, expected)
+
+    def test_smooth_peaks_in_the_cell_and_is_centred_on_it(self, size, grid, cell, box, pixels):
+        heat = attention_map(one_hot(*grid, *cell), size, box=box)
+        assert heat.size == size
+        for side, middle in enumerate(centroid(heat)):
+            low, high = pixels[side], pixels[side + 2]
+            first, end = max(0, box[side] * size[side]), min(1, box[side + 2]) * size[side]
+            # At the border of the photo or box the outer half of the blob is cut off: it shifts.
+            whole = first <= low - 10 and high + 10 <= end + 1e-6
+            assert abs(middle - (low + high) / 2) < (0.1 if whole else 1)
+        assert heat.getpixel(((pixels[0] + pixels[2]) // 2, (pixels[1] + pixels[3]) // 2)) > 245
+        assert len(heat.getcolors()) > 20  # it fades; a crisp cell has two levels
+        outside = heat.copy()
+        outside.paste(0, (pixels[0] - 10, pixels[1] - 10, pixels[2] + 10, pixels[3] + 10))
+        assert outside.getbbox() is None  # no ripples either
+
+    @pytest.mark.parametrize("colors", [name for name in COLORS if name != "spotlight"])
+    def test_overlay_changes_the_cell_and_nothing_else(self, size, grid, cell, box, pixels, colors):
+        photo = scene(size)
+        before = photo.tobytes()
+        shown = overlay(photo, one_hot(*grid, *cell), box=box, smooth=False, colors=colors)
+        assert photo.tobytes() == before
+        assert (shown.mode, shown.size) == ("RGB", size)
+        assert ImageChops.difference(shown, photo).getbbox() == pixels
+
+    def test_spotlight_keeps_the_cell_and_darkens_the_rest(self, size, grid, cell, box, pixels):
+        photo = Image.new("RGB", size, (200, 120, 40))
+        shown = overlay(photo, one_hot(*grid, *cell), box=box, smooth=False, colors="spotlight")
+        assert same(shown.crop(pixels), photo.crop(pixels))
+        shown.paste((0, 0, 0), pixels)
+        assert max(high for _, high in shown.getextrema()) < 100
+
+
+def test_a_fractional_crop_box_covers_the_pixels_whose_centres_it_holds():
+    heat = attention_map([[1, 0, 0, 0]] * 4, (10, 10), box=(0.14, 0.0, 0.94, 1.0), smooth=False)
+    # The first of four columns is 1.4 to 3.4 pixels: the centres 1.5 and 2.5.
+    assert [heat.getpixel((x, 5)) > 0 for x in range(10)] == [x in (1, 2) for x in range(10)]
+
+
+def test_a_box_beside_the_photo_lights_nothing():
+    assert attention_map(one_hot(3, 3, 1, 1), (30, 30), box=(1.5, 0, 2.5, 1)).getbbox() is None
+
+
+class TestHeat:
+    def test_a_uniform_word_leaves_the_photo_as_it_is(self):
+        photo = scene((90, 60))
+        assert same(overlay(photo, UNIFORM), photo)
+        assert attention_map(UNIFORM + torch.rand(7, 7) * 1e-4, (90, 60)).getextrema()[1] < 10
+
+    @pytest.mark.parametrize("smooth", [True, False])
+    def test_every_doubling_of_the_even_share_is_a_third(self, smooth):
+        weights = [[1] * 8 for _ in range(8)]
+        weights[3][3] = 1e-9
+        for times, expected in [(2, 85), (3, 135), (4, 170), (8, 255), (30, 255)]:
+            # This weight makes the cell exactly so many times the mean of all 64.
+            weights[6][6] = times * 62 / (64 - times)
+            heat = attention_map(weights, (8, 8), smooth=smooth)
+            assert heat.getpixel((6, 6)) == expected
+
+    def test_the_scale_does_not_depend_on_the_grid(self):
+        def quarter(n):  # all attention, evenly, on the upper left quarter of the photo
+            return [[float(x < n / 2 and y < n / 2) for x in range(n)] for y in range(n)]
+
+        for n in (4, 8, 14):
+            assert attention_map(quarter(n), (56, 56), smooth=False).getpixel((8, 8)) == 170
+
+    def test_all_attention_on_one_cell_of_a_small_grid_is_full_heat(self):
+        assert attention_map([[0, 1]], (20, 10), smooth=False).getpixel((15, 5)) == 255
+        assert attention_map([[1]], (20, 10)).getbbox() is None  # it could look nowhere else
+
+    def test_tensors_and_nested_sequences_are_alike(self):
+        weights = torch.rand(5, 6, requires_grad=True)
+        nested = tuple(tuple(row) for row in weights.tolist())
+        assert same(attention_map(weights, (60, 50)), attention_map(nested, (60, 50)))
+
+    @pytest.mark.parametrize(
+        "weights",
+        [[], [[]], [[1, 2], [3]], [1, 2], 3, [[[1]]], "ab", [[-1, 2]], [[math.nan]], [[math.inf]]],
+    )
+    def test_what_is_no_table_of_weights_is_refused(self, weights):
+        with pytest.raises(ConfigError, match="attention weights"):
+            attention_map(weights, (10, 10))
+
+    @pytest.mark.parametrize("box", [(0, 0, 0, 1), (0, 1, 1, 0), (0, 0, math.nan, 1)])
+    def test_a_box_without_an_inside_is_refused(self, box):
+        with pytest.raises(ConfigError, match="box"):
+            attention_map(UNIFORM, (10, 10), box=box)
+
+
+def test_pictures_need_pillow_alone():
+    source = Path(sys.modules["captioner.drawing.overlay"].__file__ or "").parent
+    lines = [
+        line
+        for name in ("overlay.py", "colors.py", "contact_sheet.py", "animation.py")
+        for line in (source / name).read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    ]
+    modules = {line.split()[1].split(".")[0] for line in lines}
+    assert modules - set(sys.stdlib_module_names) == {"PIL", "captioner"}

@@ -1,0 +1,68 @@
+"""Pictures into files, and what cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner.drawing.saving import save_animation, save_image
+from captioner.errors import OutputError
+from tests.captioner.drawing.scenes import same, scene
+
+
+class TestSaving:
+    @pytest.mark.parametrize(
+        ("suffix", "format_"),
+        [(".png", "PNG"), (".jpg", "JPEG"), (".jpeg", "JPEG"), (".JPG", "JPEG"), (".webp", "WEBP")],
+    )
+    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+    def test_the_suffix_says_the_format(self, tmp_path: Path, suffix, format_, mode):
+        path = tmp_path / f"picture{suffix}"
+        save_image(scene((40, 30)).convert(mode), str(path))
+        with Image.open(path) as saved:
+            assert (saved.format, saved.size) == (format_, (40, 30))
+
+    def test_png_keeps_every_pixel(self, tmp_path: Path):
+        save_image(scene((40, 30)), tmp_path / "a.png")
+        with Image.open(tmp_path / "a.png") as saved:
+            assert same(saved.convert("RGB"), scene((40, 30)))
+
+    @pytest.mark.parametrize(
+        ("save", "picture", "known"),
+        [
+            (save_image, scene((9, 9)), [".png", ".jpg", ".webp"]),
+            (save_animation, [scene((9, 9))], [".gif", ".webp"]),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["film.mp4", "film"])
+    def test_another_suffix_is_refused_with_those_that_work(
+        self, tmp_path: Path, save, picture, known, name
+    ):
+        with pytest.raises(OutputError) as caught:
+            save(picture, tmp_path / name)
+        assert name in caught.value.detail
+        assert all(suffix in caught.value.detail for suffix in known)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("save", "picture"), [(save_image, scene((9, 9))), (save_animation, [scene((9, 9))])]
+    )
+    def test_what_cannot_be_written_names_the_file(self, tmp_path: Path, save, picture):
+        with pytest.raises(OutputError, match=r"no folder .*missing"):
+            save(picture, tmp_path / "missing" / "a.webp")
+        (tmp_path / "taken.webp").mkdir()
+        with pytest.raises(OutputError, match=r"taken\.webp"):
+            save(picture, tmp_path / "taken.webp")
+
+    def test_what_cannot_be_encoded_leaves_the_old_file_alone(self, tmp_path: Path):
+        path = tmp_path / "wide.webp"
+        path.write_bytes(b"old")
+        with pytest.raises(OutputError, match=r"wide\.webp"):
+            save_image(Image.new("L", (20_000, 1)), path)  # WebP ends at 16,383
+        assert path.read_bytes() == b"old"
+
+    def test_an_animation_without_frames_is_refused(self, tmp_path: Path):
+        with pytest.raises(OutputError, match="no frames"):
+            save_animation([], tmp_path / "a.gif")
