@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -41,10 +41,11 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A sentence that was nearly as likely."""
+    """A sentence that was nearly as likely; text, score and words as in a Caption."""
 
     text: str
     score: float
+    words: tuple[Word, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +163,28 @@ class Caption:
             Panel(word=word.text, probability=word.probability, weights=word.attention)
             for word in self.words
         ]
+
+    def choose(self, number: int) -> Caption:
+        """Make a caption of one of the alternatives, with words and pictures of its own.
+
+        Args:
+            number: 0 is this caption itself, 1 the first alternative.
+
+        Raises:
+            ConfigError: there is no such alternative.
+
+        """
+        if not 0 <= number <= len(self.alternatives):
+            found = len(self.alternatives)
+            raise ConfigError(f"there is no alternative {number}: this caption has {found}")
+        if number == 0:
+            return self
+        chosen = self.alternatives[number - 1]
+        own = Alternative(text=self.text, score=self.score, words=self.words)
+        others = (own, *(other for other in self.alternatives if other is not chosen))
+        return replace(
+            self, text=chosen.text, score=chosen.score, words=chosen.words, alternatives=others
+        )
 
     def record(self, *, attention: bool = False) -> dict[str, Any]:
         """Give the caption as the record of --json, batch files and HTTP.

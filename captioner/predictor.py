@@ -185,31 +185,32 @@ class Captioner:
     def _describe(
         self, prepared: PreparedImage, grid: Grid, hypotheses: list[Hypothesis]
     ) -> Caption:
-        best, *others = hypotheses
-        texts = self.vocabulary.decode(best.tokens)
-        maps = best.attention.reshape(-1, grid.rows, grid.columns)
+        best, *others = (self._say(hypothesis, grid) for hypothesis in hypotheses)
         return Caption(
-            text=join(texts),
+            text=best.text,
             score=best.score,
-            words=tuple(
-                Word(text=text, probability=probability, gate=gate, attention=attention)
-                for text, probability, gate, attention in zip(
-                    texts,
-                    best.log_probabilities.exp().tolist(),
-                    best.gate.tolist(),
-                    maps,
-                    strict=False,  # the probabilities have one more, the end's
-                )
-            ),
-            alternatives=tuple(
-                Alternative(text=join(self.vocabulary.decode(other.tokens)), score=other.score)
-                for other in others
-            ),
+            words=best.words,
+            alternatives=tuple(others),
             image=image_name(prepared.source),
             model=self.name,
             box=prepared.box,
             open_photo=partial(open_image, prepared.source, max_pixels=self.max_pixels),
         )
+
+    def _say(self, hypothesis: Hypothesis, grid: Grid) -> Alternative:
+        texts = self.vocabulary.decode(hypothesis.tokens)
+        maps = hypothesis.attention.reshape(-1, grid.rows, grid.columns)
+        words = tuple(
+            Word(text=text, probability=probability, gate=gate, attention=attention)
+            for text, probability, gate, attention in zip(
+                texts,
+                hypothesis.log_probabilities.exp().tolist(),
+                hypothesis.gate.tolist(),
+                maps,
+                strict=False,  # the probabilities have one more, the end's
+            )
+        )
+        return Alternative(text=join(texts), score=hypothesis.score, words=words)
 
 
 def prepare_image(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path
         assert word.attention.sum().item() == pytest.approx(1, abs=1e-5)
         assert 0 < word.probability <= 1
         assert 0 < word.gate < 1
+
+
+def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, photo: Path) -> None:
+    best = captioner.caption(photo, GenerationConfig(captions=3))
+    second = best.choose(2)
+    assert (second.text, second.score) == (best.alternatives[1].text, best.alternatives[1].score)
+    assert " ".join(word.text for word in second.words) == second.text
+    assert [other.text for other in second.alternatives] == [best.text, best.alternatives[0].text]
+    assert second.words[0].attention.sum().item() == pytest.approx(1, abs=1e-5)
+    said = sum(math.log(word.probability) for word in second.words)
+    assert second.score * (len(second.words) + 1) < said < 0  # the score counts the end as well
+    assert best.choose(0) is best
+    for number in (-1, 3):
+        with pytest.raises(ConfigError, match="this caption has 2"):
+            best.choose(number)
 
 
 def test_the_record_is_that_of_the_contract(captioner: Captioner, photo: Path) -> None:
