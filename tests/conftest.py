@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
+from tests import launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
@@ -80,18 +78,4 @@ def photo(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command as a user does, in a process of its own."""
-
-    def run(
-        *arguments: object, timeout: float = 120, stdout: Any = subprocess.PIPE
-    ) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-        return subprocess.run(
-            [sys.executable, "-m", "captioner", *map(str, arguments)],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
-        )
-
-    return run
+    return launcher.run

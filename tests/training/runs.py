@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Everything that draws random numbers or remembers something: dropout, augmentation, scheduled
 # sampling, drawn captions, averaged weights, accumulated gradients, workers.
@@ -30,23 +25,6 @@ stages:
   - {epochs: 1, batch_size: 12, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
   - {epochs: 1, batch_size: 12, warmup: 2, self_critical: {samples: 3}}
 """
-
-
-def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **more}
-
-
-def start(*arguments: object, **more: Any) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, and do not wait for it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "captioner", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        **more,
-    )
 
 
 def records(out: Path) -> list[dict[str, Any]]:

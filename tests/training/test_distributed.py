@@ -17,7 +17,8 @@ import torch
 
 from captioner import ConfigError
 from captioner_training.data.sampler import BucketSampler
-from tests.training.runs import environment, newest_state, records, start
+from tests.launcher import environment, start
+from tests.training.runs import newest_state, records
 
 RECIPE = """
 name: twins

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import RECIPE, newest_state, records, start
+from tests.launcher import start
+from tests.training.runs import RECIPE, newest_state, records
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -17,7 +17,7 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.build import build_model
 from captioner_training.data.scenes import write_scenes
 from captioner_training.recipe import load_recipe
-from tests.training.runs import start
+from tests.launcher import start
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from torch import nn
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.transforms import Transform
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests import launcher
+from tests.launcher import environment
 
 Records = list[dict[str, Any]]
 
@@ -84,21 +82,10 @@ def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start `captioner batch` with the tiny model and do not wait for it."""
 
     def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-        path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
         more = options.pop("environment", {})
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "captioner", "batch"),
-                *map(str, arguments),
-                *("--checkpoint", str(lively_file), "--dtype", "float32"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=options.pop("stdin", subprocess.DEVNULL),
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **more},
-            **options,
-        )
+        options = {"stdin": subprocess.DEVNULL, "env": environment(**more), **options}
+        model = ("--checkpoint", lively_file, "--dtype", "float32")
+        return launcher.start("batch", *arguments, *model, **options)
 
     return start
 

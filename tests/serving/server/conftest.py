@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests import launcher
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "assets" / "samples"
@@ -44,13 +44,10 @@ class Server:
 @contextlib.contextmanager
 def serve(folder: Path, *arguments: object, **variables: str) -> Iterator[Server]:
     folder.mkdir(exist_ok=True)
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), **variables}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "captioner", "serve", "--port", "0", *map(str, arguments)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
+    environment = launcher.environment(TMPDIR=str(folder), **variables)
+    del environment["PYTHONWARNINGS"]  # Gradio leaves event loops open
+    process = launcher.start(
+        "serve", "--port", "0", *arguments, stdout=None, stdin=None, env=environment
     )
     server = Server(process, folder)
 

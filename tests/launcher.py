@@ -1,0 +1,278 @@
+"""Starts the command in processes of their own, without their paying for imports.
+
+Importing torch takes three seconds, and hundreds of tests run the command. One process a test
+worker, the nursery, imports everything once; each command is a fork of it, with its own arguments,
+environment, folder, pipes, signals and exit status: what a test sees is a process like any other.
+What a fork cannot take over (another interpreter's settings, code before exec) starts the slow way,
+and so does everything with CAPTIONER_TESTS_FORK=0.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import io
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+_FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
+# An interpreter reads these once, when it starts.
+_FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
+_PRELOADED = (
+    "captioner.predictor",
+    "captioner_training.train",
+    "captioner_serving.batch.run",
+    "captioner_serving.server.app",
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Give the variables of a bare checkout in which every warning is an error."""
+    return {**os.environ, "PYTHONPATH": PATH, "PYTHONWARNINGS": "error", **more}
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start `captioner ARGUMENTS`, without waiting for it; options are those of Popen."""
+    defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options = {**defaults, "env": environment(), **options}
+    command = [sys.executable, "-m", "captioner", *map(str, arguments)]
+    return (_Forked if _can_fork(options) else subprocess.Popen)(command, **options)
+
+
+def run(
+    *arguments: object, timeout: float = 120, input: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run `captioner ARGUMENTS` to its end."""
+    options = {"stdin": subprocess.DEVNULL if input is None else subprocess.PIPE, **options}
+    with start(*arguments, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _can_fork(options: dict[str, Any]) -> bool:
+    given = options["env"]
+    same = all(given.get(name) == os.environ.get(name) for name in _FIXED)
+    python = {name for name in given if name.startswith("PYTHON") and name not in os.environ}
+    return (
+        os.environ.get("CAPTIONER_TESTS_FORK") != "0"
+        and sys.platform == "linux"
+        and options.keys() <= _FORKED
+        and same
+        and python <= {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED"}
+        and given.get("PYTHONPATH") == PATH
+        and given.get("PYTHONWARNINGS") in (None, "error")
+    )
+
+
+class _Forked(subprocess.Popen[str]):
+    """A Popen whose process is a fork of the nursery, which waits for it in our place."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        (_, _, _, _, cwd, env, _, _, _, *pipes, _, _, _, _, _, new_session, _) = rest
+        stdin, _, _, stdout, _, stderr = pipes
+        request = {
+            "arguments": [os.fsdecode(each) for each in args[3:]],
+            "env": {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()},
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "session": bool(new_session),
+        }
+        ours = [
+            number if pipe == -1 else pipe for number, pipe in enumerate((stdin, stdout, stderr))
+        ]
+        self._status, theirs = socket.socketpair()
+        with theirs:
+            _nursery().ask(request, [*ours, theirs.fileno()])
+        self.pid = int(self._status.recv(32))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """Do as waitpid does."""
+        if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        told = self._status.recv(32)
+        self._status.close()
+        return self.pid, int(told or 9)  # nothing: the nursery itself was killed
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+class _Nursery:
+    """The process that has imported everything, as its starter sees it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            code = f"from tests.launcher import nurse; nurse({theirs.fileno()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**environment(), "PYTHONPATH": PATH},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+            )
+        atexit.register(self.close)
+
+    def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        data = json.dumps(request).encode(errors="surrogateescape")
+        self._control.sendmsg([data], [rights])
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+_lock = threading.Lock()
+_nurseries: list[_Nursery] = []
+
+
+def _nursery() -> _Nursery:
+    with _lock:
+        if not _nurseries:
+            _nurseries.append(_Nursery())
+    return _nurseries[0]
+
+
+def nurse(descriptor: int) -> None:
+    """Be the nursery: import, then fork a command for every request until the starter is gone."""
+    import signal
+    from importlib import import_module
+
+    control = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    if sys.path[0] == "":  # that of -c
+        sys.path.pop(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a command imports them under its own filters, or not
+        for name in _PRELOADED:
+            import_module(name)
+    wake, woken = socket.socketpair()
+    for each in (wake, woken):
+        each.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([control, wake], [], [])
+        if wake in ready:
+            wake.recv(4096)
+            _reap(running)
+        if control in ready:
+            size = array.array("i").itemsize * 4
+            data, rights, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(size))
+            if not data:
+                os._exit(0)
+            descriptors = array.array("i")
+            descriptors.frombytes(rights[0][2][:size])
+            request = json.loads(data.decode(errors="surrogateescape"))
+            pid = os.fork()
+            if pid == 0:
+                for other in (control, wake, woken, *running.values()):
+                    other.close()
+                _be_the_command(request, descriptors.tolist())
+            for number in descriptors[:3]:
+                os.close(number)
+            running[pid] = socket.socket(fileno=descriptors[3])
+            running[pid].send(b"%d" % pid)
+
+
+def _reap(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        # Perhaps nobody waits for it any more.
+        with running.pop(pid) as told, contextlib.suppress(OSError):
+            told.send(b"%d" % status)
+
+
+def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Become `python -m captioner ARGUMENTS`, and never return."""
+    status = 1
+    try:
+        _settle(request, descriptors)
+        status = _run_module()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            status = status or 120
+        os._exit(status)
+
+
+def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
+    import signal
+
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    tempfile.tempdir = None  # by TMPDIR, anew
+    if "PYTHONWARNINGS" not in request["env"]:
+        warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
+        sys.warnoptions.clear()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout, sys.stderr = (_text(number) for number in (1, 2))
+    sys.argv = [str(ROOT / "captioner" / "__main__.py"), *request["arguments"]]
+    sys.path.insert(0, request["cwd"])  # as -m does
+
+
+def _text(number: int) -> io.TextIOWrapper:
+    """Open a standard stream as the interpreter does."""
+    errors = "backslashreplace" if number == 2 else "strict"
+    buffer = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+    lines = number == 2 or os.isatty(number)
+    return io.TextIOWrapper(buffer, errors=errors, line_buffering=lines)
+
+
+def _run_module() -> int:
+    import runpy
+
+    try:
+        runpy.run_module("captioner", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
