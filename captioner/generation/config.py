@@ -2,48 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from captioner.errors import ConfigError
+from annotated_types import Ge, Gt, Interval
+
+from captioner.bounds import Positive, check_bounds
 
 __all__ = ["GenerationConfig"]
-
-_WIDEST_BEAM = 500  # a wider one finds no better sentences, and takes all memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """How sentences are made from scores of words."""
+    """How sentences are made from scores of words.
 
-    beam_size: int = 5  # hypotheses kept an image; 1 is greedy
-    captions: int = 1  # how many of the best are returned
-    length_penalty: float = 0.5  # a in sum / length^a: 0 prefers short captions, 1 takes the mean
-    no_repeat_ngram: int = 2  # no n words stand twice in this order; 0 allows it
-    minimum_length: int = 1  # words, before <end> may come
-    maximum_length: int = 24  # words; then <end> must come
+    Raises:
+        ConfigError: a value cannot work; the detail names every such field.
+
+    """
+
+    # Hypotheses kept an image; 1 is greedy. A wider one finds no better sentences than 500, and
+    # takes all memory.
+    beam_size: Annotated[int, Interval(ge=1, le=500)] = 5
+    captions: Positive = 1  # how many of the best are returned
+    # a in sum / length^a: 0 prefers short captions, 1 takes the mean
+    length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
+    no_repeat_ngram: Annotated[int, Ge(0)] = 2  # no n words stand twice in this order; 0 allows it
+    minimum_length: Annotated[int, Ge(0)] = 1  # words, before <end> may come
+    maximum_length: Positive = 24  # words; then <end> must come
     sample: bool = False  # draw words at random instead of searching for the likeliest
-    temperature: float = 1.0  # below 1 sharpens, above 1 flattens what is drawn from
-    top_k: int = 0  # draw from the k likeliest words only; 0: from all
-    top_p: float = 1.0  # draw from the likeliest words that together have this probability
+    temperature: Annotated[float, Gt(0)] = 1.0  # below 1 sharpens, above 1 flattens what is drawn
+    top_k: Annotated[int, Ge(0)] = 0  # draw from the k likeliest words only; 0: from all
+    # Draw from the likeliest words that together have this probability.
+    top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     seed: int | None = None  # of sampling; None draws anew every time
 
     def __post_init__(self) -> None:
-        beam = self.beam_size if not self.sample else self.captions
-        checks = {
-            "beam_size": 1 <= self.beam_size <= _WIDEST_BEAM,
-            "captions": 1 <= self.captions <= beam,
-            "length_penalty": 0 <= self.length_penalty < 10,
-            "no_repeat_ngram": self.no_repeat_ngram >= 0,
-            "maximum_length": self.maximum_length >= 1,
-            "minimum_length": 0 <= self.minimum_length <= self.maximum_length,
-            "temperature": 0 < self.temperature < float("inf"),
-            "top_k": self.top_k >= 0,
-            "top_p": 0 < self.top_p <= 1,
-        }
-        for name, good in checks.items():
-            if not good:
-                hint = {
-                    "beam_size": f": it is 1 to {_WIDEST_BEAM}",
-                    "captions": f"; it is at most beam_size, {beam}",
-                }.get(name, "")
-                raise ConfigError(f"{name} {getattr(self, name)} is out of range{hint}")
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.sample and self.captions > self.beam_size:
+            yield (
+                f"captions {self.captions} is out of range; it is at most beam_size, "
+                f"{self.beam_size}"
+            )
+        if self.minimum_length > self.maximum_length:
+            yield (
+                f"minimum_length {self.minimum_length} is out of range: it is at most "
+                f"maximum_length, {self.maximum_length}"
+            )

@@ -98,7 +98,7 @@ def test_a_list_on_standard_input_and_records_on_standard_output(
         (("p", "--output", "x.jsonl", "--template", "{caption:>{score}}"), "is no format for it"),
         (("p", "--output", "x.jsonl", "--prefix", "\udcff"), "is not UTF-8 text"),
         (("p", "--output", "x.jsonl", "--beam-size", "0"), "beam_size 0 is out of range"),
-        (("p", "--output", "x.jsonl", "--captions", "100000"), "it is 1 to 500"),
+        (("p", "--output", "x.jsonl", "--captions", "100000"), "1 to 500"),
         (("p", "--output", "x.jsonl", "--review", "p.jpg", "--min-score", "-1"), "in .jsonl"),
         (("p", "--output", "-", "--review", "u.jsonl", "--min-score", "-1"), "that is a file"),
         (("t.csv", "--output", "x.jsonl"), "name the column"),

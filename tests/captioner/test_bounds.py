@@ -1,0 +1,58 @@
+"""Bounds of settings: every one that is broken is named, with what is allowed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import Gt, Interval
+from pydantic import TypeAdapter, ValidationError
+
+from captioner import ConfigError, GenerationConfig
+from captioner.bounds import check_bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    size: Annotated[int, Interval(ge=1, le=9)] = 3
+    rate: Annotated[float, Gt(0)] | None = None
+    mode: Literal["pad", "crop"] = "pad"
+    on: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 0}, "size 0 is out of range: use a whole number, 1 to 9"),
+        ({"size": 2.5}, "size 2.5 is out of range"),
+        ({"size": True}, "size True is out of range"),
+        ({"rate": math.nan}, "rate nan is out of range: use a number, above 0 or null"),
+        ({"rate": math.inf}, "rate inf"),
+        ({"mode": "stretch"}, "mode 'stretch' is out of range: use pad, crop"),
+        ({"on": 1}, "on 1 is out of range: use true or false"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config(**fields)  # type: ignore[arg-type]
+    assert Config(size=9, rate=1, mode="crop") == Config(size=9, rate=1.0, mode="crop")
+
+
+def test_every_field_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        GenerationConfig(beam_size=2.5, top_p=0, temperature=math.nan)
+    assert all(name in str(caught.value) for name in ("beam_size", "top_p", "temperature"))
+    with pytest.raises(ConfigError, match="minimum_length 9 is out of range: it is at most"):
+        GenerationConfig(minimum_length=9, maximum_length=8)
+
+
+def test_pydantic_reads_the_same_bounds() -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Config).validate_python({"size": 10, "rate": 0, "mode": "stretch"})
+    assert [error["loc"][0] for error in caught.value.errors()] == ["size", "rate", "mode"]
