@@ -1,27 +1,28 @@
-"""Soft attention over the grid (Xu et al. 2015, equations 4 to 6 and section 4.2).
+"""Attention: queries, keys and values of any spaces and numbers (Xu et al. 2015, section 4.2).
 
-A score function says how well a query (the hidden state) fits each key (a cell of the grid). The
-softmax of the scores is the attention weights, and the weighted mean of the values the context.
-What depends on the grid alone is computed once an image, by `project`; what is left for a step is
-small, and the hypotheses of an image share its keys and values without a copy.
+A score function says how well a query (the hidden state, say) fits each key (a cell of the grid).
+The softmax of the scores is the attention weights, and the weighted mean of the values the context.
+What depends on the keys and values alone is computed once, by `project`; what is left for a query
+is small, and the hypotheses of an image share its keys and values without a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from captioner.errors import ConfigError
+from captioner.masks import masked_softmax
+from captioner.scores import ProductScore, build_score, split_heads
 
-__all__ = ["SCORES", "AdditiveScore", "Attention", "ProjectedGrid", "ScoreFunction"]
+__all__ = ["Attention", "ProjectedGrid", "average"]
 
 
 class ProjectedGrid(NamedTuple):
-    """What a step needs of B images.
+    """What queries need of B images.
 
     keys: (B, L, A); values: (B, L, V).
     """
@@ -34,86 +35,41 @@ class ProjectedGrid(NamedTuple):
         return ProjectedGrid(self.keys[rows], self.values[rows])
 
 
-class ScoreFunction(Protocol):
-    """How well queries fit keys. Any module of this shape can be registered in SCORES."""
+def average(weights: Tensor, values: Tensor) -> Tensor:
+    """Take each head's weighted mean of its own part of the values (equation 13).
 
-    def project(self, features: Tensor) -> Tensor:
-        """Turn features (B, L, D) into keys (B, L, A), once an image."""
+    Args:
+        weights: (B, K, H, L).
+        values: (B, L, V), of which head h has the h-th V / H numbers.
 
-    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
+    Returns:
+        The context (B, K, V): the heads' means side by side.
 
-
-class AdditiveScore(nn.Module):
-    """v . tanh(W_k a + W_q h) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4).
-
-    Computed as 2 v . sigmoid(2 (W_k a + W_q h)), which is less by the sum of v, the same for every
-    cell: the softmax cannot tell, and on a CPU a sigmoid takes a seventh of the time of a tanh.
     """
-
-    def __init__(self, *, grid_dim: int, query_dim: int, attention_dim: int) -> None:
-        super().__init__()
-        self.key = nn.Linear(grid_dim, attention_dim)
-        self.query = nn.Linear(query_dim, attention_dim, bias=False)  # the key has the bias
-        self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
-
-    def project(self, features: Tensor) -> Tensor:
-        """Turn features (B, L, D) into doubled keys (B, L, A), float32."""
-        return 2 * cast(Tensor, self.key(features)).float()
-
-    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Score queries (B, K, H) against keys (B, L, A): (B, K, L)."""
-        doubled = 2 * cast(Tensor, self.query(query)).to(keys.dtype)
-        weights = self.score.weight.squeeze(0).to(keys.dtype)
-        # In float32 also under autocast: bfloat16 is coarse between 1/2 and 1.
-        with torch.autocast(keys.device.type, enabled=False):
-            return cast(Tensor, _SigmoidScore.apply(keys, doubled, weights))
-
-
-class _SigmoidScore(torch.autograd.Function):
-    """2 v . sigmoid(keys + queries), with a slope that works in place.
-
-    The B x K x L x A numbers are much of what training a decoder reads and writes; automatic
-    differentiation fills new tensors of that size, and under autocast keeps a rounded copy.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, keys: Tensor, queries: Tensor, weights: Tensor) -> Tensor:
-        hidden = (keys.unsqueeze(1) + queries.unsqueeze(2)).sigmoid_()
-        ctx.save_for_backward(hidden, weights)
-        return 2 * (hidden @ weights)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, weights = ctx.saved_tensors
-        images, hypotheses, cells, width = hidden.shape
-        with torch.autocast(hidden.device.type, enabled=False):
-            to_weights = 2 * (slope.reshape(1, -1) @ hidden.view(-1, width)).squeeze(0)
-            # sigmoid' = s - s^2, in place: a second pass backward is refused, and never needed.
-            inner = hidden.addcmul_(hidden, hidden, value=-1)
-            flat = inner.view(-1, cells, width)
-            queries = torch.bmm(slope.reshape(-1, 1, cells), flat).view(images, hypotheses, width)
-            keys = inner.mul_(slope.unsqueeze(-1)).sum(dim=1)
-        return 2 * weights * keys, 2 * weights * queries, to_weights
-
-
-SCORES: dict[str, Callable[..., ScoreFunction]] = {"additive": AdditiveScore}
-"""The score functions by the name that DecoderConfig.score takes."""
+    weights = weights.to(values.dtype)
+    heads = weights.shape[2]
+    if heads == 1:
+        return torch.bmm(weights.squeeze(2), values)
+    return torch.einsum("bkhl,blhv->bkhv", weights, split_heads(values, heads)).flatten(2)
 
 
 class Attention(nn.Module):
-    """Soft attention with a score function chosen by name.
+    """Attention with a score function chosen by name, and any number of heads.
 
     Args:
-        score: a name in SCORES.
-        grid_dim: D, the features of a cell.
-        query_dim: H, the size of the hidden state.
-        attention_dim: A, the size of a key.
-        value_dim: V, the size of a value; None takes the features themselves, as the paper does.
+        score: a name in captioner.scores.SCORES.
+        query_dim: Q, the numbers of a query.
+        key_dim: D, the numbers of a key.
+        attention_dim: A, what queries and keys are projected to where the score projects.
+        value_dim: V, what values are projected to; None takes them as they are, as the paper does.
+        heads: H. Each scores with A / H numbers and averages V / H numbers.
+        input_dim: the numbers of a value before its projection; None: the keys are the values too.
+
+    `dot` has no matrices: unless there are values besides the keys, it compares the query with the
+    projected values, as Luong et al. compare two hidden states.
 
     Raises:
-        ConfigError: no score function has that name.
+        ConfigError: no such score function, or sizes that do not fit it.
 
     """
 
@@ -121,27 +77,80 @@ class Attention(nn.Module):
         self,
         *,
         score: str,
-        grid_dim: int,
         query_dim: int,
+        key_dim: int,
         attention_dim: int,
-        value_dim: int | None,
+        value_dim: int | None = None,
+        heads: int = 1,
+        input_dim: int | None = None,
     ) -> None:
         super().__init__()
-        if score not in SCORES:
-            raise ConfigError(f"score {score!r} is not known; known are {', '.join(SCORES)}")
-        self.score = SCORES[score](
-            grid_dim=grid_dim, query_dim=query_dim, attention_dim=attention_dim
+        entering = key_dim if input_dim is None else input_dim
+        self.value_dim = entering if value_dim is None else value_dim
+        self.keys_are_values = score == "dot" and input_dim is None
+        self.score = build_score(
+            score,
+            query_dim=query_dim,
+            key_dim=self.value_dim if self.keys_are_values else key_dim,
+            attention_dim=attention_dim,
+            heads=heads,
         )
-        self.value = nn.Identity() if value_dim is None else nn.Linear(grid_dim, value_dim)
+        if self.value_dim % heads:
+            raise ConfigError(f"heads {heads} do not divide values of {self.value_dim} numbers")
+        self.value = nn.Identity() if value_dim is None else nn.Linear(entering, value_dim)
 
-    def project(self, features: Tensor) -> ProjectedGrid:
-        """Project the features (B, L, D) of a grid once, for every step and hypothesis."""
-        return ProjectedGrid(self.score.project(features), self.value(features))
+    def project(self, keys: Tensor, values: Tensor | None = None) -> ProjectedGrid:
+        """Project keys (B, L, D) and values (B, L, ...) once, for all queries.
 
-    def forward(self, query: Tensor, grid: ProjectedGrid) -> tuple[Tensor, Tensor]:
-        """Attend with queries (B, K, H): context (B, K, V) and attention weights (B, K, L)."""
-        scores = self.score(query, grid.keys)
-        # Half precision would make the weights of a long grid miss a sum of 1 visibly.
-        weights = scores.float().softmax(dim=-1)  # equation 5
-        context = torch.bmm(weights.to(grid.values.dtype), grid.values)  # equation 13
-        return context, weights
+        Args:
+            keys: the cells of a grid, the states of a sequence, ...
+            values: what is averaged in their place; None: the keys themselves.
+
+        """
+        projected = cast(Tensor, self.value(keys if values is None else values))
+        return ProjectedGrid(
+            self.score.project(projected if self.keys_are_values else keys), projected
+        )
+
+    def forward(
+        self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend with queries (B, K, Q).
+
+        Args:
+            query: any number K of them.
+            grid: what `project` made.
+            mask: (K, L) or (B, K, L), True where a query may see a key; None: everywhere.
+
+        Returns:
+            The context (B, K, V), and the attention weights (B, K, H, L), float32.
+
+        """
+        weights: Tensor = self.weigh(query, grid.keys, mask)
+        return average(weights, grid.values), weights
+
+    def weigh(self, query: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Give the attention weights (B, K, H, L) alone, of queries over projected keys."""
+        scores = self.score(query, keys)
+        return masked_softmax(scores, None if mask is None else mask.unsqueeze(-2))  # equation 5
+
+    def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
+        """Do as `forward` does where nobody asks for the weights: the context (B, K, V) alone.
+
+        A product's weights are then never written to memory (PyTorch's fused attention).
+        """
+        if not isinstance(self.score, ProductScore):
+            return average(self.weigh(query, grid.keys, mask), grid.values)
+        if mask is not None:
+            mask = mask.unsqueeze(-3)
+        heads = self.score.heads
+        queries, keys, values = (
+            split_heads(part, heads).transpose(1, 2)
+            for part in (
+                self.score.project_query(query).to(grid.keys.dtype),
+                grid.keys,
+                grid.values.to(grid.keys.dtype),
+            )
+        )
+        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+        return context.transpose(1, 2).flatten(2)

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary_size, m)
         self.attention = Attention(
             score=config.score,
-            grid_dim=config.grid_dim,
+            key_dim=config.grid_dim,
             query_dim=n,
             attention_dim=config.attention_dim,
             value_dim=config.value_dim,
@@ -226,7 +226,8 @@ class Decoder(nn.Module):
 
         Returns L_z z_t, attention weights, gate and state.
         """
-        context, attention = self.attention(state.hidden, grid)
+        context, weights = self.attention(state.hidden, grid)
+        attention = weights.mean(dim=2)  # over the heads
         gate = torch.sigmoid(self.gate(state.hidden))
         context_gates, deep_context = (gate * context).split(  # of z_t
             [word_gates.shape[-1], self.config.embedding_dim], dim=-1

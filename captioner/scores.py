@@ -1,0 +1,264 @@
+"""Score functions: how well a query fits a key.
+
+With q a query, k a key and W learned matrices, the score of a head is
+
+    additive          v . tanh(W_k k + W_q q)           Bahdanau et al. 2015
+    multiplicative    (W_q q) . (W_k k)                 Luong et al. 2015, "general"
+    dot               q . k, where both are of one length    Luong et al. 2015
+    scaled_dot        (W_q q) . (W_k k) / sqrt(A / H)   Vaswani et al. 2017
+    none              0: every key counts alike
+
+H heads share the A numbers of W_q q and W_k k: each scores with A / H of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from captioner.errors import ConfigError
+
+__all__ = [
+    "SCORES",
+    "AdditiveScore",
+    "NoScore",
+    "ProductScore",
+    "ScoreFunction",
+    "build_score",
+    "check_score",
+    "split_heads",
+]
+
+
+class ScoreFunction(Protocol):
+    """How well queries fit keys. Any module of this shape can be registered in SCORES."""
+
+    heads: int
+
+    def project(self, keys: Tensor) -> Tensor:
+        """Turn keys (B, L, D) into projected keys (B, L, A), once for all queries."""
+
+    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
+
+
+class AdditiveScore(nn.Module):
+    """v . tanh(W_k k + W_q q) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4).
+
+    The sum is that of one matrix over query and key in one vector, W [q; k]: its two halves are
+    W_q and W_k, and so the half of the keys need not wait for a query.
+
+    Computed as 2 v . sigmoid(2 (W_k k + W_q q)), which is less by the sum of v, the same for every
+    key: the softmax cannot tell, and on a CPU a sigmoid takes a seventh of the time of a tanh.
+    """
+
+    def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.key = nn.Linear(key_dim, attention_dim)
+        self.query = nn.Linear(query_dim, attention_dim, bias=False)  # the key has the bias
+        self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
+
+    def project(self, keys: Tensor) -> Tensor:
+        """Turn keys (B, L, D) into doubled projected keys (B, L, A), float32."""
+        return 2 * cast(Tensor, self.key(keys)).float()
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
+        doubled = 2 * cast(Tensor, self.query(query)).to(keys.dtype)
+        weights = self.score.weight.squeeze(0).to(keys.dtype)
+        # In float32 also under autocast: bfloat16 is coarse between 1/2 and 1.
+        with torch.autocast(keys.device.type, enabled=False):
+            return cast(Tensor, _SigmoidScore.apply(keys, doubled, weights, self.heads))
+
+
+class _SigmoidScore(torch.autograd.Function):
+    """2 v . sigmoid(keys + queries), with a slope that works in place.
+
+    The B x K x L x A numbers are much of what training a decoder reads and writes; automatic
+    differentiation fills new tensors of that size, and under autocast keeps a rounded copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, queries: Tensor, weights: Tensor, heads: int) -> Tensor:
+        hidden = (keys.unsqueeze(1) + queries.unsqueeze(2)).sigmoid_()
+        ctx.save_for_backward(hidden, weights)
+        ctx.heads = heads
+        if heads == 1:
+            return (2 * (hidden @ weights)).unsqueeze(2)
+        blocks = weights.new_zeros(heads, heads, len(weights) // heads)
+        blocks.diagonal().copy_(weights.view(heads, -1).T)  # a head scores with its own numbers
+        return 2 * (hidden @ blocks.flatten(1).T).transpose(2, 3)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        hidden, weights = ctx.saved_tensors
+        images, hypotheses, cells, width = hidden.shape
+        heads, part = ctx.heads, width // ctx.heads
+        # A head's slope meets its own part of the numbers alone.
+        own = torch.arange(heads, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            flat = hidden.view(-1, width)
+            by_head = slope.transpose(2, 3).reshape(-1, heads)
+            to_weights = 2 * (by_head.T @ flat).view(heads, heads, part)[own, own].flatten()
+            # sigmoid' = s - s^2, in place: a second pass backward is refused, and never needed.
+            inner = hidden.addcmul_(hidden, hidden, value=-1)
+            rows = torch.bmm(slope.reshape(-1, heads, cells), inner.view(-1, cells, width))
+            queries = rows.view(-1, heads, heads, part)[:, own, own].view(images, hypotheses, width)
+            split = inner.view(images, hypotheses, cells, heads, part)
+            keys = split.mul_(slope.transpose(2, 3).unsqueeze(-1)).sum(dim=1).flatten(2)
+        return 2 * weights * keys, 2 * weights * queries, to_weights, None
+
+
+class ProductScore(nn.Module):
+    """Scores that are products of query and key: multiplicative, dot and scaled_dot.
+
+    Args:
+        query_dim: Q, the numbers of a query.
+        key_dim: D, the numbers of a key.
+        attention_dim: A, what both are projected to; None compares them as they are.
+        heads: H, between which the A numbers are split.
+        scaled: divide by the square root of a head's numbers, so that long vectors do not drive
+            the softmax to where it has no slope (Vaswani et al. 2017, section 3.2.1).
+
+    """
+
+    def __init__(
+        self,
+        *,
+        query_dim: int,
+        key_dim: int,
+        attention_dim: int | None,
+        heads: int = 1,
+        scaled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        width = query_dim if attention_dim is None else attention_dim
+        self.scale = (width // heads) ** -0.5 if scaled else 1.0
+        self.query: nn.Module = nn.Identity()
+        self.key: nn.Module = nn.Identity()
+        if attention_dim is not None:
+            # A bias of the key would add the same to every score of a query.
+            self.query = nn.Linear(query_dim, attention_dim, bias=scaled)
+            self.key = nn.Linear(key_dim, attention_dim, bias=False)
+
+    def project(self, keys: Tensor) -> Tensor:
+        """Turn keys (B, L, D) into projected keys (B, L, A)."""
+        return cast(Tensor, self.key(keys))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
+        queries = self.project_query(query).to(keys.dtype)
+        if self.heads == 1:
+            return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(2)
+        by_head = split_heads(queries, self.heads), split_heads(keys, self.heads)
+        return torch.einsum("bkha,blha->bkhl", *by_head)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        """Turn queries (B, K, Q) into projected and scaled queries (B, K, A)."""
+        return cast(Tensor, self.query(query)) * self.scale
+
+
+def split_heads(numbers: Tensor, heads: int) -> Tensor:
+    """Give each head its part of the numbers (..., A): (..., H, A / H)."""
+    return numbers.reshape(*numbers.shape[:-1], heads, -1)
+
+
+class NoScore(nn.Module):
+    """Every key counts alike, whatever the query: captioning without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 1
+
+    def project(self, keys: Tensor) -> Tensor:
+        """Keep of the keys (B, L, D) only how many there are: (B, L, 0)."""
+        return keys[..., :0]
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Score queries (B, K, Q) against projected keys (B, L, 0): zeros (B, K, 1, L)."""
+        return query.new_zeros(*query.shape[:2], 1, keys.shape[1])
+
+
+def _multiplicative(**sizes: int) -> ScoreFunction:
+    return ProductScore(**sizes, scaled=False)
+
+
+def _dot(*, query_dim: int, key_dim: int, heads: int, **_: int) -> ScoreFunction:
+    return ProductScore(query_dim=query_dim, key_dim=key_dim, attention_dim=None, heads=heads)
+
+
+def _scaled_dot(**sizes: int) -> ScoreFunction:
+    return ProductScore(**sizes, scaled=True)
+
+
+def _none(**_: int) -> ScoreFunction:
+    return NoScore()
+
+
+SCORES: dict[str, Callable[..., ScoreFunction]] = {
+    "additive": AdditiveScore,
+    "multiplicative": _multiplicative,
+    "dot": _dot,
+    "scaled_dot": _scaled_dot,
+    "none": _none,
+}
+"""The score functions by the name that a decoder's configuration takes."""
+
+
+def build_score(
+    name: str, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1
+) -> ScoreFunction:
+    """Make a score function.
+
+    Raises:
+        ConfigError: no score function has that name, or the sizes do not fit it.
+
+    """
+    check_score(
+        name, query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
+    )
+    return SCORES[name](
+        query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
+    )
+
+
+def check_score(
+    name: str, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1
+) -> None:
+    """Refuse what cannot be built, before anything is.
+
+    Raises:
+        ConfigError: no score function has that name, or the sizes do not fit it.
+
+    """
+    if name not in SCORES:
+        raise ConfigError(f"score {name!r} is not known; known are {', '.join(SCORES)}")
+    if heads < 1:
+        raise ConfigError(f"heads {heads} is not positive")
+    if name == "none":
+        if heads > 1:
+            raise ConfigError(
+                f"heads {heads} with score 'none': all of them would see the same mean; set heads "
+                "to 1, or choose another score"
+            )
+        return
+    if name == "dot" and query_dim != key_dim:
+        raise ConfigError(
+            f"score 'dot' multiplies a query of {query_dim} numbers with a key of {key_dim}: make "
+            "the two equal, or choose 'multiplicative' or 'scaled_dot', which project them"
+        )
+    width, what = (query_dim, "query") if name == "dot" else (attention_dim, "attention_dim")
+    if width % heads:
+        lower = math.gcd(width, heads)
+        raise ConfigError(
+            f"heads {heads} do not divide the {what} of {width} numbers into equal parts: "
+            f"{lower} would"
+        )
