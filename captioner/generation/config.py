@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
 
 from captioner.bounds import Positive, check_bounds
 
-__all__ = ["GenerationConfig"]
+__all__ = ["MAX_BEAM_SIZE", "GenerationConfig"]
+
+MAX_BEAM_SIZE = 20
+"""Of every front end: a wider beam finds no better sentences, and takes time and memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +25,7 @@ class GenerationConfig:
 
     """
 
-    # Hypotheses kept an image; 1 is greedy. A wider one finds no better sentences than 500, and
-    # takes all memory.
-    beam_size: Annotated[int, Interval(ge=1, le=500)] = 5
+    beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5  # hypotheses; 1 is greedy
     captions: Positive = 1  # how many of the best are returned
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
@@ -52,3 +53,19 @@ class GenerationConfig:
                 f"minimum_length {self.minimum_length} is out of range: it is at most "
                 f"maximum_length, {self.maximum_length}"
             )
+
+    def asked(self, *, beam_size: int | None = None, captions: int = 1) -> GenerationConfig:
+        """These settings with what somebody asked for: one rule for every front end.
+
+        Args:
+            beam_size: 1 to MAX_BEAM_SIZE; None takes these settings' own, made as wide as
+                `captions` needs.
+            captions: 1 to the beam size.
+
+        Raises:
+            ConfigError: one of them is out of range.
+
+        """
+        if beam_size is None:
+            beam_size = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
+        return replace(self, beam_size=beam_size, captions=captions)

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--beam-size",
         type=int,
         metavar="N",
-        help="default: the checkpoint's; the bundled one's is 5",
+        help="1 to 20; default: the checkpoint's; the bundled one's is 5",
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
@@ -67,12 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.predictor import Captioner
 
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
-    beam_size = arguments.beam_size
-    config = replace(
-        captioner.generation,
-        beam_size=captioner.generation.beam_size if beam_size is None else beam_size,
-        captions=arguments.captions,
-    )
+    config = captioner.generation.asked(beam_size=arguments.beam_size, captions=arguments.captions)
     status = 0
     for photo, result in _results(captioner, arguments.photos, config):
         try:

@@ -55,7 +55,7 @@ def test_help_is_short_has_examples_and_imports_no_torch(verb: str) -> None:
         (("caption", "a.jpg", "b.jpg", "--sheet", "s.png"), "put {name} into it"),
         (("caption", "a.jpg", "--beam-size", "0"), "beam_size 0 is out of range"),
         (("caption", "a.jpg", "--beam-size", "many"), "invalid int value"),
-        (("caption", "a.jpg", "--captions", "9"), "at most beam_size, 5"),
+        (("caption", "a.jpg", "--beam-size", "5", "--captions", "9"), "at most beam_size, 5"),
         (("train", "nonsense"), "there is no recipe 'nonsense'"),
         (("train", "smoke", "--seed"), "--seed has no value"),
         (("train", "smoke", "extra"), "'extra' is neither an option nor a field"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,11 +87,11 @@ def exhaustive(
 def test_wide_beam_search_is_exhaustive_search(penalty: float) -> None:
     model = Historian()
     config = GenerationConfig(
-        beam_size=40, captions=39, maximum_length=3, length_penalty=penalty, no_repeat_ngram=0
+        beam_size=13, captions=12, maximum_length=2, length_penalty=penalty, no_repeat_ngram=0
     )
     for image, hypotheses in zip((1, 2), generate(model, features(1, 2), config), strict=True):
-        expected = exhaustive(model, image, longest=3, penalty=penalty)
-        assert len(expected) == 39  # 3 + 9 + 27
+        expected = exhaustive(model, image, longest=2, penalty=penalty)
+        assert len(expected) == 12  # 3 + 9
         assert [tuple(h.tokens) for h in hypotheses] == [sentence for _, sentence in expected]
         for hypothesis, (score, sentence) in zip(hypotheses, expected, strict=True):
             total = score * (len(sentence) + 1) ** penalty
@@ -181,7 +182,7 @@ def test_wider_beams_find_no_worse_sentences() -> None:
     shared = {"maximum_length": 6, "no_repeat_ngram": 0, "length_penalty": 0.0}
     images = features(*range(20))
     totals = []
-    for beam in (1, 3, 30):
+    for beam in (1, 3, 20):
         results = generate(model, images, GenerationConfig(beam_size=beam, **shared))
         totals.append(sum(float(h[0].log_probabilities.sum()) for h in results))
     assert totals[0] < totals[1] < totals[2]
@@ -309,6 +310,7 @@ def test_cold_sampling_is_greedy() -> None:
     ("field", "value"),
     [
         ("beam_size", 0),
+        ("beam_size", 21),
         ("captions", 6),
         ("captions", 0),
         ("maximum_length", 0),
@@ -332,3 +334,13 @@ def test_hypotheses_come_back_on_the_cpu_in_float32(tiny_checkpoint: Checkpoint)
     hypothesis: Hypothesis = generate(decoder, grids, GenerationConfig())[0][0]
     assert hypothesis.attention.dtype == hypothesis.gate.dtype == torch.float32
     assert torch.allclose(hypothesis.attention.sum(-1), torch.tensor(1.0), atol=1e-5)
+
+
+def test_what_is_asked_for_follows_one_rule() -> None:
+    own = GenerationConfig(beam_size=5, length_penalty=0.7)
+    assert own.asked() == own
+    assert own.asked(captions=8) == replace(own, beam_size=8, captions=8)  # as wide as needed
+    assert own.asked(beam_size=20, captions=20).captions == 20
+    for asked in ({"beam_size": 2, "captions": 3}, {"captions": 21}, {"beam_size": 21}):
+        with pytest.raises(ConfigError, match="is out of range"):
+            own.asked(**asked)

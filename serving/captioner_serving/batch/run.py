@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
@@ -90,14 +90,8 @@ class BatchRun:
         captioner: Captioner,
         ray: str | None = None,
     ) -> None:
-        generation = replace(
-            captioner.generation,
-            captions=config.captions,
-            beam_size=(
-                max(captioner.generation.beam_size, config.captions)
-                if config.beam_size is None
-                else config.beam_size
-            ),
+        generation = captioner.generation.asked(
+            beam_size=config.beam_size, captions=config.captions
         )
         _check(inputs, config, output, ray)
         self.inputs, self.output, self.config = inputs, output, config

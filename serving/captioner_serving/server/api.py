@@ -13,14 +13,12 @@ from pydantic import BaseModel, Field, ValidationError
 from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageError
+from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.problems import RequestError, problem
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Upload, read_form
 
-__all__ = ["MAX_BEAM_SIZE", "CaptionFields", "make_router"]
-
-MAX_BEAM_SIZE = 20
-"""Wider beams find no better sentences and cost everybody time."""
+__all__ = ["CaptionFields", "make_router"]
 
 T = TypeVar("T")
 
@@ -28,7 +26,7 @@ T = TypeVar("T")
 class CaptionFields(BaseModel):
     """The form fields of POST /api/caption beside the images."""
 
-    beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 5
+    beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     attention: bool = False
 
@@ -120,7 +118,9 @@ def make_router(service: CaptionService) -> APIRouter:
         if not form.files:
             raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
         images = [file.data for file in form.files]
-        config = service.generation(fields.beam_size, fields.captions)
+        config = service.captioner.generation.asked(
+            beam_size=fields.beam_size, captions=fields.captions
+        )
         work = service.caption(images, config)
         results = await _while_connected(request, work)
         return _answer(form.files, results, attention=fields.attention)

@@ -12,9 +12,8 @@ import gradio as gr
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
-from captioner.generation.config import GenerationConfig
+from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.image import open_image
-from captioner_serving.server.api import MAX_BEAM_SIZE
 from captioner_serving.server.elements import make_element, read_static
 from captioner_serving.server.pictures import CaptionShelf
 from captioner_serving.server.problems import ForbiddenError
@@ -73,7 +72,7 @@ class Page:
             source = self._find(photo, sample, request)
             if source is None:
                 return None
-            config = self._generation(beam_size, captions)
+            config = self._generation(beam_size, min(captions, beam_size))  # two sliders
             (caption,) = await self.service.caption([source], config)
             if not isinstance(caption, Caption):
                 raise caption
@@ -121,8 +120,8 @@ class Page:
         return {**caption.record(attention=attention), "image": name}
 
     def _generation(self, beam_size: float, captions: float) -> GenerationConfig:
-        beam = min(max(1, int(beam_size)), MAX_BEAM_SIZE)
-        return self.service.generation(beam, min(max(1, int(captions)), beam))
+        own = self.service.captioner.generation
+        return own.asked(beam_size=int(beam_size), captions=int(captions))
 
     def _find(
         self, photo: dict[str, Any] | None, sample: str | None, request: gr.Request
@@ -203,8 +202,8 @@ def _make_settings(beam: int) -> tuple[gr.Slider, gr.Slider]:
     with gr.Accordion("Search settings", open=False):
         beam_size = gr.Slider(
             1,
-            10,
-            value=min(beam, 10),
+            MAX_BEAM_SIZE,
+            value=beam,
             step=1,
             label="Beam size",
             info="sentences followed at a time; 1 takes the likeliest word each time",

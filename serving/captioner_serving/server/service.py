@@ -63,16 +63,6 @@ class CaptionService:
         )
         metrics.queue.set_function(lambda: self._batcher.admitted)
 
-    def generation(self, beam_size: int, captions: int) -> GenerationConfig:
-        """The checkpoint's own settings of generation, but for these two.
-
-        Raises:
-            ConfigError: more captions than the beam holds.
-
-        """
-        own = self.captioner.generation
-        return replace(own, beam_size=beam_size, captions=captions)
-
     async def caption(
         self, images: Sequence[ImageSource], config: GenerationConfig
     ) -> list[Caption | ImageError]:
