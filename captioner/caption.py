@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
+from operator import index
 from typing import TYPE_CHECKING, Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
 from captioner.drawing.panel import Panel
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, ImageError
 from captioner.geometry import Box
 
 if TYPE_CHECKING:
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """One word of a caption.
+    """One word of a caption; two are equal when all that is known of them is.
 
     attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names.
     probability: of this word, given the photo and the words before it.
@@ -36,12 +40,25 @@ class Word:
     text: str
     probability: float
     gate: float
-    attention: Tensor
+    attention: Tensor = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Word):
+            return NotImplemented
+        return self._known() == other._known() and torch.equal(
+            self.attention.detach().float().cpu(), other.attention.detach().float().cpu()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._known())
+
+    def _known(self) -> tuple[object, ...]:
+        return self.text, self.probability, self.gate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A sentence that was nearly as likely; text, score and words as in a Caption."""
+    """Another of the best sentences; text, score and words as in a Caption."""
 
     text: str
     score: float
@@ -56,9 +73,11 @@ class ModelName:
     version: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Caption:
-    """What the model says about one image.
+    """What the model says about one image. It prints as its sentence and score.
+
+    In a notebook it is shown as a sheet: pointing at a word puts its attention on the photo.
 
     text: the sentence.
     score: mean log-probability over the words and the end of the sentence; 0 is certainty.
@@ -78,10 +97,62 @@ class Caption:
     # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
     open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
 
+    def __str__(self) -> str:
+        return f"{self.text} (score {self.score:.2f})"
+
+    def __repr__(self) -> str:
+        image = "" if self.image is None else f", image={self.image!r}"
+        return f"Caption({self.text!r}, score={self.score:.2f}{image})"
+
+    def _repr_html_(self) -> str:
+        """Give the sheet that notebooks show."""
+        try:
+            photo = self.open_photo()
+        except ImageError as error:
+            return f"<p>{escape(str(self))}</p><p>There is no picture: {escape(str(error))}</p>"
+        return notebook_sheet(
+            photo,
+            self.panels(),
+            score=self.score,
+            alternatives=[(other.text, other.score) for other in self.alternatives],
+            box=self.box,
+        )
+
+    def find_word(self, word: str | int | None = None) -> int:
+        """Find a word's index in `words`, from 0.
+
+        Args:
+            word: the word itself, of which the first is taken, in capitals or not; its position
+                from 1, from the end when negative; None: the word that drew most on the photo.
+
+        Raises:
+            ConfigError: there is no such word.
+
+        """
+        texts = [other.text for other in self.words]
+        if word is None and texts:
+            gates = [other.gate for other in self.words]
+            return gates.index(max(gates))
+        if isinstance(word, str):
+            folded = [text.casefold() for text in texts]
+            for wanted, among in ((word, texts), (word.strip().casefold(), folded)):
+                if wanted in among:
+                    return among.index(wanted)
+        try:
+            position = int(word) if isinstance(word, str) else index(word)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            position = 0
+        if 1 <= abs(position) <= len(texts):
+            return position - 1 if position > 0 else position + len(texts)
+        raise ConfigError(
+            f"there is no word {word!r} in {self.text!r}: "
+            f"name one of its words, or a position from 1 to {len(texts)}"
+        )
+
     def overlay(
         self,
+        word: str | int | None = None,
         *,
-        word: int,
         smooth: bool = True,
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
@@ -89,21 +160,21 @@ class Caption:
         """Draw the attention of one word over the photo, in the photo's own size.
 
         Args:
-            word: its position, from 0; negative counts from the end.
+            word: the word, or its position from 1, as `--word` takes them; see find_word. None:
+                the word that drew most on the photo.
             smooth: blend between the cells of the grid; False shows them as they are.
             strength: of the colours, 0 to 1.
             colors: a colour scale by name; see captioner.drawing.colors.
 
         Raises:
             ConfigError: there is no such word, strength or colour scale.
-            ImageError: the photo is not there any more.
+            ImageError: the photo is no longer there.
 
         """
-        if not -len(self.words) <= word < len(self.words):
-            raise ConfigError(f"word {word} of a caption of {len(self.words)} words: {self.text!r}")
+        found = self.words[self.find_word(word)]
         return overlay(
             self.open_photo(),
-            self.words[word].attention,
+            found.attention,
             box=self.box,
             smooth=smooth,
             strength=strength,
@@ -121,7 +192,7 @@ class Caption:
 
         Raises:
             ConfigError: no such strength or colour scale.
-            ImageError: the photo is not there any more.
+            ImageError: the photo is no longer there.
 
         """
         return contact_sheet(
@@ -141,11 +212,11 @@ class Caption:
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
     ) -> list[Image.Image]:
-        """Draw the frames that run through the words; see captioner.saving.save_animation.
+        """Draw the frames that run through the words; see captioner.drawing.saving.
 
         Raises:
             ConfigError: no such strength or colour scale.
-            ImageError: the photo is not there any more.
+            ImageError: the photo is no longer there.
 
         """
         return animation(
@@ -158,7 +229,7 @@ class Caption:
         )
 
     def panels(self) -> Sequence[Panel]:
-        """Each word as captioner.drawing.overlay draws it."""
+        """Each word as captioner.drawing draws it."""
         return [
             Panel(word=word.text, probability=word.probability, weights=word.attention)
             for word in self.words

@@ -109,7 +109,7 @@ def make_picture_router(shelf: CaptionShelf) -> APIRouter:
             if picture == "sheet.png":
                 drawn = caption.contact_sheet(smooth=smooth, strength=strength, colors=colors)
             else:
-                drawn = caption.overlay(word=word, smooth=smooth, strength=strength, colors=colors)
+                drawn = caption.overlay(word + 1, smooth=smooth, strength=strength, colors=colors)
         except ImageNotFoundError as error:
             raise GoneError("photos are deleted within ten minutes: drop it again") from error
         return _png(drawn)

@@ -203,7 +203,7 @@ def test_the_overlay_is_the_library_s(
     )
     picture = Image.open(io.BytesIO(base64.b64decode(shown.split(",")[1])))
     caption = captioner.caption(SAMPLES / "coffee.jpg")
-    expected = caption.overlay(word=3, smooth=smooth, colors=colors)
+    expected = caption.overlay(4, smooth=smooth, colors=colors)
     expected = expected.resize(picture.size, Image.Resampling.LANCZOS)
     difference = ImageChops.difference(picture.convert("RGB"), expected)
     assert max(ImageStat.Stat(difference).mean) < 3

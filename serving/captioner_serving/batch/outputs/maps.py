@@ -48,9 +48,8 @@ class MapWriter:
         try:
             data = photo.read()
             caption = dataclasses.replace(caption, open_photo=partial(_open, data, photo.name))
-            gates = [word.gate for word in caption.words]
-            if self._kind == "overlay" and gates:
-                picture = caption.overlay(word=gates.index(max(gates)))
+            if self._kind == "overlay" and caption.words:
+                picture = caption.overlay()
             else:
                 picture = caption.contact_sheet()
         except ImageError as error:

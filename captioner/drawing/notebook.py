@@ -1,0 +1,106 @@
+"""A caption as a notebook shows it: a sheet in HTML whose words answer to the pointer.
+
+Pictures are inside the page, and there is no script: notebooks run none that they do not trust, and
+some show no styles either; what is left then is the sentence, and a picture for every word.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO
+from string import Template
+from uuid import uuid4
+
+from PIL import Image
+
+from captioner.drawing.colors import FULL_HEAT
+from captioner.drawing.overlay import WHOLE, overlay
+from captioner.drawing.panel import Panel, fit
+from captioner.geometry import Box
+
+__all__ = ["notebook_sheet"]
+
+_SIDE = 440  # pixels of the photo's longer side; a notebook's column is 700 to 1,000 wide
+_SMALL = 104  # pixels of a word's picture while nobody points at it
+
+_STYLE = Template("""
+#$name { max-width: 1000px; font: 14px/1.4 system-ui, sans-serif; }
+#$name p { margin: 0 0 8px; }
+#$name .sentence { font-size: 20px; }
+#$name .sentence b { font-weight: 500; border-radius: 4px; padding: 1px 3px; cursor: default; }
+#$name .sheet { position: relative; display: flex; flex-wrap: wrap; gap: 12px; margin: 0 0 12px; }
+#$name .sheet > img { width: min(100%, ${wide}px); height: auto; margin: 0; align-self: start; }
+#$name .words { flex: 1 1 240px; display: flex; flex-wrap: wrap; gap: 8px; align-content: start; }
+#$name figure { margin: 0; width: ${across}px; }
+#$name figure i { display: block; height: ${down}px; font-style: normal; }
+#$name figure img { width: ${across}px; height: ${down}px; margin: 0; max-width: none; }
+#$name figcaption { display: flex; justify-content: space-between; gap: 4px; }
+#$name figcaption small, #$name .note { opacity: .7; font-size: 12px; }
+""")
+_POINTED = Template("""
+#$name:has([data-word="$index"]:hover, [data-word="$index"]:focus) figure[data-word="$index"] img
+{ position: absolute; left: 0; top: 0; width: min(100%, ${wide}px); height: auto;
+  pointer-events: none; }
+#$name:has([data-word="$index"]:hover, [data-word="$index"]:focus) [data-word="$index"]
+{ outline: 2px solid #c2410c; }
+#$name:has([data-word="$index"]:hover, [data-word="$index"]:focus) b[data-word="$index"]
+{ background: #c2410c; color: #fff; }
+""")
+
+
+def notebook_sheet(
+    photo: Image.Image,
+    panels: Sequence[Panel],
+    *,
+    score: float,
+    alternatives: Sequence[tuple[str, float]] = (),
+    box: Box = WHOLE,
+) -> str:
+    """Draw a caption as HTML: pointing at a word puts its attention on the photo.
+
+    The photo and its overlays are at most 440 pixels wide or high; `alternatives` are further
+    sentences with their scores. Words are reached with the pointer and with the Tab key.
+    """
+    picture = fit(photo, (_SIDE, _SIDE), enlarge=2)
+    small = fit(picture, (_SMALL, _SMALL), enlarge=1).size
+    name = f"captioner-{uuid4().hex[:12]}"  # one notebook shows many captions
+    fields: dict[str, object] = {"name": name, "wide": picture.width}
+    style = _STYLE.substitute(fields, across=small[0], down=small[1])
+    style += "".join(_POINTED.substitute(fields, index=index) for index in range(len(panels)))
+    sentence = " ".join(
+        f'<b data-word="{index}" tabindex="0">{escape(panel.word)}</b>'
+        for index, panel in enumerate(panels)
+    )
+    figures = "".join(
+        _figure(index, panel, overlay(picture, panel.weights, box=box))
+        for index, panel in enumerate(panels)
+    )
+    others = "".join(
+        f'<p class="note">or: {escape(text)} (score {other:.2f})</p>'
+        for text, other in alternatives
+    )
+    return (
+        f'<div id="{name}"><style>{style}</style>'
+        f'<p class="sentence">{sentence} <small class="note">score {score:.2f}</small></p>'
+        f'<div class="sheet"><img src="{_source(picture)}" alt="The photo">'
+        f'<div class="words">{figures}</div></div>{others}'
+        f'<p class="note">Point at a word to see where the model looked. Colour begins above an '
+        f"even share of attention and is full at {FULL_HEAT:.0f} times that.</p></div>"
+    )
+
+
+def _figure(index: int, panel: Panel, picture: Image.Image) -> str:
+    word = escape(panel.word)
+    sure = "" if panel.probability is None else f"<small>{panel.probability:.0%}</small>"
+    return (
+        f'<figure data-word="{index}"><i><img src="{_source(picture)}" '
+        f'alt="Where the model looked for {word}"></i>'
+        f"<figcaption>{word} {sure}</figcaption></figure>"
+    )
+
+
+def _source(picture: Image.Image) -> str:
+    picture.save(buffer := BytesIO(), "WEBP", quality=82)
+    return f"data:image/webp;base64,{b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,129 @@
+"""A caption from Python: how it prints, compares, finds its words and shows itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.errors import ConfigError
+from captioner.geometry import Box
+from captioner.image import open_image
+
+TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
+
+
+def make_caption(photo: Path | Image.Image) -> Caption:
+    words = []
+    for index, text in enumerate(TEXTS):
+        attention = torch.zeros(2, 3)
+        attention[index % 2, index % 3] = 1
+        gate = 0.9 if text == "Cup" else 0.1
+        words.append(Word(text=text, probability=0.5, gate=gate, attention=attention))
+    return Caption(
+        text=" ".join(TEXTS),
+        score=-0.734,
+        words=tuple(words),
+        alternatives=(Alternative(text="a mug & saucer", score=-0.9, words=()),),
+        image=None if isinstance(photo, Image.Image) else str(photo),
+        model=ModelName(name="tiny", version="1"),
+        box=Box(0, 0, 1, 1),
+        open_photo=partial(open_image, photo),
+    )
+
+
+@pytest.fixture
+def caption() -> Caption:
+    return make_caption(Image.new("RGB", (90, 60), "steelblue"))
+
+
+def test_it_prints_as_its_sentence_and_score(photo: Path, caption: Caption) -> None:
+    assert str(caption) == "a Cup of a <b> 3 (score -0.73)"
+    assert repr(caption) == "Caption('a Cup of a <b> 3', score=-0.73)"
+    assert repr(make_caption(photo)).endswith(f", image={str(photo)!r})")
+    assert repr(caption.words[1]) == "Word(text='Cup', probability=0.5, gate=0.9)"
+
+
+def test_equal_captions_are_equal(caption: Caption) -> None:
+    other = make_caption(Image.new("RGB", (10, 10)))
+    assert caption == other and hash(caption) == hash(other)
+    words = list(other.words)
+    words[2] = replace(words[2], attention=words[2].attention.roll(1))
+    assert caption != replace(other, words=tuple(words))
+    assert caption != replace(other, text="a cup")
+    assert caption.words[0] != replace(caption.words[0], attention=torch.zeros(7, 7))
+    assert caption.words[0] != "a"
+
+
+@pytest.mark.parametrize(
+    ("word", "index"),
+    [
+        ("a", 0), ("Cup", 1), ("cup", 1), ("CUP ", 1), (1, 0), (6, 5), ("2", 1), (-1, 5), ("-6", 0),
+        ("3", 5),  # a word that looks like a position is a word first
+        (3, 2), (None, 1),
+    ],
+)  # fmt: skip
+def test_words_are_found_as_on_the_command_line(
+    caption: Caption, word: str | int | None, index: int
+) -> None:
+    assert caption.find_word(word) == index
+
+
+@pytest.mark.parametrize("word", [0, 7, -7, "zebra", "", "0", "1.5", 1.5, [1]])
+def test_words_that_are_not_there(caption: Caption, word: object) -> None:
+    with pytest.raises(ConfigError, match=re.escape(repr(word)) + ".*from 1 to 6"):
+        caption.overlay(word)  # type: ignore[arg-type]
+
+
+def test_the_overlay_is_that_of_the_word(caption: Caption) -> None:
+    by_position = caption.overlay(2, smooth=False)
+    assert caption.overlay("cup", smooth=False) == by_position == caption.overlay(smooth=False)
+    plain = caption.open_photo()
+    # The second word looks at the cell in row 1, column 1 of 2 x 3.
+    lit = [by_position.getpixel(at) != plain.getpixel(at) for at in ((45, 45), (45, 15), (75, 45))]
+    assert lit == [True, False, False]
+
+
+def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption) -> None:
+    page = caption._repr_html_()
+    assert page.count("data:image/webp;base64,") == 1 + len(TEXTS)
+    assert "&lt;b&gt;" in page and "<b></b>" not in page
+    assert "a mug &amp; saucer (score -0.90)" in page
+    assert "script" not in page
+    assert page != caption._repr_html_()  # two on one page do not move each other's pictures
+
+
+def test_a_notebook_says_when_the_photo_has_gone(photo: Path) -> None:
+    caption = make_caption(photo)
+    photo.unlink()
+    page = caption._repr_html_()
+    assert "a Cup of a &lt;b&gt; 3" in page and "photo.jpg" in page
+
+
+def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption) -> None:
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page()
+        page.set_content(caption._repr_html_())
+        pictures = page.locator("figure img")
+        for width in (1000, 400):
+            page.set_viewport_size({"width": width, "height": 700})
+            photo = page.get_by_alt_text("The photo").bounding_box()
+            assert all(pictures.nth(n).bounding_box()["width"] < 110 for n in range(len(TEXTS)))
+            for show in (page.locator("b").nth(1).hover, page.locator("b").nth(1).focus):
+                show()
+                assert pictures.nth(1).bounding_box() == photo
+                assert pictures.nth(0).bounding_box() != photo
+                page.mouse.move(0, 690)
+            page.locator("b").nth(1).blur()
+            page.locator("figure").nth(4).hover()
+            assert pictures.nth(4).bounding_box() == photo
+            page.mouse.move(0, 690)
+        browser.close()
