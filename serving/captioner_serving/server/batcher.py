@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,11 +20,13 @@ from captioner.generation.config import GenerationConfig
 from captioner.image import ImageSource
 from captioner.predictor import PreparedImage
 
-__all__ = ["Batcher", "BusyError", "ClosedError"]
+__all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace"]
 
 Image = ImageSource | PreparedImage
 Result = Caption | ImageError
 CaptionBatch = Callable[[Sequence[Image], GenerationConfig], Sequence[Result]]
+OnPlace = Callable[[int], None]
+"""Told how many images of the queue come first, each time that changes, from any thread."""
 
 
 class BusyError(CaptionerError):
@@ -54,6 +56,7 @@ class _Job:
     image: Image
     config: GenerationConfig
     future: Future[Result]
+    on_place: OnPlace | None
 
 
 class Batcher:
@@ -121,13 +124,17 @@ class Batcher:
             self._admitted -= count
             self._changed.notify_all()
 
-    def submit(self, image: Image, config: GenerationConfig) -> Future[Result]:
+    def submit(
+        self, image: Image, config: GenerationConfig, on_place: OnPlace | None = None
+    ) -> Future[Result]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
         The future may raise GenerationError.
         """
-        job = _Job(image, config, Future())
+        job = _Job(image, config, Future(), on_place)
         with self._changed:
+            if on_place is not None:
+                on_place(len(self._waiting))
             self._waiting.append(job)
             self._changed.notify_all()
         return job.future
@@ -171,6 +178,14 @@ class Batcher:
                     elif job.future.set_running_or_notify_cancel():
                         batch.append(job)
                 self._waiting = others
+                if batch:
+                    _tell_places(others)
                 if batch or (self._closed and self._admitted == 0):
                     return batch
                 self._changed.wait()
+
+
+def _tell_places(jobs: Iterable[_Job]) -> None:
+    for place, job in enumerate(jobs):
+        if job.on_place is not None:
+            job.on_place(place)

@@ -17,7 +17,7 @@ from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.image import ImageSource
 from captioner.predictor import Captioner, PreparedImage
-from captioner_serving.server.batcher import Batcher, ClosedError
+from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.cores import give_cores, stand_back
 from captioner_serving.server.metrics import Metrics
@@ -64,11 +64,20 @@ class CaptionService:
         metrics.queue.set_function(lambda: self._batcher.admitted)
 
     async def caption(
-        self, images: Sequence[ImageSource], config: GenerationConfig
+        self,
+        images: Sequence[ImageSource],
+        config: GenerationConfig,
+        *,
+        on_place: OnPlace | None = None,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; one that cannot be opened fails alone, in its place.
 
         A caller that is cancelled takes its waiting images out of the queue.
+
+        Args:
+            images: what to caption.
+            config: beam size and number of captions.
+            on_place: told how many images of the queue come before each, whenever that changes.
 
         Raises:
             BusyError: no room in the queue.
@@ -77,7 +86,9 @@ class CaptionService:
 
         """
         self._batcher.admit(len(images))
-        tasks = [asyncio.create_task(self._caption_one(image, config)) for image in images]
+        tasks = [
+            asyncio.create_task(self._caption_one(image, config, on_place)) for image in images
+        ]
         try:
             results = await asyncio.gather(*tasks)
         except BaseException:
@@ -140,13 +151,13 @@ class CaptionService:
         self._decoders.shutdown(cancel_futures=True)
 
     async def _caption_one(
-        self, image: ImageSource, config: GenerationConfig
+        self, image: ImageSource, config: GenerationConfig, on_place: OnPlace | None
     ) -> Caption | ImageError:
         # All captions of one beam size share a batch; how many of them are wanted is cut here.
         full = replace(config, captions=config.beam_size)
         try:
             ready = await self._decode(image) if self._decodes_apart(image) else image
-            result = await asyncio.wrap_future(self._batcher.submit(ready, full))
+            result = await asyncio.wrap_future(self._batcher.submit(ready, full, on_place))
         except ImageError as error:
             result = error
         if isinstance(result, ImageError):
