@@ -1,4 +1,4 @@
-"""A prepared data set from an original one: shards, indexes, and the manifest at the very end.
+"""A prepared data set from an data one: shards, indexes, and the manifest at the very end.
 
 Finished shards wait in DIR/.prepare with a record each. Only when every shard is there and nothing
 is wrong do they move to DIR. A run that was interrupted, or that found problems, is taken up by
@@ -21,6 +21,8 @@ from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from captioner.errors import DataError, OutputError
+from captioner.files import replace_file
+from captioner_training.prepare.images import FoundImage, SourceData
 from captioner_training.prepare.manifest import (
     IndexRow,
     Manifest,
@@ -28,16 +30,15 @@ from captioner_training.prepare.manifest import (
     StoredFile,
 )
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.resize import Stored, resize_all
-from captioner_training.prepare.samples import Original, Sample, keep_rank
+from captioner_training.prepare.resize import ResizedImage, resize_all
 from captioner_training.prepare.shards import (
     Plan,
     Record,
     is_written,
     read_record,
-    replacing,
     write_shard,
 )
+from captioner_training.prepare.splits import keep_rank
 from captioner_training.prepare.target import Options, find_finished, publish
 
 __all__ = ["assemble"]
@@ -45,7 +46,7 @@ __all__ = ["assemble"]
 _ORDER = {"train": 0, "val": 1, "test": 2}
 
 
-def assemble(original: Original, options: Options, work: Path) -> Manifest:
+def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     """Prepare a data set, or finish what an interrupted run began.
 
     Raises:
@@ -53,33 +54,39 @@ def assemble(original: Original, options: Options, work: Path) -> Manifest:
         OutputError: the folder holds another data set, or cannot be written.
 
     """
-    plans = list(_plans(original.samples, options))
-    fingerprint = _fingerprint(original, plans, options)
-    if finished := find_finished(options, source=original.source, fingerprint=fingerprint):
+    plans = list(_plans(data.images, options))
+    fingerprint = _fingerprint(data, plans, options)
+    if finished := find_finished(options, source=data.source, fingerprint=fingerprint):
         return finished
     _write_shards(plans, options, work)
-    problems = original.problems
+    problems = data.problems
     _add_corrupt(plans, work, problems)
-    plans = _resolve_equal_images(plans, original, problems, options, work)
+    plans = _resolve_equal_images(plans, data, problems, options, work)
+    _tell_notes(problems)
     if problems and not options.skip_bad:
         raise DataError(
-            f"the data set {original.name} has problems, and nothing was prepared from it:\n"
+            f"the data set {data.name} has problems, and nothing was prepared from it:\n"
             f"{problems.report()}\ncorrect them and run the same command again, or go on without "
             "them: --skip-bad"
         )
-    manifest = _manifest(original, plans, fingerprint, options, work)
+    manifest = _manifest(data, plans, fingerprint, options, work)
     if not any(split.images for split in manifest.splits.values()):
-        raise DataError(f"the data set {original.name} has no images that can be used")
+        raise DataError(f"no image of {data.name} can be used:\n{problems.report()}")
+    if "val" not in manifest.splits:
+        print("note: no image is in val, and training needs some: see --val", file=sys.stderr)
     publish(manifest, to=options.to, work=work)
-    for note in original.notes:
-        print(f"note: {note}", file=sys.stderr)
     return manifest
 
 
-def _plans(samples: Sequence[Sample], options: Options) -> Iterator[Plan]:
-    splits: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        splits[sample.split].append(sample)
+def _tell_notes(problems: Problems) -> None:
+    for note in problems.notes():
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _plans(images: Sequence[FoundImage], options: Options) -> Iterator[Plan]:
+    splits: dict[str, list[FoundImage]] = defaultdict(list)
+    for image in images:
+        splits[image.split].append(image)
     for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         members = splits[split]
         for first in range(0, len(members), options.shard_images):
@@ -87,12 +94,12 @@ def _plans(samples: Sequence[Sample], options: Options) -> Iterator[Plan]:
                 split=split,
                 number=first // options.shard_images,
                 first=first,
-                samples=members[first : first + options.shard_images],
+                images=members[first : first + options.shard_images],
             )
 
 
-def _fingerprint(original: Original, plans: Sequence[Plan], options: Options) -> str:
-    parts = [original.name, str(original.problems.counts)]
+def _fingerprint(data: SourceData, plans: Sequence[Plan], options: Options) -> str:
+    parts = [data.name, str(data.problems.counts)]
     parts += [plan.fingerprint(options.image) for plan in plans]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -104,17 +111,17 @@ def _write_shards(plans: Sequence[Plan], options: Options, work: Path) -> None:
         for plan in plans
         if not is_written(plan, work=work, folders=folders, image_format=options.image)
     ]
-    total = sum(len(plan.samples) for plan in plans)
-    done = total - sum(len(plan.samples) for plan in pending)
+    total = sum(len(plan.images) for plan in plans)
+    done = total - sum(len(plan.images) for plan in pending)
     if done:
         print(f"{done:,} of {total:,} images were prepared by an earlier run", file=sys.stderr)
     if not pending:
         return
     images = (
-        (sample.file_name, sample.location)
+        (image.file_name, image.location)
         for plan in pending
-        for sample in plan.samples
-        if sample is not None
+        for image in plan.images
+        if image is not None
     )
     results = resize_all(images, options.image, workers=options.workers)
     bar = tqdm(total=total, initial=done, desc="images", unit=" images", disable=None)
@@ -125,10 +132,10 @@ def _write_shards(plans: Sequence[Plan], options: Options, work: Path) -> None:
 
 
 def _count(plan: Plan) -> int:
-    return sum(sample is not None for sample in plan.samples)
+    return sum(image is not None for image in plan.images)
 
 
-def _counted(results: Iterator[Stored], bar: tqdm[Any]) -> Iterator[Stored]:
+def _counted(results: Iterator[ResizedImage], bar: tqdm[Any]) -> Iterator[ResizedImage]:
     for result in results:
         bar.update()
         yield result
@@ -150,7 +157,7 @@ def _add_corrupt(plans: Sequence[Plan], work: Path, problems: Problems) -> None:
 
 
 def _resolve_equal_images(
-    plans: list[Plan], original: Original, problems: Problems, options: Options, work: Path
+    plans: list[Plan], data: SourceData, problems: Problems, options: Options, work: Path
 ) -> list[Plan]:
     """Find images of equal bytes in two splits; with --skip-bad, write those shards anew."""
     places: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -161,11 +168,11 @@ def _resolve_equal_images(
     leave_out: dict[str, set[str]] = defaultdict(set)
     for found in shared.values():
         example = ", ".join(f"{names[0]} in {split}" for split, names in sorted(found.items()))
-        if original.published:
-            original.notes.append(f"the same image, kept as published: {example}")
+        if data.published:
+            problems.note("the same image in two splits, kept as published", example)
             continue
         problems.add("image in two splits", f"the same image: {example}")
-        keeper = min(found, key=lambda split: (keep_rank(split), split))
+        keeper = min(found, key=keep_rank)
         for split, names in found.items():
             if split != keeper:
                 leave_out[split].update(names)
@@ -179,14 +186,12 @@ def _resolve_equal_images(
 def _without(plan: Plan, names: set[str]) -> Plan:
     if not names:
         return plan
-    samples = [
-        None if sample is None or sample.file_name in names else sample for sample in plan.samples
-    ]
-    return replace(plan, samples=samples) if None in samples else plan
+    left = [None if image is None or image.file_name in names else image for image in plan.images]
+    return replace(plan, images=left) if None in left else plan
 
 
 def _manifest(
-    original: Original, plans: Sequence[Plan], fingerprint: str, options: Options, work: Path
+    data: SourceData, plans: Sequence[Plan], fingerprint: str, options: Options, work: Path
 ) -> Manifest:
     """Write the indexes; return the manifest, which vouches for all of it."""
     by_split: dict[str, list[Plan]] = defaultdict(list)
@@ -194,13 +199,13 @@ def _manifest(
         by_split[plan.split].append(plan)
     splits = {name: _split(name, members, work) for name, members in by_split.items()}
     return Manifest(
-        name=original.name,
+        name=data.name,
         fingerprint=fingerprint,
         splits={name: split for name, split in splits.items() if split.images},
         image=options.image,
-        source=original.source,
-        licence=original.licence,
-        skipped=dict(original.problems.counts),
+        source=data.source,
+        licence=data.licence,
+        skipped=dict(data.problems.counts),
     )
 
 
@@ -208,7 +213,7 @@ def _split(name: str, plans: Sequence[Plan], work: Path) -> Split:
     adapter = TypeAdapter(IndexRow)
     digest, size, captions = hashlib.sha256(), 0, 0
     shards = []
-    with replacing(work / f"{name}.index.jsonl") as file:
+    with replace_file(work / f"{name}.index.jsonl") as file:
         for _, record in _records(plans, work):
             shards.append(record.shard)
             for row in record.rows:

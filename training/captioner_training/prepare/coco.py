@@ -17,13 +17,15 @@ from typing import Any, Final
 
 from captioner.errors import DataError, OutputError
 from captioner_training.prepare.assemble import assemble
+from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.download import Downloader
-from captioner_training.prepare.layouts import coco_entries
+from captioner_training.prepare.gathering import gather
+from captioner_training.prepare.images import ListedImage, SourceData
 from captioner_training.prepare.manifest import Manifest
 from captioner_training.prepare.places import ImageFiles
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.published import RemoteFile
-from captioner_training.prepare.samples import Entry, Fractions, Original, gather
+from captioner_training.prepare.splits import Fractions
 from captioner_training.prepare.target import Options, claimed, clear, find_finished
 
 __all__ = ["CocoFiles", "prepare_coco"]
@@ -142,7 +144,7 @@ def prepare_coco(
     Raises:
         DownloadError: a file cannot be had, or is not the one that was published.
         DataError: images or annotations have problems and --skip-bad was not given.
-        OutputError: the disk has not the room, or the folder is another data set's.
+        OutputError: the disk is too small, or the folder holds another data set.
 
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
@@ -151,11 +153,9 @@ def prepare_coco(
         if (manifest := find_finished(options, source=source)) is None:
             files = CocoFiles.of(year, karpathy=karpathy)
             paths = _fetch(files, work / "downloads", mirror, options)
-            original = _read(files, paths, source)
-            original = replace(
-                original, name=name or original.name, licence=licence or original.licence
-            )
-            manifest = assemble(original, options, work)
+            data = _read(files, paths, source)
+            data = replace(data, name=name or data.name, licence=licence or data.licence)
+            manifest = assemble(data, options, work)
         clear(work, keep=keep)
     return manifest
 
@@ -180,46 +180,45 @@ def _check_room(files: CocoFiles, downloader: Downloader, options: Options) -> N
     free = shutil.disk_usage(options.to).free
     if downloads + prepared > free:
         raise OutputError(
-            f"{options.to} has not the room: {downloads / 1e9:.1f} GB to download and about "
-            f"{prepared / 1e9:.1f} GB to prepare, {free / 1e9:.1f} GB are free"
+            f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
+            f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
         )
 
 
-def _read(files: CocoFiles, paths: dict[str, Path], source: dict[str, Any]) -> Original:
+def _read(files: CocoFiles, paths: dict[str, Path], source: dict[str, Any]) -> SourceData:
     problems = Problems()
-    notes: list[str] = []
     year = source["year"]
     chosen = None
     if files.karpathy:
         chosen = _karpathy_splits(paths[files.karpathy.name])
-    entries: list[Entry] = []
+    listed: list[ListedImage] = []
     for split in ("train", "val"):
         member = f"captions_{split}{year}.json"
         content = _read_member(paths[files.annotations.name], member)
-        entries += coco_entries(content, problems, name=member, split=split)
+        listed += coco_images(content, problems, name=member, split=split)
     if chosen is not None:
-        entries = _split_anew(entries, chosen, notes)
-    images = ImageFiles([paths[file.name] for file in files.images])
-    samples = gather(entries, images, problems, fractions=Fractions())
-    return Original(
+        listed = _split_anew(listed, chosen, problems)
+    places = ImageFiles([paths[file.name] for file in files.images])
+    return SourceData(
         name=f"coco{year}-{source['split']}",
-        samples=samples,
+        images=gather(listed, places, problems, fractions=Fractions()),
         problems=problems,
         source=source,
         licence=_LICENCE,
         published=True,
-        notes=notes,
     )
 
 
-def _split_anew(entries: Sequence[Entry], chosen: dict[int, str], notes: list[str]) -> list[Entry]:
+def _split_anew(
+    listed: Sequence[ListedImage], chosen: dict[int, str], problems: Problems
+) -> list[ListedImage]:
     found = {
-        entry.id: entry._replace(split=chosen[entry.id])
-        for entry in entries
-        if isinstance(entry.id, int) and entry.id in chosen
+        image.id: image._replace(split=chosen[image.id])
+        for image in listed
+        if isinstance(image.id, int) and image.id in chosen
     }
-    if left_out := len(entries) - len(found):
-        notes.append(f"{left_out:,} images that Karpathy's split does not name were left out")
+    if left_out := len(listed) - len(found):
+        problems.note(f"{left_out:,} images that Karpathy's split does not name were left out")
     if absent := [key for key in chosen if key not in found]:
         raise DataError(
             f"Karpathy's split names {len(absent):,} images that are not in the annotations, "

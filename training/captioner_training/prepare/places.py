@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 import tarfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from captioner.errors import DataError
+from captioner_training.paths import there_is_no
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFiles", "Location", "read_location", "walk"]
 
@@ -45,6 +48,7 @@ class ImageFiles:
 
     def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
         self._folders: list[Path] = []
+        self._archives: list[Path] = []
         self._members: dict[str, Location] = {}
         self._by_basename: dict[str, Location | None] = {}  # None: several have that name
         for place in places:
@@ -52,7 +56,7 @@ class ImageFiles:
             # A name with brackets is itself before it is a pattern.
             paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
             if not paths:
-                raise DataError(f"there are no images at {pattern}: no such file or folder")
+                raise DataError(there_is_no("file or folder", pattern))
             for path in paths:
                 self._add(path)
 
@@ -66,6 +70,7 @@ class ImageFiles:
                 self._index(archive)
 
     def _index(self, path: Path) -> None:
+        self._archives.append(path)
         try:
             members = _zip_members if zipfile.is_zipfile(path) else _tar_members
             for name, location in members(path):
@@ -74,20 +79,63 @@ class ImageFiles:
                 self._by_basename[base] = None if base in self._by_basename else location
         except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
             raise DataError(
-                f"{path} is no readable zip file or uncompressed tar file: {error}"
+                f"{path} cannot be read as a zip file or an uncompressed tar file: {error}"
             ) from error
+
+    def __str__(self) -> str:
+        """Say where is looked."""
+        folders = [f"{folder} and its subfolders" for folder in self._folders]
+        return ", ".join([*folders, *map(str, self._archives)])
 
     def find(self, name: str) -> Location | None:
         """Look for an image by its path, or by its base name inside the archives."""
+        name = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
         for folder in self._folders:
-            path = folder / name
-            try:
-                status = path.stat()
-            except (OSError, ValueError):  # ValueError: a name with NUL
-                continue
-            return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+            if location := _loose(folder / name):
+                return location
         found = self._members.get(name.removeprefix("./"))
         return found or self._by_basename.get(PurePosixPath(name).name)
+
+    def find_elsewhere(self, name: str) -> Location | None:
+        """Look for an image by its base name in all subfolders; None: there is not exactly one.
+
+        Letters may be in the other case, and a name without a suffix is that of an image.
+        """
+        base = name.replace("\\", "/").rsplit("/", 1)[-1]
+        for found in (self._loose.get(base), self._loose_alike.get(base.lower())):
+            if found is not None and len(found) == 1:
+                return _loose(found[0])
+        return None
+
+    @cached_property
+    def _loose(self) -> dict[str, list[Path]]:
+        """The images of the folders and their subfolders by base name; read when needed."""
+        names: dict[str, list[Path]] = defaultdict(list)
+        for folder in self._folders:
+            for parent, folders, files in os.walk(folder):  # what cannot be read is passed over
+                folders[:] = sorted(one for one in folders if not one.startswith("."))
+                for name in files:
+                    if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES:
+                        names[name].append(Path(parent, name))
+        return names
+
+    @cached_property
+    def _loose_alike(self) -> dict[str, list[Path]]:
+        names: dict[str, list[Path]] = defaultdict(list)
+        for name, paths in self._loose.items():
+            names[name.lower()] += paths
+            names[PurePosixPath(name).stem.lower()] += paths
+        return names
+
+
+def _loose(path: Path) -> Location | None:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a name with NUL
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, Location]]:
@@ -139,6 +187,10 @@ def walk(folder: Path) -> Iterator[Path]:
     """
     try:
         entries = sorted(folder.iterdir())
+    except FileNotFoundError as error:
+        raise DataError(there_is_no("folder", folder)) from error
+    except NotADirectoryError as error:
+        raise DataError(f"{folder} is a file: name the folder that it is in") from error
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}") from error
     for entry in entries:

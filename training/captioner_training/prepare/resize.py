@@ -25,12 +25,12 @@ from captioner.image import open_image
 from captioner_training.prepare.manifest import ImageFormat
 from captioner_training.prepare.places import Location, read_location
 
-__all__ = ["Stored", "resize_all", "store_image"]
+__all__ = ["ResizedImage", "resize_all", "store_image"]
 
 _CHUNK = 16  # images a task: a worker waits for nothing, and memory stays small
 
 
-class Stored(NamedTuple):
+class ResizedImage(NamedTuple):
     """An image as it goes into a shard, or why it does not."""
 
     jpeg: bytes
@@ -42,19 +42,23 @@ class Stored(NamedTuple):
 
 def resize_all(
     images: Iterable[tuple[str, Location]], image_format: ImageFormat, *, workers: int
-) -> Generator[Stored]:
+) -> Generator[ResizedImage]:
     """Resize images (file name, location) in worker processes; results come in order.
 
     A few chunks a worker are under way at a time, so that memory does not grow with the data set.
+    One worker is this process.
 
     Raises:
         DataError: a worker process was ended from outside, for want of memory most likely.
 
     """
+    if workers == 1:  # a process of its own takes longer to start than a small data set
+        yield from (store_image(name, location, image_format) for name, location in images)
+        return
     chunks = _chunks(images)
     context = multiprocessing.get_context("spawn")  # tqdm has a thread, which fork would copy
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    under_way: deque[Future[list[Stored]]] = deque()
+    under_way: deque[Future[list[ResizedImage]]] = deque()
     try:
         for chunk in islice(chunks, 3 * workers):
             under_way.append(pool.submit(_store_chunk, chunk, image_format))
@@ -91,29 +95,31 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _store_chunk(chunk: Sequence[tuple[str, Location]], image_format: ImageFormat) -> list[Stored]:
+def _store_chunk(
+    chunk: Sequence[tuple[str, Location]], image_format: ImageFormat
+) -> list[ResizedImage]:
     return [store_image(name, location, image_format) for name, location in chunk]
 
 
-def store_image(name: str, location: Location, image_format: ImageFormat) -> Stored:
+def store_image(name: str, location: Location, image_format: ImageFormat) -> ResizedImage:
     """Read, check and shrink one image."""
     try:
         data = read_location(location)
     except OSError as error:
-        return Stored(b"", 0, 0, "", f"{name} cannot be read: {error.strerror or error}")
+        return ResizedImage(b"", 0, 0, "", f"{name} cannot be read: {error.strerror or error}")
     digest = hashlib.sha256(data).hexdigest()
     try:
         picture = open_image(data, at_least=image_format.short_side)
     except ImageError as error:
-        return Stored(b"", 0, 0, digest, error.detail.replace("the image", name, 1))
+        return ResizedImage(b"", 0, 0, digest, error.detail.replace("the image", name, 1))
     width, height, plain = _measure(data, picture)
     if plain and min(width, height) <= image_format.short_side:
-        return Stored(data, width, height, digest)  # as it is: no second loss
+        return ResizedImage(data, width, height, digest)  # as it is: no second loss
     stored = io.BytesIO()
     _shrink(picture, image_format.short_side).save(
         stored, format="JPEG", quality=image_format.quality
     )
-    return Stored(stored.getvalue(), width, height, digest)
+    return ResizedImage(stored.getvalue(), width, height, digest)
 
 
 def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:

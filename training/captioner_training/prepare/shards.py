@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter, ValidationError
 
-from captioner.errors import OutputError
+from captioner.files import replace_file
+from captioner_training.prepare.images import FoundImage
 from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard
-from captioner_training.prepare.resize import Stored
-from captioner_training.prepare.samples import Sample
+from captioner_training.prepare.resize import ResizedImage
 
-__all__ = ["Plan", "Record", "file_digest", "is_written", "read_record", "replacing", "write_shard"]
+__all__ = ["Plan", "Record", "file_digest", "is_written", "read_record", "write_shard"]
 
 _BLOCK = tarfile.BLOCKSIZE
 
@@ -32,7 +31,7 @@ class Plan:
     split: str
     number: int  # of the shard in its split
     first: int  # position of its first image in the split
-    samples: Sequence[Sample | None]  # None: an image that is left out
+    images: Sequence[FoundImage | None]  # None: an image that is left out
 
     @property
     def file(self) -> str:
@@ -41,8 +40,8 @@ class Plan:
 
     def fingerprint(self, image_format: ImageFormat) -> str:
         """Digest all that decides what is in the shard."""
-        samples = [sample and sample.identity() for sample in self.samples]
-        text = repr((1, asdict(image_format), self.split, self.number, self.first, samples))
+        images = [image and image.identity() for image in self.images]
+        text = repr((1, asdict(image_format), self.split, self.number, self.first, images))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -73,11 +72,11 @@ class _HashingFile:
 
 
 def write_shard(
-    plan: Plan, results: Iterator[Stored], *, folder: Path, image_format: ImageFormat
+    plan: Plan, results: Iterator[ResizedImage], *, folder: Path, image_format: ImageFormat
 ) -> Record:
     """Write a shard and its record into `folder`.
 
-    Takes one result for each sample of the plan that is not left out, in order. The same plan
+    Takes one result for each image of the plan that is not left out, in order. The same plan
     and images give the same bytes.
 
     Raises:
@@ -87,22 +86,22 @@ def write_shard(
     rows: list[IndexRow] = []
     hashes: list[str] = []
     corrupt: list[str] = []
-    with replacing(folder / plan.file) as file:
+    with replace_file(folder / plan.file) as file:
         hashing = _HashingFile(file)
         with tarfile.open(fileobj=hashing, mode="w", format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
-            for position, sample in enumerate(plan.samples, plan.first):
-                if sample is None:
+            for position, image in enumerate(plan.images, plan.first):
+                if image is None:
                     continue
-                stored = next(results)
-                if stored.problem is not None:
-                    corrupt.append(stored.problem)
+                resized = next(results)
+                if resized.problem is not None:
+                    corrupt.append(resized.problem)
                     continue
                 key = f"{plan.split}-{position:07d}"
-                offset = _add(tar, f"{key}.jpg", stored.jpeg)
-                row = _row(sample, stored, key=key, shard=plan.number, offset=offset)
+                offset = _add(tar, f"{key}.jpg", resized.jpeg)
+                row = _row(image, resized, key=key, shard=plan.number, offset=offset)
                 _add(tar, f"{key}.json", _annotation(row, plan.split))
                 rows.append(row)
-                hashes.append(stored.sha256)
+                hashes.append(resized.sha256)
     shard = Shard(
         file=plan.file,
         images=len(rows),
@@ -116,7 +115,7 @@ def write_shard(
         hashes=tuple(hashes),
         corrupt=tuple(corrupt),
     )
-    with replacing(_record_path(folder, plan)) as file:  # after the shard: it vouches for it
+    with replace_file(_record_path(folder, plan)) as file:  # after the shard: it vouches for it
         file.write(TypeAdapter(Record).dump_json(record))
     return record
 
@@ -130,18 +129,20 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
     return offset
 
 
-def _row(sample: Sample, stored: Stored, *, key: str, shard: int, offset: int) -> IndexRow:
+def _row(
+    image: FoundImage, resized: ResizedImage, *, key: str, shard: int, offset: int
+) -> IndexRow:
     return IndexRow(
         key=key,
-        id=sample.id,
-        file_name=sample.file_name,
-        width=stored.width,
-        height=stored.height,
-        captions=sample.captions,
+        id=image.id,
+        file_name=image.file_name,
+        width=resized.width,
+        height=resized.height,
+        captions=image.captions,
         shard=shard,
         offset=offset,
-        size=len(stored.jpeg),
-        licence=sample.licence,
+        size=len(resized.jpeg),
+        licence=image.licence,
     )
 
 
@@ -190,25 +191,3 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
     """Digest a file. Raises OSError when it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write beside `path`, bring it to the disk, then move it into place.
-
-    Raises:
-        OutputError: the disk is full, or the folder cannot be written.
-
-    """
-    temporary = path.with_name(f"{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
+from captioner_training.paths import did_you_mean
+from captioner_training.prepare.csv_rows import Row, csv_rows, find_delimiter, names_image
+from captioner_training.prepare.images import ListedImage
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.samples import Entry
+from captioner_training.prepare.splits import SPLIT_NAMES
+from captioner_training.prepare.texts import read_text
 
 __all__ = ["Columns", "read_csv", "read_jsonl"]
 
-# What tables call these columns when the user does not say.
-_IMAGE = ("image", "file_name", "filename", "image_path", "filepath", "path")
-_CAPTION = ("caption", "captions", "text", "sentence", "sentences", "raw")
+# What tables call these columns when the user does not say; capitals do not matter.
+_IMAGE = (
+    "image", "file_name", "filename", "image_path", "filepath", "path", "image_name", "image_file",
+    "file", "photo", "img",
+)  # fmt: skip
+_CAPTION = (
+    "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
+    "alt_text",
+)  # fmt: skip
+_SPLIT = "split"
+_DELIMITERS = {"\\t": "\t", "tab": "\t"}  # as they are typed in a shell
+_ROWS_LOOKED_AT = 50  # to tell which column of a table without a header is which
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,10 @@ class Columns:
     captions: tuple[str, ...] = ()
     split: str | None = None
 
+    def named(self) -> list[str]:
+        """The columns that the user has named."""
+        return [name for name in (self.image, *self.captions, self.split) if name]
+
     def find(self, names: Sequence[str], path: Path) -> Columns:
         """Choose among the columns that there are.
 
@@ -36,68 +52,128 @@ class Columns:
 
         """
         have = f"{path} has the columns {', '.join(names)}"
-        for name in filter(None, (self.image, *self.captions, self.split)):
+        for name in self.named():
             if name not in names:
-                raise ConfigError(f"there is no column {name!r}: {have}")
-        image = self.image or next((name for name in _IMAGE if name in names), None)
-        caption = next((name for name in _CAPTION if name in names and name != image), None)
+                near = did_you_mean(name, names)
+                raise ConfigError(f"there is no column {name!r}{near}: {have}")
+        image = self.image or _first(_IMAGE, names, ())
+        caption = _first(_CAPTION, names, (image, self.split))
         captions = self.captions or ((caption,) if caption else ())
         if image is None:
             raise ConfigError(f"{have}: which one names the image? --image-column NAME")
         if not captions:
             raise ConfigError(f"{have}: which one is the caption? --caption-column NAME")
-        split = self.split or ("split" if "split" in names else None)
+        split = self.split or _first((_SPLIT,), names, (image, *captions))
         return Columns(image=image, captions=captions, split=split)
+
+
+def _first(usual: Sequence[str], names: Sequence[str], but: Sequence[str | None]) -> str | None:
+    by_lower = {name.lower(): name for name in reversed(names) if name not in but}
+    return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
 def read_csv(
     path: Path, columns: Columns, problems: Problems, *, delimiter: str | None = None
-) -> list[Entry]:
-    """Read a CSV file with a header; rows of the same image belong together.
+) -> list[ListedImage]:
+    """Read a CSV file; rows of the same image belong together.
 
     Raises:
         ConfigError: the columns are not there, or the delimiter is not one character.
         DataError: the file cannot be read as such a table.
 
     """
-    delimiter = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    text = read_text(path, problems)
+    if delimiter is None:
+        named = [name.lower() for name in columns.named()]
+        delimiter = find_delimiter(text, [*_IMAGE, *_CAPTION, *named])
+    delimiter = _DELIMITERS.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter=delimiter, skipinitialspace=True)
-            names = [name.strip() for name in rows.fieldnames or ()]
-            rows.fieldnames = names
-            numbered = ((f"line {rows.line_num}", row) for row in rows)
-            return _entries(numbered, columns.find(names, path), problems)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no CSV table in UTF-8: {error}") from error
+    rows = list(csv_rows(text, delimiter=delimiter))
+    if not rows:
+        raise DataError(f"{path} is empty")
+    if any(map(names_image, rows[0].cells)):
+        # Commas inside captions make rows longer, never shorter.
+        width = min((len(row.cells) for row in rows if len(row.cells) > 1), default=1)
+        names = [str(number) for number in range(1, width + 1)]
+        columns = _headless(rows, names, columns, path, problems)
+    else:
+        names = [name.strip() for name in rows[0].cells]
+        columns, rows = columns.find(names, path), rows[1:]
+    return _listed(_cells(rows, names, columns, problems), columns, problems)
 
 
-def read_jsonl(path: Path, columns: Columns, problems: Problems) -> list[Entry]:
+def _headless(
+    rows: Sequence[Row], names: Sequence[str], columns: Columns, path: Path, problems: Problems
+) -> Columns:
+    """Tell the columns of a table without a header by what is in them; they are called 1, 2, ..."""
+    looked_at = [row.cells for row in rows[:_ROWS_LOOKED_AT]]
+    values = {
+        name: [row[index].strip() for row in looked_at if index < len(row)]
+        for index, name in enumerate(names)
+    }
+    if columns.named():
+        found = columns
+    else:
+        image = max(names, key=lambda name: sum(map(names_image, values[name])))
+        split = next(
+            (name for name in names if {one.lower() for one in values[name]} <= SPLIT_NAMES), None
+        )
+        others = [name for name in names if name not in (image, split)]
+        longest = max(others, key=lambda name: sum(map(len, values[name])), default=None)
+        found = Columns(image=image, captions=(longest,) if longest else (), split=split)
+    if not (found.image and found.captions):
+        raise ConfigError(
+            f"{path} has no header, so that its columns are called {', '.join(names)}: say which "
+            "ones to read: --image-column 1 --caption-column 2"
+        )
+    found = found.find(names, path)
+    split = f", {found.split} the split" if found.split else ""
+    problems.note(
+        f"{path.name} has no header: column {found.image} is taken as the image, "
+        f"{' and '.join(found.captions)} as the caption{split}"
+    )
+    return found
+
+
+def _cells(
+    rows: Iterable[Row], names: Sequence[str], columns: Columns, problems: Problems
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Name the cells of each row; a caption in the last column may have unquoted delimiters."""
+    last = len(names) - 1
+    for row in rows:
+        place, cells = f"line {row.line}", row.cells
+        if any(cell.strip() for cell in cells[len(names) :]):
+            if columns.captions != (names[last],):
+                problems.add("row with too many cells", f"{place} has {len(cells)}")
+                problems.explain(
+                    "row with too many cells",
+                    f"there are {len(names)} columns; a text with {row.delimiter!r} in it needs "
+                    "quotation marks around it",
+                )
+                continue
+            cells = [*cells[:last], row.tail(last)]
+        yield place, dict(zip(names, cells, strict=False))
+
+
+def read_jsonl(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
     """Read a JSON object a line; rows of the same image belong together.
 
     Raises:
-        ConfigError: the columns are not in the first object.
+        ConfigError: the columns are in none of the objects.
         DataError: the file cannot be read.
 
     """
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            rows = list(_objects(file, problems))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not in UTF-8: {error}") from error
+    lines = read_text(path, problems).split("\n")  # JSON may have other line ends inside
+    rows = list(_objects(lines, problems))
     if not rows:
         raise DataError(f"{path} has no JSON objects: one a line is expected")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    return _entries(iter(rows), columns.find(names, path), problems)
+    columns = columns.find(names, path)
+    return _listed(iter(rows), columns, problems)
 
 
-def _objects(lines: Iterator[str], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(lines: Iterable[str], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -108,35 +184,42 @@ def _objects(lines: Iterator[str], problems: Problems) -> Iterator[tuple[str, di
         if isinstance(row, dict):
             yield f"line {number}", row
         else:
-            problems.add("incomplete row", f"line {number} is no JSON object")
+            problems.add("incomplete row", f"line {number} is not a JSON object")
 
 
-def _entries(
+def _listed(
     rows: Iterator[tuple[str, Mapping[str, Any]]], columns: Columns, problems: Problems
-) -> list[Entry]:
-    found: dict[tuple[str, str | None], list[str]] = {}
-    empty: list[tuple[str, tuple[str, str | None]]] = []
+) -> list[ListedImage]:
+    captions: dict[str, dict[str | None, list[str]]] = {}  # by image and split
+    empty: list[tuple[str, str]] = []
     for place, row in rows:
         image = row.get(columns.image or "")
         if not isinstance(image, str) or not image.strip():
             problems.add("incomplete row", f"{place} names no image")
             continue
-        split = row.get(columns.split) if columns.split else None
-        if columns.split and (not isinstance(split, str) or not split.strip()):
-            problems.add("incomplete row", f"{place} names no split")
-            continue
-        key = image.strip(), split
-        captions = [one for name in columns.captions for one in _captions(row.get(name))]
-        found.setdefault(key, []).extend(captions)
-        if not captions:
-            empty.append((place, key))
-    for place, key in empty:
-        if found[key]:  # or the image is without a caption, and told as such
+        image = image.strip()
+        value = row.get(columns.split) if columns.split else None
+        split = value.strip() or None if isinstance(value, str) else None
+        found = [one for name in columns.captions for one in _captions(row.get(name))]
+        captions.setdefault(image, {}).setdefault(split, []).extend(found)
+        if not found:
+            empty.append((place, image))
+    for place, image in empty:
+        if any(captions[image].values()):  # or the image is without a caption, and told as such
             problems.add("incomplete row", f"{place} has no caption")
     return [
-        Entry(id=image, file_name=image, captions=tuple(captions), split=split)
-        for (image, split), captions in found.items()
+        ListedImage(id=image, file_name=image, captions=tuple(texts), split=split)
+        for image, by_split in captions.items()
+        for split, texts in _merged(by_split).items()
     ]
+
+
+def _merged(by_split: dict[str | None, list[str]]) -> dict[str | None, list[str]]:
+    """Give rows without a split to the only split that others of the image have."""
+    named = [split for split in by_split if split is not None]
+    if None in by_split and len(named) == 1:
+        return {named[0]: [text for texts in by_split.values() for text in texts]}
+    return by_split
 
 
 def _captions(value: object) -> list[str]:

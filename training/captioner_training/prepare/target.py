@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, OutputError
+from captioner.files import replace_file, sync_folder
 from captioner_training.machinery.lock import locked
 from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
-from captioner_training.prepare.shards import replacing
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
@@ -108,6 +108,8 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
         OutputError: the folder cannot be written.
 
     """
+    with replace_file(work / MANIFEST) as file:
+        file.write(manifest.to_json())
     try:
         (to / MANIFEST).unlink(missing_ok=True)  # from here on, the old data set is none
         splits = manifest.splits.values()
@@ -118,10 +120,11 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
         for path in to.iterdir():
             if _OWN_FILES.fullmatch(path.name) and path.name not in files:
                 path.unlink()
+        sync_folder(to)
+        (work / MANIFEST).replace(to / MANIFEST)
+        sync_folder(to)
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
-    with replacing(to / MANIFEST) as file:
-        file.write(manifest.to_json())
 
 
 def clear(work: Path, *, keep: str | None = None) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from captioner_training.prepare.images import SourceData
     from captioner_training.prepare.manifest import Manifest
-    from captioner_training.prepare.samples import Original
     from captioner_training.prepare.target import Options
 
     Kinds = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -248,9 +248,9 @@ def _prepare_coco(arguments: argparse.Namespace, options: Options) -> Manifest:
     )
 
 
-def _read(arguments: argparse.Namespace) -> Original:
-    from captioner_training.prepare import originals
-    from captioner_training.prepare.samples import Fractions
+def _read(arguments: argparse.Namespace) -> SourceData:
+    from captioner_training.prepare import kinds
+    from captioner_training.prepare.splits import Fractions
     from captioner_training.prepare.tables import Columns
 
     asked = {name: getattr(arguments, name) for name in ("val", "test")}
@@ -258,14 +258,14 @@ def _read(arguments: argparse.Namespace) -> Original:
     fractions = Fractions(**given) if given else None
     match arguments.kind:
         case "folder":
-            return originals.folder_original(arguments.path, fractions=fractions)
+            return kinds.read_photo_folder(arguments.path, fractions=fractions)
         case "flickr8k":
-            return originals.flickr8k_original(arguments.path, fractions=fractions)
+            return kinds.read_flickr8k_folder(arguments.path, fractions=fractions)
         case "coco-json":
-            return originals.coco_json_original(
+            return kinds.read_coco_json(
                 arguments.files, images=arguments.images, fractions=fractions
             )
-    return originals.table_original(
+    return kinds.read_table(
         arguments.path,
         kind=arguments.kind,
         columns=Columns(

@@ -1,0 +1,78 @@
+"""Who is trained on and who is scored: the hash, small sets, equal images."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from captioner_training.prepare.gathering import gather
+from captioner_training.prepare.images import ListedImage
+from captioner_training.prepare.places import ImageFiles
+from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.splits import Fractions
+from captioner_training.prepare.twins import equal_images
+
+
+def test_splits_by_hash_are_near_their_share_and_stay() -> None:
+    names = [f"photo-{n}.jpg" for n in range(10_000)]
+    chosen = Fractions(val=0.1, test=0.2).draw(names)
+    # Binomial: 1,000 and 2,000 expected, deviations 30 and 40.
+    assert 880 < chosen.count("val") < 1120 and 1840 < chosen.count("test") < 2160
+    for n in range(50):
+        first = hashlib.sha256(names[n].encode()).hexdigest()[:8]
+        share = int(first, 16) / 16**8
+        assert chosen[n] == ("test" if share < 0.2 else "val" if share < 0.3 else "train")
+    others = dict(zip(names[:6_000], Fractions(val=0.1, test=0.2).draw(names[:6_000]), strict=True))
+    assert all(others.get(name, split) == split for name, split in zip(names, chosen, strict=True))
+
+
+@pytest.mark.parametrize(("count", "least"), [(2, 1), (8, 1), (10, 2), (20, 2), (100, 5)])
+def test_small_sets_get_their_val_split(count: int, least: int) -> None:
+    for series in range(30):  # by the hash alone, 8 photos have none in 43 of 100 sets
+        chosen = Fractions().draw([f"{series}-{n}.jpg" for n in range(count)])
+        assert chosen.count("val") >= least and "train" in chosen
+        tests = Fractions(val=0.0, test=0.1).draw([f"{series}-{n}.jpg" for n in range(count)])
+        assert "val" not in tests and tests.count("test") >= least
+    assert set(Fractions(val=0).draw(list(range(count)))) == {"train"}
+    assert Fractions().draw(["one"]) == ["train"] and Fractions().draw([]) == []
+
+
+def listed(*names: str, split: str | None = None) -> list[ListedImage]:
+    return [ListedImage(id=n, file_name=n, captions=("a",), split=split) for n in names]
+
+
+def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
+    for n in range(200):
+        (tmp_path / f"{n:03}.jpg").write_bytes(bytes([n]) * 9000)
+        (tmp_path / f"copy-{n:03}.jpg").write_bytes(bytes([n]) * 9000)
+    names = [f"{kind}{n:03}.jpg" for kind in ("", "copy-") for n in range(200)]
+    problems = Problems()
+    found = gather(listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3))
+    splits = [image.split for image in found]
+    assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
+    assert not problems
+    # One of them is in val by the data's own word: its copy goes with it.
+    own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
+    found = gather(own, ImageFiles([tmp_path]), problems, fractions=Fractions(val=0))
+    assert [image.split for image in found] == ["val", "val"] and not problems
+
+
+def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
+    one, other = b"x" * 20_000, b"x" * 9_000 + b"y" + b"x" * 10_999
+    (tmp_path / "a.jpg").write_bytes(one)
+    (tmp_path / "b.jpg").write_bytes(other)  # of equal size, and equal in the middle
+    (tmp_path / "c.jpg").write_bytes(one[1:])
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        tar.add(tmp_path / "a.jpg", "d.jpg")
+    for name, kind in ("e.zip", zipfile.ZIP_STORED), ("f.zip", zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / name, "w", kind) as archive:
+            archive.writestr(f"{name[0]}.jpg", one)
+    files = ImageFiles([tmp_path])
+    places = [files.find(f"{letter}.jpg") for letter in "abcdef"]
+    groups = equal_images([place for place in places if place])
+    # A zip file's checksum is not compared with bytes outside of zip files.
+    assert groups == [[0, 3], [1], [2], [4, 5]]

@@ -1,0 +1,125 @@
+"""CSV and JSON lines as people write them: nothing lost, every guess said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from captioner import ConfigError, DataError
+from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.tables import Columns, read_csv, read_jsonl
+
+Found = dict[str, tuple[str, ...]]
+
+
+@pytest.fixture
+def problems() -> Problems:
+    return Problems()
+
+
+def read(tmp_path: Path, content: str | bytes, problems: Problems, **columns: object) -> Found:
+    table = tmp_path / "table.csv"
+    table.write_bytes(content if isinstance(content, bytes) else content.encode())
+    images = read_csv(table, Columns(**columns), problems)  # type: ignore[arg-type]
+    return {image.file_name: image.captions for image in images}
+
+
+def test_commas_in_the_last_column_belong_to_the_caption(
+    tmp_path: Path, problems: Problems
+) -> None:
+    table = (
+        "image,caption\n1.jpg,A dog, a cat, and a bird .\n1.jpg,plain\n"
+        '2.jpg,"quoted, too"\n2.jpg, A sign says "stop, now", it seems\n3.jpg,spreadsheet,,\n'
+    )
+    assert read(tmp_path, table, problems) == {
+        "1.jpg": ("A dog, a cat, and a bird .", "plain"),
+        "2.jpg": ("quoted, too", 'A sign says "stop, now", it seems'),
+        "3.jpg": ("spreadsheet",),
+    }
+    assert not problems
+
+
+def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) -> None:
+    table = "image,caption,split\n1.jpg,a dog, a cat,train\n2.jpg,fine,train\n"
+    assert read(tmp_path, table, problems) == {"2.jpg": ("fine",)}
+    assert problems.report().splitlines() == [
+        "  row with too many cells: 1 (line 2 has 4)",
+        "    there are 3 columns; a text with ',' in it needs quotation marks around it",
+    ]
+
+
+def test_a_quotation_mark_that_is_never_closed_swallows_nothing(
+    tmp_path: Path, problems: Problems
+) -> None:
+    rows = [f"{n}.jpg,caption {n}" for n in range(5)]
+    rows[1] = '1.jpg,"V" is what, she shows'
+    rows[2] = "2.jpg,\"a shop called Joe's"
+    found = read(tmp_path, "image,caption\n" + "\n".join(rows) + "\n", problems)
+    assert list(found) == [f"{n}.jpg" for n in range(5)]
+    assert found["3.jpg"] == ("caption 3",) and "Joe's" in found["2.jpg"][0]
+    assert found["1.jpg"][0].endswith("is what, she shows")
+    # What is quoted well may have line ends inside.
+    table = 'image,caption\n1.jpg,"two\nlines, here"\n2.jpg,next\n'
+    assert read(tmp_path, table, problems) == {"1.jpg": ("two\nlines, here",), "2.jpg": ("next",)}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("header", ["Image{}Caption\n", ""])
+def test_delimiters_are_found_with_and_without_a_header(
+    tmp_path: Path, problems: Problems, delimiter: str, header: str
+) -> None:
+    table = header.format(delimiter) + f"1.jpg{delimiter}a dog; a cat, both\n2.JPG{delimiter}b\n"
+    assert read(tmp_path, table, problems) == {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)}
+    assert problems.notes() == (
+        []
+        if header
+        else ["table.csv has no header: column 1 is taken as the image, 2 as the caption"]
+    )
+
+
+def test_columns_of_a_table_without_a_header(tmp_path: Path, problems: Problems) -> None:
+    table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat\n"
+    assert read(tmp_path, table, problems) == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat",)}
+    assert "column 3 is taken as the image, 4 as the caption, 2 the split" in problems.notes()[0]
+    found = read(tmp_path, table, problems, image="3", captions=("1",))
+    assert found == {"a.jpg": ("7",), "b.jpg": ("8",)}
+    with pytest.raises(ConfigError, match="columns are called 1, 2, 3, 4: say which ones"):
+        read(tmp_path, table, problems, image="3")
+    with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
+        read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
+
+
+def test_an_empty_cell_in_a_split_column_is_drawn(tmp_path: Path, problems: Problems) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("image,caption,split\n1.jpg,a,train\n2.jpg,b,\n1.jpg,c, \n3.jpg,d,val\n")
+    found = [
+        (one.file_name, one.split, one.captions) for one in read_csv(table, Columns(), problems)
+    ]
+    assert found == [
+        ("1.jpg", "train", ("a", "c")), ("2.jpg", None, ("b",)), ("3.jpg", "val", ("d",)),
+    ]  # fmt: skip
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(
+        '{"image": "1.jpg", "caption": "a", "split": null}\n'
+        '{"image": "2.jpg", "caption": "b\\u2028c", "split": "val"}\n'
+        '{"image": "3.jpg", "caption": "d"}\n'
+    )
+    assert [(one.file_name, one.split) for one in read_jsonl(lines, Columns(), problems)] == [
+        ("1.jpg", None), ("2.jpg", "val"), ("3.jpg", None),
+    ]  # fmt: skip
+    assert not problems
+
+
+def test_encodings(tmp_path: Path, problems: Problems) -> None:
+    table = "image,caption\n1.jpg,a café – open\n"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        assert read(tmp_path, table.encode(encoding), problems) == {"1.jpg": ("a café – open",)}
+    assert problems.notes() == []
+    assert read(tmp_path, table.encode("cp1252"), problems) == {"1.jpg": ("a café – open",)}
+    assert "read as Windows-1252" in problems.notes()[0] and "table.csv" in problems.notes()[0]
+    for content in (b"\xff\xd8\xff\0\0binary", b"image,caption\n1.jpg,\x81\n"):
+        with pytest.raises(DataError, match=r"table\.csv is not a text in UTF-8"):
+            read(tmp_path, content, problems)
+    with pytest.raises(DataError, match=r"table\.csv is empty"):
+        read(tmp_path, " \n", problems)

@@ -1,0 +1,44 @@
+"""Paths that lead nowhere, and what may have been meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+__all__ = ["did_you_mean", "there_is_no"]
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Say which of `names` is nearest to a misspelt one: ", did you mean ...?", or nothing.
+
+    >>> did_you_mean("minimum_cuont", ["minimum_count", "workers"])
+    ', did you mean minimum_count?'
+    """
+    near = _nearest(name, names)
+    return f", did you mean {near}?" if near else ""
+
+
+def there_is_no(what: str, path: Path) -> str:
+    """Say that a file or folder is not there, and what has a name like it.
+
+    >>> there_is_no("folder", Path("/nowhere/photos"))
+    'there is no folder /nowhere/photos: /nowhere does not exist'
+    """
+    ways = (*reversed(path.parents), path)
+    first = next((way for way in ways if not os.path.lexists(way)), path)
+    try:
+        near = _nearest(first.name, (one.name for one in first.parent.iterdir()))
+    except OSError:
+        near = None
+    text = f"there is no {what} {path}"
+    if first != path:
+        text += f": {first} does not exist"
+    return f"{text}, did you mean {first.parent / near}?" if near else text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    by_lower = {one.lower(): one for one in names}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None

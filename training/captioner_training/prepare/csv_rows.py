@@ -1,0 +1,95 @@
+"""CSV as people write it: any usual delimiter, stray quotation marks, commas inside captions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from captioner_training.prepare.places import IMAGE_SUFFIXES
+
+__all__ = ["Row", "csv_rows", "find_delimiter", "names_image"]
+
+_DELIMITERS = (",", ";", "\t", "|")
+_LONGEST_CELL = 1_000_000  # characters; a quotation mark that is never closed shows earlier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row: its cells, and the text that they were cut from."""
+
+    line: int  # its first, from 1
+    cells: list[str]
+    text: str
+    delimiter: str
+
+    def tail(self, first: int) -> str:
+        """Cell `first` and whatever follows it, as one text: an unquoted caption with commas."""
+        if len(self.cells) <= first + 1:
+            return self.cells[first] if first < len(self.cells) else ""
+        # Read again with the spaces behind the delimiters, which belong to the sentence.
+        cells = next(csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter))
+        return self.delimiter.join(cells[first:]).strip()
+
+
+def names_image(cell: str) -> bool:
+    """Whether this is the name of an image file."""
+    return PurePosixPath(cell.strip()).suffix.lower() in IMAGE_SUFFIXES
+
+
+def find_delimiter(text: str, names: Sequence[str]) -> str:
+    """Find the delimiter under which the first row is a header of `names`, or names an image."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+
+    def fits(delimiter: str) -> tuple[int, bool]:
+        row = next(csv_rows(first, delimiter=delimiter), None)
+        cells = [cell.strip() for cell in row.cells] if row else []
+        known = sum(cell.lower() in names for cell in cells)
+        return known, len(cells) > 1 and any(map(names_image, cells))
+
+    return max(_DELIMITERS, key=fits)  # of equals the first
+
+
+def csv_rows(text: str, *, delimiter: str) -> Iterator[Row]:
+    """Yield the rows that are not blank.
+
+    A quotation mark that is opened and never closed would swallow the rows behind it; such a row
+    is read as if quotation marks meant nothing.
+    """
+    csv.field_size_limit(_LONGEST_CELL)
+    lines = io.StringIO(text, newline="").readlines()
+    begin = 0
+    while begin < len(lines):
+        for end, cells in _well_quoted(lines, begin, delimiter):
+            if any(map(str.strip, cells)):
+                whole = "".join(lines[begin:end])
+                yield Row(line=begin + 1, cells=cells, text=whole, delimiter=delimiter)
+            begin = end
+        if begin < len(lines):  # its quotation mark swallows other rows
+            cells = [cell.strip() for cell in lines[begin].split(delimiter)]
+            yield Row(line=begin + 1, cells=cells, text=lines[begin], delimiter=delimiter)
+            begin += 1
+
+
+def _well_quoted(
+    lines: Sequence[str], begin: int, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows from `begin` on, each with the line it ends before, up to one that is not."""
+    source = (lines[index] for index in range(begin, len(lines)))
+    reader = csv.reader(source, delimiter=delimiter, skipinitialspace=True)
+    start = begin
+    try:
+        for cells in reader:
+            end = begin + reader.line_num
+            if any(_begins_row(line, delimiter) for line in lines[start + 1 : end]):
+                return
+            yield end, cells
+            start = end
+    except csv.Error:  # a cell without an end
+        return
+
+
+def _begins_row(line: str, delimiter: str) -> bool:
+    return any(map(names_image, line.split(delimiter)[:-1]))
