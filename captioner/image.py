@@ -16,7 +16,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, cast
 
@@ -61,7 +61,11 @@ _TURNS = {
 
 
 def open_image(
-    source: ImageSource, *, at_least: int | None = None, max_pixels: int = MAX_PIXELS
+    source: ImageSource,
+    *,
+    at_least: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    admit: Callable[[int], None] | None = None,
 ) -> Image.Image:
     """Open an image as the 8-bit RGB picture that a viewer would see.
 
@@ -75,6 +79,8 @@ def open_image(
         at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
             long as both sides keep this many. None: full size.
         max_pixels: width times height of the largest image to decode; the header tells.
+        admit: called with width times height before the pixels of a file are decoded; it may wait
+            until there is memory for them.
 
     Raises:
         ImageNotFoundError: no such file, or it cannot be read.
@@ -95,6 +101,8 @@ def open_image(
             return _picture(source, name)
     with _stream(source, name) as stream, _as_image_error(name):
         image = _read_header(stream, name, max_pixels)
+        if admit is not None:
+            admit(image.width * image.height)
         if at_least is not None:
             image.draft(None, (at_least, at_least))
         return _picture(image, name)

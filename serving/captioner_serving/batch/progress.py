@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from captioner_serving.batch.config import Shard
-from captioner_serving.batch.inputs.photos import digest
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.digest import digest
 
 __all__ = ["Progress", "duration"]
 

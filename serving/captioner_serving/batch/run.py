@@ -16,7 +16,7 @@ from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import LocalEngine
 from captioner_serving.batch.engines.outcome import Engine, Outcome
-from captioner_serving.batch.inputs.photos import Photo, digest
+from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.journal.files import RunFiles
 from captioner_serving.batch.journal.journal import ERRORS, RECORDS, REVIEW, Journal
@@ -26,6 +26,7 @@ from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.sidecars import SidecarWriter
 from captioner_serving.batch.precision import fingerprint, load_captioner
 from captioner_serving.batch.progress import duration
+from captioner_serving.digest import digest
 
 __all__ = ["BatchRun", "caption_batch"]
 

@@ -1,63 +1,90 @@
-"""Decoding in worker processes: photos in, squares out, in order, whatever a file does to a worker.
+"""Decoding in worker processes: photos in, pixels out, whatever a file does to a worker.
 
-A decoder written in C can be brought down by a damaged file. Then one worker dies, its first photo
-without an answer is to blame, and a new worker takes over the others.
+Decoders written in C can be brought down by a damaged file, made to run for hours, or to take all
+memory. Here each photo has a deadline, a limit of memory and a budget of pixels, in a process that
+holds nothing but the photo. One thread looks after each worker: it sends a photo, waits for the
+answer, and only then sends the next, so that the two sides of a socket never wait for each other.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
-import sys
+import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
-from captioner.errors import CaptionerError, ImageTruncatedError
+from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
 from captioner.geometry import TransformConfig
-from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.decoding.worker import Decoded
+from captioner.image import MAX_PIXELS
+from captioner_serving.decoding.budget import PixelBudget
+from captioner_serving.decoding.decoder import Decoded, Readable
+from captioner_serving.decoding.process import DecodeProcess, DiedError, SlowError
+from captioner_serving.decoding.worker import Limits
 
 __all__ = ["DecodePool"]
 
-_QUEUED = 2  # photos a worker has at once: one to work on, and the next without a pause
+_QUEUED = 2  # photos a worker has at once in a stream: one to work on, and the next without a pause
+_UNASKED = 4_000_000  # pixels; a photo of this size takes 50 MB at most
+_BYTES_A_PIXEL = 32  # that Pillow and the decoders take for the oddest formats, and then some
+_BYTES_BESIDE = 1 << 30  # for the file itself
+_KILLS = 3  # by the system, of one photo's workers, before it is said that memory is short
+
+_Photo = TypeVar("_Photo", bound=Readable)
 
 
 @dataclass(eq=False)
 class _Task:
-    photo: Photo
-    result: Decoded | None = None
-
-
-@dataclass(eq=False)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    connection: Connection[Any, Any]
-    tasks: deque[_Task] = field(default_factory=deque)
+    photo: Readable
+    longest: int | None
+    future: Future[Decoded] = field(default_factory=Future)
 
 
 class DecodePool:
-    """Worker processes that decode; a context manager, so that none outlives its run.
+    """Worker processes that decode; a context manager, so that none outlives it.
 
     Args:
         transform: how a photo becomes a square.
-        max_pixels: larger photos are refused.
         workers: processes.
-        ahead: photos that may be decoded before they are asked for; bounds the memory.
+        max_pixels: larger photos are refused.
+        seconds: that one photo may take to be read and decoded.
+        budget: pixels under way at once in all workers; a larger photo is decoded alone. None:
+            twice `max_pixels`.
 
     """
 
     def __init__(
-        self, transform: TransformConfig, *, max_pixels: int, workers: int, ahead: int
+        self,
+        transform: TransformConfig,
+        *,
+        workers: int,
+        max_pixels: int = MAX_PIXELS,
+        seconds: float = 120.0,
+        budget: int | None = None,
     ) -> None:
-        self._setup = (transform, max_pixels)
-        self._ahead = max(ahead, workers * _QUEUED)
-        self._workers = [self._start() for _ in range(workers)]
+        self._transform = transform
+        self._limits = Limits(
+            max_pixels=max_pixels,
+            seconds=seconds,
+            unasked=_UNASKED,
+            memory=_BYTES_A_PIXEL * max_pixels + _BYTES_BESIDE,
+        )
+        self._budget = PixelBudget(2 * max_pixels if budget is None else budget)
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._processes: dict[int, DecodeProcess] = {}
+        self._threads = [
+            threading.Thread(target=self._attend, args=(n,), name=f"decoding {n}", daemon=True)
+            for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> DecodePool:
         return self
@@ -68,94 +95,129 @@ class DecodePool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for worker in self._workers:
-            worker.connection.close()  # a worker ends with its socket
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+        self.close()
 
-    def decode(self, photos: Iterator[Photo]) -> Iterator[tuple[Photo, Decoded]]:
-        """Decode photos and give them back in their order; few are held at a time."""
-        tasks: deque[_Task] = deque()
-        more = True
+    def submit(self, photo: Readable, *, longest: int | None = None) -> Future[Decoded]:
+        """Have a photo decoded.
+
+        A photo that cannot be decoded is a result with an `error`. The future raises CaptionerError
+        where the photo is not to blame: no process can be started, memory is short, the pool is
+        closed. A future that is cancelled before its turn costs nothing.
+
+        Args:
+            photo: a name and a way to read it; EncodedPhoto, where the bytes are at hand.
+            longest: None makes the encoder's square; a number of pixels the whole picture, with
+                neither side longer than this.
+
+        """
+        task = _Task(photo, longest)
+        if self._closed.is_set():
+            task.future.set_exception(_closed())
+        else:
+            self._tasks.put(task)
+        return task.future
+
+    def decode(
+        self, photos: Iterator[_Photo], *, ahead: int = 0
+    ) -> Iterator[tuple[_Photo, Decoded]]:
+        """Decode photos and give them back in their order; few are held at a time.
+
+        Args:
+            photos: an exception of theirs is raised after the photos before it.
+            ahead: photos that may be decoded before they are asked for; bounds the memory.
+
+        """
+        most = len(self._threads) * _QUEUED
+        ahead = max(ahead, most)
+        tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
+        changed = threading.Event()
         problem: Exception | None = None
-        while True:
-            while more and len(tasks) < self._ahead and (worker := self._idlest()):
+        more = True
+        while more or tasks:
+            changed.clear()
+            while more and len(tasks) < ahead and _unfinished(tasks) < most:
                 try:
                     photo = next(photos, None)
-                except Exception as error:  # it comes after the photos before it
+                except Exception as error:
                     photo, problem = None, error
                 if photo is None:
                     more = False
                     break
-                tasks.append(task := _Task(photo))
-                self._assign(worker, task)
-            while tasks and (result := tasks[0].result) is not None:
-                yield tasks.popleft().photo, result
-            if tasks:
-                self._receive(block=tasks[0].result is None)
-            elif problem is not None:
-                raise problem
-            elif not more:
-                return
+                future = self.submit(photo)
+                tasks.append((photo, future))
+                future.add_done_callback(lambda _: changed.set())
+            if tasks and not tasks[0][1].done():
+                changed.wait()
+            while tasks and tasks[0][1].done():
+                photo, future = tasks.popleft()
+                yield photo, future.result()
+        if problem is not None:
+            raise problem
 
-    def _idlest(self) -> _Worker | None:
-        worker = min(self._workers, key=lambda one: len(one.tasks))
-        return worker if len(worker.tasks) < _QUEUED else None
+    def close(self) -> None:
+        """End the workers; what is not decoded yet fails."""
+        self._closed.set()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for process in list(self._processes.values()):
+            process.kill()
+        for thread in self._threads:
+            thread.join()
 
-    def _assign(self, worker: _Worker, task: _Task) -> None:
-        worker.tasks.append(task)
-        try:
-            worker.connection.send(task.photo)
-        except OSError:
-            self._replace(worker)
+    # One thread a worker
 
-    def _receive(self, *, block: bool) -> None:
-        """Take the answers that are there; if need be, wait for one."""
-        busy = {worker.connection: worker for worker in self._workers if worker.tasks}
-        for connection in wait(list(busy), timeout=None if block else 0):
-            worker = busy[connection]  # type: ignore[index]
+    def _attend(self, number: int) -> None:
+        with suppress(CaptionerError):  # what is wrong, the first photo will be told
+            self._process(number)
+        while (task := self._tasks.get()) is not None:
+            if not task.future.set_running_or_notify_cancel():
+                continue
             try:
-                answer = worker.connection.recv()
-            except (EOFError, OSError):
-                self._replace(worker)
-            else:
-                worker.tasks.popleft().result = answer
+                task.future.set_result(self._decode(number, task))
+            except Exception as error:
+                task.future.set_exception(error)
+        if process := self._processes.pop(number, None):
+            process.end()
 
-    def _replace(self, worker: _Worker) -> None:
-        """Blame the photo that a dead worker was at, and give the rest to a new one."""
-        worker.connection.close()
-        status = worker.process.wait()
-        if status == 0 or not worker.tasks:
-            raise CaptionerError(f"a decoding process ended by itself (status {status})")
-        culprit, *rest = worker.tasks
-        reason = f"{culprit.photo.name} brought the image decoder down (status {status})"
-        error = ImageTruncatedError(f"{reason}: copy or export it again")
-        culprit.result = Decoded(b"", (0, 0), b"", error.record())
-        fresh = self._start()
-        self._workers[self._workers.index(worker)] = fresh
-        for task in rest:
-            self._assign(fresh, task)
+    def _process(self, number: int) -> DecodeProcess:
+        if number not in self._processes:
+            self._processes[number] = DecodeProcess(self._transform, self._limits)
+        return self._processes[number]
 
-    def _start(self) -> _Worker:
-        # Not multiprocessing's own processes: those import the caller's script again, and inherit
-        # each other's sockets, so that they would outlive a parent that was killed.
-        ours, theirs = multiprocessing.Pipe()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        }
-        code = f"from {Decoded.__module__} import serve; serve({theirs.fileno()})"
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # libtiff and libjpeg print what the errors say already
-            env=environment,
-        )
-        theirs.close()
-        ours.send(self._setup)
-        return _Worker(process, ours)
+    def _decode(self, number: int, task: _Task) -> Decoded:
+        """Decode a photo, in fresh processes as long as it may not be its own fault."""
+        crashed = killed = 0
+        while not self._closed.is_set():
+            try:
+                return self._process(number).decode(task.photo, task.longest, self._budget)
+            except SlowError:
+                self._processes.pop(number, None)
+                reason = f"{task.photo.name} takes more than {self._limits.seconds:g} s to decode"
+                return Decoded.failed(ImageTooLargeError(f"{reason}: export it again, smaller"))
+            except DiedError as error:
+                self._processes.pop(number, None)
+                if self._closed.is_set():
+                    break
+                if error.status == -signal.SIGKILL:  # the system is out of memory
+                    killed += 1
+                    if killed == _KILLS:
+                        raise CaptionerError(
+                            "the system ends the decoding processes, probably because memory is "
+                            "short: use fewer of them, or a lower limit of pixels"
+                        ) from error
+                    time.sleep(killed)
+                else:
+                    crashed += 1
+                    if crashed > 1:
+                        reason = f"{task.photo.name} brought the image decoder down"
+                        reason = f"{reason} (status {error.status}): copy or export it again"
+                        return Decoded.failed(ImageTruncatedError(reason))
+        raise _closed()
+
+
+def _unfinished(tasks: deque[tuple[_Photo, Future[Decoded]]]) -> int:
+    return sum(not future.done() for _, future in tasks)
+
+
+def _closed() -> CaptionerError:
+    return CaptionerError("the decoding processes have been ended: open a new pool")

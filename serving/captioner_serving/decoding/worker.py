@@ -1,76 +1,45 @@
-"""A process that decodes photos; captioner_serving.decoding.pool starts it.
+"""A process that decodes photos; captioner_serving.decoding.process starts it.
 
-It reads photos from a socket and answers with squares of pixels. It imports no torch, so that
-it takes little memory, and ends when the socket does, however its parent ended.
+It reads photos from a socket and answers with pixels. It imports no torch, so that it takes little
+memory, and ends when the socket does, however its parent ended.
 """
 
 from __future__ import annotations
 
-import io
+import math
+import os
 import signal
+import sys
 import warnings
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
-from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
-from captioner.geometry import Framing, TransformConfig
-from captioner.image import open_image
-from captioner_serving.batch.inputs.photos import Photo, digest
+from PIL import AvifImagePlugin
 
-__all__ = ["Decoded", "Decoder", "serve"]
+from captioner.geometry import TransformConfig
+from captioner_serving.decoding.decoder import Decoder
+
+__all__ = ["READY", "Limits", "serve"]
+
+READY = "ready"
+"""The first thing that a worker says."""
 
 
-class Decoded(NamedTuple):
-    """What became of a photo.
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one photo may cost.
 
-    content: digest of the file's bytes, b"" where they could not be read.
-    size: width and height as the viewer sees it.
-    pixels: size x size x 3 bytes of the checkpoint's square, row by row.
-    error: type, title and detail, where it failed; then there are no pixels.
+    max_pixels: width times height; the header tells.
+    seconds: to read and decode it; the time that it waits for room does not count.
+    unasked: photos of at most so many pixels are decoded without asking for room.
+    memory: bytes of address space that a worker may take beyond what it has at its start.
     """
 
-    content: bytes
-    size: tuple[int, int]
-    pixels: bytes
-    error: dict[str, str] | None
-
-
-class _NamedBytes(io.BytesIO):
-    """Bytes that open_image can name in its errors."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(data)
-        self.name = name
-
-
-class Decoder:
-    """Photo -> square, with every failure turned into an error record."""
-
-    def __init__(self, config: TransformConfig, *, max_pixels: int) -> None:
-        self._framing = Framing(config)
-        self._max_pixels = max_pixels
-
-    def __call__(self, photo: Photo) -> Decoded:
-        """Read, decode, make square."""
-        content = b""
-        try:
-            data = photo.read()
-            content = digest(data)
-            image = open_image(
-                _NamedBytes(data, photo.name),
-                at_least=self._framing.at_least,
-                max_pixels=self._max_pixels,
-            )
-            square = self._framing.square(image)
-        except CaptionerError as error:
-            return Decoded(content, (0, 0), b"", error.record())
-        except MemoryError:
-            reason = f"{photo.name} does not fit into memory: make it smaller"
-            return Decoded(content, (0, 0), b"", ImageTooLargeError(reason).record())
-        except Exception as error:
-            reason = f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
-            return Decoded(content, (0, 0), b"", ImageTruncatedError(reason).record())
-        return Decoded(content, image.size, square.tobytes(), None)
+    max_pixels: int
+    seconds: float
+    unasked: int
+    memory: int
 
 
 def serve(descriptor: int) -> None:
@@ -79,11 +48,59 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Pillow warns of odd metadata in photos that it reads all the same.
     warnings.simplefilter("ignore")
-    connection: Connection[Decoded, Any] = Connection(descriptor)
+    # Several processes decode already; each thread of a decoder would take address space.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    connection: Connection[Any, Any] = Connection(descriptor)
     try:
-        config, max_pixels = connection.recv()
-        decode = Decoder(config, max_pixels=max_pixels)
-        while True:
-            connection.send(decode(connection.recv()))
+        config, limits = connection.recv()
+        connection.send(READY)
+        _silence()
+        _bound_memory(limits.memory)
+        _answer(connection, config, limits)
     except (EOFError, ConnectionError):
+        return
+
+
+def _answer(connection: Connection[Any, Any], config: TransformConfig, limits: Limits) -> None:
+    decode = Decoder(config, max_pixels=limits.max_pixels)
+
+    def admit(pixels: int) -> None:
+        if pixels > limits.unasked:
+            _alarm(None)
+            connection.send(pixels)
+            connection.recv()
+            _alarm(limits.seconds)
+
+    while True:
+        photo, longest = connection.recv()
+        _alarm(limits.seconds)
+        answer = decode(photo, longest=longest, admit=admit)
+        _alarm(None)
+        connection.send(answer)
+
+
+def _alarm(seconds: float | None) -> None:
+    """End this process after a while, even inside a decoder; for when the parent cannot."""
+    signal.alarm(0 if seconds is None else math.ceil(seconds) + 5)
+
+
+def _silence() -> None:
+    """Drop what libtiff and libjpeg print: the errors say it already."""
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _bound_memory(budget: int) -> None:
+    """Turn a photo that takes all memory into a MemoryError, where the system can."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = now + budget if hard == resource.RLIM_INFINITY else min(now + budget, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    except (ImportError, OSError, ValueError):  # not Linux: the budget of pixels has to do
         return

@@ -185,7 +185,7 @@ def _state(folder: Path) -> dict[bytes, tuple[int, int, int, int]]:
     return state
 
 
-def test_a_decoder_that_dies_costs_one_photo(
+def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
     start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = photos(200)
@@ -206,12 +206,6 @@ def test_a_decoder_that_dies_costs_one_photo(
         _, said = process.communicate(timeout=100)
     finally:
         process.kill()
-    lines = output.read_text().splitlines()
-    errors = Path(f"{output}.errors.jsonl").read_text().splitlines()
-    assert (process.returncode, len(errors), len(lines)) == (1, 1, 199)
-    (error,) = map(json.loads, errors)
-    assert "brought the image decoder down" in error["error"]["detail"]
-    assert error["image"] in said
-    images = [json.loads(line)["image"] for line in lines]
-    assert sorted([*images, error["image"]]) == [str(folder / f"p{n:03}.jpg") for n in range(200)]
-    assert images == sorted(images)
+    images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
+    assert (process.returncode, "Traceback" in said) == (0, False)
+    assert images == [str(folder / f"p{n:03}.jpg") for n in range(200)]

@@ -24,7 +24,7 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import caption_decoded
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.decoding.worker import Decoder
+from captioner_serving.decoding.decoder import Decoder
 
 __all__ = ["CaptionActor", "RayEngine"]
 

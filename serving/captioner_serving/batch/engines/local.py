@@ -20,13 +20,15 @@ from captioner.caption import Caption
 from captioner.cores import cores
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import Captioner, PreparedImage
+from captioner.geometry import Box
+from captioner.predictor import Captioner
 from captioner_serving.allocator import MemoryCeiling
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.decoding.decoder import Decoded
 from captioner_serving.decoding.pool import DecodePool
-from captioner_serving.decoding.worker import Decoded
+from captioner_serving.decoding.prepared import prepared_images
 
 __all__ = ["LocalEngine", "caption_decoded"]
 
@@ -129,9 +131,9 @@ class LocalEngine:
                 self.captioner.transform.config,
                 max_pixels=self.captioner.max_pixels,
                 workers=self.workers,
-                ahead=2 * self.batch_size,
             ) as decoder:
-                for span in self._spans(decoder.decode(photos), claim):
+                decoded = decoder.decode(photos, ahead=2 * self.batch_size)
+                for span in self._spans(decoded, claim):
                     self._put(ready, (span, pool.submit(self._caption, span)))
                     if self._stop.is_set():
                         return
@@ -213,13 +215,7 @@ def caption_decoded(
     """Caption as one batch what was decoded without an error."""
     if not decoded:
         return []
-    side = captioner.transform.config.size
-    joined = bytearray(b"".join(one.pixels for one in decoded))
-    pixels = torch.frombuffer(joined, dtype=torch.uint8).view(-1, side, side, 3)
-    prepared = [
-        PreparedImage(source=name, pixels=square, box=captioner.transform.box(*one.size))
-        for name, one, square in zip(names, decoded, pixels.permute(0, 3, 1, 2), strict=True)
-    ]
+    prepared = prepared_images(zip(names, decoded, strict=True))
     return captioner.caption_prepared(prepared, generation)
 
 
@@ -238,7 +234,8 @@ def _suited_batch_size(captioner: Captioner, generation: GenerationConfig) -> in
     if captioner.device.type != "cuda":
         return _CPU_BATCH
     side, few = captioner.transform.config.size, 8
-    noise = Decoded(b"", (side, side), os.urandom(3 * side * side), None)
+    whole, pixels = (side, side), os.urandom(3 * side * side)
+    noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
     torch.cuda.reset_peak_memory_stats(captioner.device)
     before = torch.cuda.memory_allocated(captioner.device)
     caption_decoded(captioner, [""] * few, [noise] * few, generation)

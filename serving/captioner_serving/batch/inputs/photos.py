@@ -5,7 +5,6 @@ A photo is small and picklable: it goes to the process that decodes it, which re
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zipfile
@@ -24,7 +23,6 @@ __all__ = [
     "RemotePhoto",
     "TarMember",
     "ZipMember",
-    "digest",
 ]
 
 _LARGEST = 1 << 30  # bytes; more is a disk image or a film, and reading it would take all memory
@@ -149,12 +147,6 @@ class LostPhoto(Photo):
     def read(self) -> bytes:
         """Say why, always."""
         raise errors.ImageNotFoundError(self.reason)
-
-
-def digest(text: str | bytes) -> bytes:
-    """16 bytes that stand for a name or for the content of a file."""
-    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(data).digest()[:16]
 
 
 def _open_quietly(path: str) -> int:

@@ -14,7 +14,8 @@ from captioner.drawing.saving import save_image
 from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.image import open_image
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import Photo, digest
+from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.digest import digest
 
 __all__ = ["MapWriter", "check_maps_folder"]
 

@@ -1,0 +1,140 @@
+"""From the bytes of a photo to the pixels that are needed, with every failure as a record."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from PIL import Image
+
+from captioner import errors
+from captioner.geometry import Box, Framing, TransformConfig
+from captioner.image import MAX_PIXELS, open_image
+from captioner_serving.digest import digest
+
+__all__ = ["Admit", "Decoded", "Decoder", "EncodedPhoto", "Readable"]
+
+Admit = Callable[[int], None]
+"""Told how many pixels a photo has before they are decoded; it may wait until there is room."""
+
+_NO_BOX = Box(0.0, 0.0, 0.0, 0.0)
+
+
+class Readable(Protocol):
+    """A photo that can travel to another process (pickled) and be read there."""
+
+    @property
+    def name(self) -> str:
+        """What its errors call it."""
+
+    def read(self) -> bytes:
+        """Read the bytes of the image file."""
+
+
+class EncodedPhoto(NamedTuple):
+    """A photo whose bytes are at hand: JPEG, PNG, ..."""
+
+    name: str
+    data: bytes
+
+    def read(self) -> bytes:
+        """Give the bytes."""
+        return self.data
+
+
+class Decoded(NamedTuple):
+    """What became of a photo.
+
+    content: digest of the file's bytes, b"" where they could not be read.
+    size: width and height of the photo as the viewer sees it; (0, 0) where it failed.
+    pixels: uint8, height x width x 3 bytes, row by row: the square that the encoder sees, or the
+        picture that was asked for. b"" where it failed.
+    shape: width and height of `pixels`.
+    box: the part of the photo that the pixels show.
+    error: type, title and detail, where it failed.
+    """
+
+    content: bytes
+    size: tuple[int, int]
+    pixels: bytes
+    shape: tuple[int, int]
+    box: Box = _NO_BOX
+    error: dict[str, str] | None = None
+
+    @classmethod
+    def failed(cls, error: errors.CaptionerError, content: bytes = b"") -> Decoded:
+        """Say what is wrong with a photo."""
+        return cls(content, (0, 0), b"", (0, 0), error=error.record())
+
+    def exception(self) -> errors.CaptionerError | None:
+        """Give the error as an exception of the class that it was; None where all went well."""
+        if self.error is None:
+            return None
+        for kind in vars(errors).values():
+            known = isinstance(kind, type) and issubclass(kind, errors.ImageError)
+            if known and kind.type == self.error["type"]:
+                problem: errors.CaptionerError = kind(self.error["detail"])
+                return problem
+        return errors.ImageError(self.error["detail"])
+
+
+class _NamedBytes(io.BytesIO):
+    """Bytes that open_image can name in its errors."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+class Decoder:
+    """Photo -> pixels, with every failure turned into an error record.
+
+    Args:
+        config: how a photo becomes the encoder's square.
+        max_pixels: larger photos are refused.
+
+    """
+
+    def __init__(self, config: TransformConfig, *, max_pixels: int = MAX_PIXELS) -> None:
+        self._framing = Framing(config)
+        self._max_pixels = max_pixels
+
+    def __call__(
+        self, photo: Readable, *, longest: int | None = None, admit: Admit | None = None
+    ) -> Decoded:
+        """Read, decode, make small.
+
+        Args:
+            photo: what to read.
+            longest: None makes the encoder's square; a number of pixels the whole picture, with
+                neither side longer than this.
+            admit: see Admit.
+
+        """
+        content = b""
+        try:
+            data = photo.read()
+            content = digest(data)
+            image = open_image(
+                _NamedBytes(data, photo.name),
+                at_least=self._framing.at_least if longest is None else None,
+                max_pixels=self._max_pixels,
+                admit=admit,
+            )
+            size = image.size
+            if longest is None:
+                box = self._framing.box(*size)
+                image = self._framing.square(image)
+            else:
+                box = Box(0.0, 0.0, 1.0, 1.0)
+                image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=3)
+        except errors.CaptionerError as error:
+            return Decoded.failed(error, content)
+        except MemoryError:
+            reason = f"{photo.name} needs too much memory: make it smaller"
+            return Decoded.failed(errors.ImageTooLargeError(reason), content)
+        except Exception as error:
+            reason = f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
+            return Decoded.failed(errors.ImageTruncatedError(reason), content)
+        return Decoded(content, size, image.tobytes(), image.size, box)

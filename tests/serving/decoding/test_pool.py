@@ -1,0 +1,196 @@
+"""The decode pool: what one photo may do to a worker, and what it may not do to the others."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner import CaptionerError, ImageTooLargeError
+from captioner.geometry import Framing, TransformConfig
+from captioner.image import open_image
+from captioner_serving.decoding.decoder import Decoded, EncodedPhoto
+from captioner_serving.decoding.pool import DecodePool
+
+SMALL = TransformConfig(mode="crop", size=96)
+
+
+class Act(EncodedPhoto):
+    """A photo that does something to the process that reads it."""
+
+    def read(self) -> bytes:
+        what, _, rest = self.data.partition(b" ")
+        if what == b"once":
+            if not Path(os.fsdecode(rest)).exists():
+                Path(os.fsdecode(rest)).touch()
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return jpeg(7)
+        if what == b"sleep":
+            time.sleep(60)
+        if what == b"eat":
+            return bytes(1 << 40)
+        os.kill(os.getpid(), int(rest))
+        return b""
+
+
+def jpeg(number: int, side: int = 64, *, noise: bool = False) -> bytes:
+    if noise:
+        image = Image.frombytes("RGB", (side, side), os.urandom(side * side * 3))
+    else:
+        image = Image.new("RGB", (side, side), (number * 20 % 256, 90, 160))
+    image.save(buffer := io.BytesIO(), "JPEG", quality=98)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[DecodePool]:
+    with DecodePool(SMALL, workers=2, max_pixels=2_000_000, seconds=2.0) as made:
+        yield made
+
+
+def error_of(future: Future[Decoded]) -> str:
+    error = future.result(timeout=60).error
+    assert error is not None
+    return error["detail"]
+
+
+def test_the_pixels_are_those_of_the_library(pool: DecodePool) -> None:
+    data = jpeg(3, 200, noise=True)
+    decoded = pool.submit(EncodedPhoto("a.jpg", data)).result(timeout=60)
+    framing = Framing(SMALL)
+    alone = framing.square(open_image(data, at_least=framing.at_least))
+    assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
+    assert decoded.box == framing.box(200, 200) and decoded.exception() is None
+    shown = pool.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=60)
+    assert (shown.size, shown.shape, len(shown.pixels)) == ((200, 200), (50, 50), 7500)
+
+
+def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(pool: DecodePool) -> None:
+    def photos() -> Iterator[EncodedPhoto]:
+        for number in range(40):
+            yield EncodedPhoto(str(number), jpeg(number, 1000 if number % 7 == 0 else 20))
+        raise CaptionerError("the list ends here")
+
+    names = []
+    with pytest.raises(CaptionerError, match="the list ends here"):
+        for photo, decoded in pool.decode(photos(), ahead=8):
+            assert decoded.error is None
+            names.append(photo.name)
+    assert names == [str(number) for number in range(40)]
+
+
+@pytest.mark.parametrize(("size", "side", "photos"), [(96, 60, 60), (384, 640, 40), (512, 3000, 4)])
+def test_large_photos_and_large_squares_do_not_wait_for_each_other(
+    size: int, side: int, photos: int
+) -> None:
+    data = jpeg(0, side, noise=True)  # 10 kB, 640 kB, 14 MB
+    named = (EncodedPhoto(str(number), data) for number in range(photos))
+    started = time.monotonic()
+    with DecodePool(TransformConfig(size=size), workers=2) as pool:
+        lengths = {len(decoded.pixels) for _, decoded in pool.decode(named, ahead=64)}
+    assert lengths == {3 * size * size}
+    assert time.monotonic() - started < 60
+
+
+def test_a_photo_that_takes_too_long_is_ended(pool: DecodePool) -> None:
+    started = time.monotonic()
+    said = error_of(pool.submit(Act("slow.jpg", b"sleep")))
+    assert said == "slow.jpg takes more than 2 s to decode: export it again, smaller"
+    assert time.monotonic() - started < 30
+    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=60).error is None
+
+
+def test_a_photo_that_takes_all_memory_is_an_error(pool: DecodePool) -> None:
+    decoded = pool.submit(Act("greedy.jpg", b"eat")).result(timeout=60)
+    assert isinstance(decoded.exception(), ImageTooLargeError)
+    assert "greedy.jpg needs too much memory" in error_of(pool.submit(Act("greedy.jpg", b"eat")))
+
+
+def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
+    pool: DecodePool, tmp_path: Path
+) -> None:
+    mark = os.fsencode(tmp_path / "mark")
+    once = pool.submit(Act("once.jpg", b"once " + mark))
+    assert once.result(timeout=60).error is None and Path(os.fsdecode(mark)).exists()
+    said = error_of(pool.submit(Act("always.jpg", b"kill %d" % signal.SIGSEGV)))
+    assert "always.jpg brought the image decoder down (status -11)" in said
+
+
+def test_a_kill_for_want_of_memory_blames_no_photo(
+    pool: DecodePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.decoding.pool.time.sleep", lambda _: None)
+    future = pool.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
+    with pytest.raises(CaptionerError, match="memory is short"):
+        future.result(timeout=60)
+    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=60).error is None
+
+
+def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    most: list[int] = []
+    data = jpeg(0, 2500)
+    with DecodePool(SMALL, workers=3, budget=7_000_000) as pool:
+        hold = pool._budget.hold
+
+        def counted(pixels: int):  # type: ignore[no-untyped-def]
+            context = hold(pixels)
+
+            class Counted:
+                def __enter__(self) -> None:
+                    context.__enter__()
+                    under_way.append(pixels)
+                    most.append(sum(under_way))
+
+                def __exit__(self, *_: object) -> None:
+                    under_way.pop()
+                    context.__exit__(None, None, None)
+
+            return Counted()
+
+        monkeypatch.setattr(pool._budget, "hold", counted)
+        futures = [pool.submit(EncodedPhoto(str(number), data)) for number in range(9)]
+        assert all(future.result(timeout=60).error is None for future in futures)
+    assert most == [6_250_000] * 9
+
+
+def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    with DecodePool(SMALL, workers=1) as pool:
+        future = pool.submit(EncodedPhoto("innocent.jpg", jpeg(1)))
+        with pytest.raises(CaptionerError, match=r"cannot start: .*No module named"):
+            future.result(timeout=60)
+
+
+def test_a_pool_ends_at_once_and_leaves_no_process() -> None:
+    with DecodePool(SMALL, workers=2, seconds=60) as pool:
+        pool.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=60)
+        slow = [pool.submit(Act(str(number), b"sleep")) for number in range(4)]
+        while len(pool._processes) < 2:
+            time.sleep(0.01)
+        pids = [process._process.pid for process in pool._processes.values()]
+        started = time.monotonic()
+    assert time.monotonic() - started < 5
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    for future in slow:
+        with pytest.raises(CaptionerError, match="have been ended"):
+            future.result(timeout=1)
+    with pytest.raises(CaptionerError, match="have been ended"):
+        pool.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=1)
+
+
+def test_a_worker_has_no_torch(pool: DecodePool) -> None:
+    pool.submit(EncodedPhoto("a.jpg", jpeg(1))).result(timeout=60)
+    pid = next(iter(pool._processes.values()))._process.pid
+    mapped: Callable[[str], str] = lambda name: Path(f"/proc/{pid}/{name}").read_text()  # noqa: E731
+    assert "torch" not in mapped("maps")
