@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captioner.bundled import find_bundled
 from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import (
@@ -26,21 +25,15 @@ from captioner.errors import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
-    CheckpointNotFoundError,
-    CheckpointVersionError,
 )
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
+from captioner.header import FORMAT_VERSION, HEADER_KEY, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
 
-__all__ = ["FORMAT_VERSION", "Checkpoint", "bundled_checkpoint", "load_checkpoint"]
-
-FORMAT_VERSION = 1
-"""Goes up when a file of the new kind would be misread by the old code."""
-
-_KEY = "captioner"
+__all__ = ["Checkpoint", "load_checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +66,7 @@ class Checkpoint:
             for name, tensor in self.model.state_dict().items()
         }
         with replace_file(path) as file:
-            file.write(save(tensors, metadata={_KEY: json.dumps(self._header())}))
+            file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -89,40 +82,19 @@ class Checkpoint:
         }
 
 
-def bundled_checkpoint() -> Path:
-    """Find the checkpoint that comes with Captioner: inside the package, or in the checkout.
-
-    Raises:
-        CheckpointNotFoundError: this installation has none.
-
-    """
-    path = find_bundled("captioner.safetensors")
-    if path is None:
-        raise CheckpointNotFoundError(
-            "the bundled checkpoint is missing from this installation: "
-            "install Captioner again, or name a checkpoint file"
-        )
-    return path
-
-
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint, on the CPU, in float32, ready to caption.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointFormatError: it is damaged, or no Captioner checkpoint.
-        CheckpointVersionError: a Captioner wrote it that this one cannot follow.
+        CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
+        CheckpointVersionError: it was written by a Captioner that this one cannot follow.
         CheckpointMismatchError: its tensors do not fit its own configuration.
 
     """
     path = Path(path)
-    header, tensors = _read(path)
-    version = header.get("format_version")
-    if version != FORMAT_VERSION:
-        raise CheckpointVersionError(
-            f"{path} has checkpoint format {version!r}; this Captioner reads format "
-            f"{FORMAT_VERSION}: install the Captioner that wrote it"
-        )
+    header = read_header(path)
+    tensors = _read_tensors(path)
     try:
         config = ModelConfig(
             encoder=EncoderConfig(**header["encoder"]), decoder=DecoderConfig(**header["decoder"])
@@ -154,46 +126,12 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read header and tensors, or say what is wrong with the file."""
-    _check_kind(path)
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
-            if text is None:
-                raise CheckpointFormatError(
-                    f"{path} holds tensors but no Captioner configuration: "
-                    "it is not a Captioner checkpoint"
-                )
-            header = json.loads(text)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise CheckpointFormatError(
-            f"{path} is cut off or damaged, or no safetensors file ({error}): copy it again"
-        ) from error
-    except (ValueError, OSError) as error:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointFormatError(f"{path} has a header that is not a JSON object")
-    return header, tensors
-
-
-def _check_kind(path: Path) -> None:
-    """Name the usual mistakes before the parser stumbles over them."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"there is no checkpoint {path}") from error
-    except OSError as error:
-        raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
-        raise CheckpointFormatError(
-            f"{path} is a pickle (torch.save), which could run code when it is read: "
-            "Captioner reads .safetensors files only"
-        )
-    if start.startswith(b"version https://git-lfs"):
-        raise CheckpointFormatError(f"{path} is a Git LFS pointer: run git lfs pull")
 
 
 def _build(config: ModelConfig, tensors: dict[str, Tensor], path: Path) -> CaptionModel:

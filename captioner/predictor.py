@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, ModelName, Word, image_name
-from captioner.checkpoint import Checkpoint, bundled_checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.encoder import Grid
 from captioner.errors import DeviceError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
+from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
 from captioner.transforms import Box, Transform
 from captioner.vocabulary import join

@@ -34,9 +34,10 @@ from PIL import Image
 from straightforward import search
 
 from captioner import Captioner
-from captioner.checkpoint import bundled_checkpoint, load_checkpoint
+from captioner.checkpoint import load_checkpoint
 from captioner.cores import cores
 from captioner.generation.generate import generate
+from captioner.header import bundled_checkpoint
 from captioner.image import open_image
 from captioner.model import CaptionModel
 from captioner.predictor import PreparedImage

@@ -31,9 +31,10 @@ import torch
 from straightforward import advance
 from torch import Tensor, nn
 
-from captioner.checkpoint import bundled_checkpoint, load_checkpoint
+from captioner.checkpoint import load_checkpoint
 from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import Encoder, EncoderConfig
+from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import PAD

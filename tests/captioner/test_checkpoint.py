@@ -110,7 +110,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointFormatError, match="git lfs pull"):
         load_checkpoint(path)
     path.write_text("just some text, long enough to be read as a header length")
-    with pytest.raises(CheckpointFormatError, match="damaged, or no safetensors"):
+    with pytest.raises(CheckpointFormatError, match="damaged or not a safetensors"):
         load_checkpoint(path)
 
 

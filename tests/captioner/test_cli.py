@@ -156,7 +156,7 @@ def test_pictures_that_cannot_be_written(
 def test_checkpoints_and_devices_that_cannot_be_used(run_captioner: Run, photo: Path) -> None:
     result = run_captioner("caption", photo, "--checkpoint", photo)
     assert result.returncode == 1
-    assert "damaged, or no safetensors file" in result.stderr
+    assert "cut off, damaged or not a safetensors file" in result.stderr
     result = run_captioner("caption", photo, "--checkpoint", "nowhere.safetensors")
     assert (result.returncode, result.stdout) == (1, "")
     assert "there is no checkpoint nowhere.safetensors" in result.stderr

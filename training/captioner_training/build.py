@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchvision.ops import StochasticDepth
 
-from captioner.checkpoint import bundled_checkpoint, load_checkpoint
+from captioner.checkpoint import load_checkpoint
 from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
+from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import CaptionedImage, read_coco, read_dataset

@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from captioner.checkpoint import bundled_checkpoint, load_checkpoint
+from captioner.checkpoint import load_checkpoint
 from captioner.errors import ConfigError
 from captioner.folding import fold_batch_norm
 from captioner.geometry import TransformConfig
+from captioner.header import bundled_checkpoint
 from captioner.predictor import Captioner, find_device
 from captioner.vocabulary import Vocabulary
 

@@ -1,0 +1,95 @@
+"""The header of a checkpoint: what it says of itself, read in a millisecond and without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from captioner.bundled import find_bundled
+from captioner.errors import (
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+    CheckpointVersionError,
+)
+
+__all__ = ["FORMAT_VERSION", "HEADER_KEY", "bundled_checkpoint", "read_header"]
+
+FORMAT_VERSION = 1
+"""Goes up when a file of the new kind would be misread by the old code."""
+
+HEADER_KEY = "captioner"
+"""Under which the header stands in the file's metadata."""
+
+
+def bundled_checkpoint() -> Path:
+    """Find the checkpoint that comes with Captioner: inside the package, or in the checkout.
+
+    Raises:
+        CheckpointNotFoundError: this installation has none.
+
+    """
+    path = find_bundled("captioner.safetensors")
+    if path is None:
+        raise CheckpointNotFoundError(
+            "the bundled checkpoint is missing from this installation: "
+            "install Captioner again, or name a checkpoint file"
+        )
+    return path
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a checkpoint says of itself: everything but the tensors.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
+        CheckpointVersionError: it was written by a Captioner that this one cannot follow.
+
+    """
+    path = Path(path)
+    _check_kind(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            text = (file.metadata() or {}).get(HEADER_KEY)
+        if text is None:
+            raise CheckpointFormatError(
+                f"{path} holds tensors but no Captioner configuration: "
+                "it is not a Captioner checkpoint"
+            )
+        header = json.loads(text)
+    except SafetensorError as error:
+        raise CheckpointFormatError(
+            f"{path} is cut off, damaged or not a safetensors file ({error}): copy it again"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointFormatError(f"{path} has a header that is not a JSON object")
+    if (version := header.get("format_version")) != FORMAT_VERSION:
+        raise CheckpointVersionError(
+            f"{path} has checkpoint format {version!r}; this Captioner reads format "
+            f"{FORMAT_VERSION}: install the Captioner that wrote it"
+        )
+    return header
+
+
+def _check_kind(path: Path) -> None:
+    """Name the usual mistakes before the parser stumbles over them."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        raise CheckpointFormatError(
+            f"{path} is a pickle (torch.save), which could run code when it is read: "
+            "Captioner reads .safetensors files only"
+        )
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointFormatError(f"{path} is a Git LFS pointer: run git lfs pull")
