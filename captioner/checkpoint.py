@@ -77,6 +77,7 @@ class Checkpoint:
             "decoder": asdict(self.model.config.decoder),
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.words[4:],
+            "tokenizer": self.vocabulary.tokenizer,
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
         }
@@ -99,7 +100,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         config = ModelConfig(
             encoder=EncoderConfig(**header["encoder"]), decoder=DecoderConfig(**header["decoder"])
         )
-        vocabulary = Vocabulary(header["vocabulary"])
+        tokenizer = header.get("tokenizer", "words")  # older checkpoints know no other
+        vocabulary = Vocabulary(header["vocabulary"], tokenizer=tokenizer)
         transform = TransformConfig(**_tuples(header["transform"]))
         name, version, metrics = header["name"], header["version"], header["metrics"]
         generation = GenerationConfig(**header.get("generation", {}))

@@ -22,7 +22,6 @@ from captioner.generation.hypothesis import Hypothesis
 from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
 from captioner.transforms import Box, Transform
-from captioner.vocabulary import join
 
 __all__ = ["Captioner", "PreparedImage", "find_device", "prepare_image"]
 
@@ -211,7 +210,7 @@ class Captioner:
                 strict=False,  # the probabilities have one more, the end's
             )
         )
-        return Alternative(text=join(texts), score=hypothesis.score, words=words)
+        return Alternative(text=self.vocabulary.join(texts), score=hypothesis.score, words=words)
 
 
 def prepare_image(

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from nltk.tokenize import TreebankWordTokenizer
 
-__all__ = ["END", "PAD", "SPECIAL_TOKENS", "START", "UNK", "Vocabulary", "join", "tokenize"]
+__all__ = [
+    "END",
+    "PAD",
+    "SPECIAL_TOKENS",
+    "START",
+    "UNK",
+    "Tokenizer",
+    "Vocabulary",
+    "has_no_spaces",
+    "join",
+    "tokenize",
+]
+
+# "words": Treebank's, for languages that put spaces between words. "characters": each character of
+# a script without such spaces is a token; other words stay whole.
+Tokenizer = Literal["words", "characters"]
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
@@ -24,20 +40,54 @@ _WORD = re.compile(r"\w")
 _PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
 _PLAIN_WORD = re.compile(r"[a-z0-9]+")
 _CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
+# Unicode's blocks of the scripts that are written without spaces between words: Thai, Lao, Tibetan,
+# Burmese, Khmer, Japanese, Chinese. Korean has spaces.
+_UNSPACED: Final = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
+)
 
 
-def tokenize(caption: str) -> list[str]:
-    """Split a caption into lower-case Treebank tokens without punctuation.
+def tokenize(caption: str, by: Tokenizer = "words") -> list[str]:
+    """Split a caption into lower-case tokens without punctuation.
 
     >>> tokenize("A man's dog doesn't run.")
     ['a', 'man', "'s", 'dog', 'does', "n't", 'run']
+    >>> tokenize("戴着LED灯的狗。", "characters")
+    ['戴', '着', 'led', '灯', '的', '狗']
     """
     caption = caption.lower()
+    if by == "characters":
+        return _characters(caption)
     if _PLAIN.fullmatch(caption):
         words = _PLAIN_WORD.findall(caption)
         if _CUT.isdisjoint(words):
             return words
     return [token for token in _treebank().tokenize(caption) if _WORD.search(token)]
+
+
+def _characters(caption: str) -> list[str]:
+    tokens: list[str] = []
+    open_ = False  # whether the last token may grow
+    for character in unicodedata.normalize("NFC", caption):
+        mark = unicodedata.category(character).startswith("M")  # a vowel above, a tone
+        if not mark and not character.isalnum():
+            open_ = False
+        elif open_ and (mark or not (_UNSPACED.match(character) or _UNSPACED.match(tokens[-1]))):
+            tokens[-1] += character
+        else:
+            tokens.append(character)
+            open_ = True
+    return tokens
+
+
+def has_no_spaces(captions: Iterable[str]) -> bool:
+    """Whether most letters are of scripts without spaces between words."""
+    letters = unspaced = 0
+    for caption in captions:
+        letters += sum(map(str.isalpha, caption))
+        unspaced += len(_UNSPACED.findall(caption))
+    return 2 * unspaced > letters
 
 
 @cache
@@ -48,12 +98,20 @@ def _treebank() -> TreebankWordTokenizer:
     return TreebankWordTokenizer()
 
 
-def join(words: Iterable[str]) -> str:
-    """Write words as a sentence; Treebank's "n't" and "'s" lean on the word before.
+def join(words: Iterable[str], by: Tokenizer = "words") -> str:
+    """Write tokens as a sentence; Treebank's "n't" and "'s" lean on the word before.
 
     >>> join(["a", "man", "'s", "dog"])
     "a man's dog"
+    >>> join(["狗", "和", "led", "灯"], "characters")
+    '狗和led灯'
     """
+    if by == "characters":
+        text = before = ""
+        for word in words:
+            both = before and not _UNSPACED.match(before) and not _UNSPACED.match(word)
+            text, before = f"{text} {word}" if both else text + word, word
+        return text
     return re.sub(r" (n't|'\w+)\b", r"\1", " ".join(words))
 
 
@@ -62,27 +120,40 @@ class Vocabulary:
 
     Args:
         words: the words without the special tokens, in the order of their numbers.
+        tokenizer: how captions are split into them.
 
     Raises:
-        ConfigError: a word is empty, stands twice, or is a special token.
+        ConfigError: a word is empty, stands twice, or is a special token; there is no such
+            tokenizer.
 
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], *, tokenizer: Tokenizer = "words") -> None:
+        if tokenizer not in get_args(Tokenizer):
+            known = ", ".join(get_args(Tokenizer))
+            raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
+        self.tokenizer: Tokenizer = tokenizer
         self.words = (*SPECIAL_TOKENS, *words)
         self._ids = {word: number for number, word in enumerate(self.words)}
         if "" in self._ids or len(self._ids) != len(self.words):
             raise ConfigError("the vocabulary has an empty word, or a word that stands twice")
 
     @classmethod
-    def build(cls, captions: Iterable[Sequence[str]], *, minimum_count: int = 5) -> Vocabulary:
+    def build(
+        cls,
+        captions: Iterable[Sequence[str]],
+        *,
+        minimum_count: int = 5,
+        tokenizer: Tokenizer = "words",
+    ) -> Vocabulary:
         """Take the words that stand at least `minimum_count` times in tokenized captions.
 
         The most frequent come first; words that are equally frequent follow the alphabet.
         """
         counts = Counter(word for caption in captions for word in caption)
         frequent = [word for word, count in counts.items() if count >= minimum_count]
-        return cls(sorted(frequent, key=lambda word: (-counts[word], word)))
+        ordered = sorted(frequent, key=lambda word: (-counts[word], word))
+        return cls(ordered, tokenizer=tokenizer)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -103,3 +174,7 @@ class Vocabulary:
             if token not in (PAD, START):
                 words.append(self.words[token])
         return words
+
+    def join(self, words: Iterable[str]) -> str:
+        """Write words as a sentence."""
+        return join(words, self.tokenizer)

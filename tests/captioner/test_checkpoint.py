@@ -24,6 +24,7 @@ from captioner import (
     OutputError,
 )
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.vocabulary import Vocabulary
 
 
 def header_of(path: Path) -> dict[str, Any]:
@@ -51,6 +52,11 @@ def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -
     tiny_checkpoint.save(path, dtype=torch.float32)
     loaded = load_checkpoint(path)
     assert loaded.vocabulary.words == tiny_checkpoint.vocabulary.words
+    assert loaded.vocabulary.tokenizer == "words"
+    words = tiny_checkpoint.vocabulary.words[4:]
+    changed = replace(tiny_checkpoint, vocabulary=Vocabulary(words, tokenizer="characters"))
+    changed.save(path, dtype=torch.float32)
+    assert load_checkpoint(path).vocabulary.tokenizer == "characters"
     assert loaded.transform == tiny_checkpoint.transform
     assert loaded.model.config == tiny_checkpoint.model.config
     assert (loaded.name, loaded.version) == ("tiny", "1")
@@ -199,6 +205,7 @@ def test_a_checkpoint_says_how_it_makes_captions(
     assert len(captioner.caption(photo, longer).words) >= 6
 
     rewrite(path, lambda document: document.pop("generation"))  # as files were before
+    rewrite(path, lambda document: document.pop("tokenizer"))
     assert load_checkpoint(path).generation == GenerationConfig()
     rewrite(path, lambda document: document.update(generation={"beam_size": 0}))
     with pytest.raises(CheckpointFormatError, match="beam_size 0"):

@@ -9,7 +9,17 @@ import pytest
 from nltk.tokenize import TreebankWordTokenizer
 
 from captioner import ConfigError
-from captioner.vocabulary import END, PAD, SPECIAL_TOKENS, START, UNK, Vocabulary, join, tokenize
+from captioner.vocabulary import (
+    END,
+    PAD,
+    SPECIAL_TOKENS,
+    START,
+    UNK,
+    Vocabulary,
+    has_no_spaces,
+    join,
+    tokenize,
+)
 
 
 def test_tokens_are_treebanks_lower_case_without_punctuation() -> None:
@@ -45,6 +55,32 @@ def test_joined_tokens_read_as_written(text: str) -> None:
     assert join(tokenize(text)) == text.replace("dogs'", "dogs")
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens", "sentence"),
+    [
+        ("戴着LED灯的狗。", ["戴", "着", "led", "灯", "的", "狗"], "戴着led灯的狗"),
+        ("犬が2匹、ボール", ["犬", "が", "2", "匹", "ボ", "ー", "ル"], "犬が2匹ボール"),
+        # Vowels and tones above and below belong to the letter that they stand on.
+        ("สุนัขวิ่ง", ["สุ", "นั", "ข", "วิ่", "ง"], "สุนัขวิ่ง"),
+        ("A red T恤, Nike Air", ["a", "red", "t", "恤", "nike", "air"], "a red t恤nike air"),
+        ("...", [], ""),
+    ],
+)
+def test_scripts_without_spaces_are_split_by_characters(
+    text: str, tokens: list[str], sentence: str
+) -> None:
+    assert tokenize(text, "characters") == tokens
+    assert join(tokens, "characters") == sentence
+    vocabulary = Vocabulary.build([tokens], minimum_count=1, tokenizer="characters")
+    assert vocabulary.join(vocabulary.decode(vocabulary.encode(tokens))) == sentence
+
+
+def test_scripts_without_spaces_are_recognized() -> None:
+    assert has_no_spaces(["一只狗在草地上跑", "a dog"]) and has_no_spaces(["สุนัขวิ่ง"])
+    assert not has_no_spaces(["개가 공원에서 뛴다", "a dog", "собака", "穿T-shirt的a man"])
+    assert not has_no_spaces([])
+
+
 def test_build_counts_and_orders() -> None:
     captions = [["b", "a", "c"], ["b", "a"], ["b", "d"]]
     assert Vocabulary.build(captions, minimum_count=2).words == (*SPECIAL_TOKENS, "b", "a")
@@ -62,3 +98,8 @@ def test_encode_and_decode() -> None:
 def test_ambiguous_vocabularies_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
         Vocabulary(words)
+
+
+def test_an_unknown_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no tokenizer 'letters': it is one of words, characters"):
+        Vocabulary(["a"], tokenizer="letters")  # type: ignore[arg-type]
