@@ -1,11 +1,8 @@
 """The one way to open an image.
 
-Whatever a photo comes in (a path, bytes, a file object, a PIL image; JPEG, PNG, WebP, AVIF, BMP,
-GIF or TIFF; turned by EXIF, transparent, CMYK, 16 bits deep), `open_image` gives the 8-bit RGB
+Whatever a photo comes in (a path, bytes, a file object, a PIL image; JPEG, PNG, WebP, AVIF, HEIC,
+BMP, GIF or TIFF; turned by EXIF, transparent, CMYK, 16 bits deep), `open_image` gives the 8-bit RGB
 picture that a viewer would see, or one error that says what is wrong and what to do about it.
-
-Pillow's readers are used without `Image.open`, which measures pictures against a limit that belongs
-to the whole process, and says so with a warning, which no thread can catch for itself alone.
 """
 
 from __future__ import annotations
@@ -15,39 +12,20 @@ import io
 import math
 import os
 import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, cast
 
-from PIL import ExifTags, Image, ImageCms, ImageFile, features
-from PIL.AvifImagePlugin import AvifImageFile
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
+from PIL import ExifTags, Image, ImageCms
 
 from captioner import errors
+from captioner.readers import check_size, read_header
 
 __all__ = ["MAX_PIXELS", "ImageSource", "open_image"]
 
 ImageSource = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
 MAX_PIXELS = 100_000_000
-
-# What files begin with. MPO, from many phones, is JPEG with more pictures behind the first: JPEG's
-# reader shows the first, whatever has become of the list of the others.
-_READERS: dict[bytes, type[ImageFile.ImageFile]] = {
-    rb"\xff\xd8\xff": JpegImageFile,
-    rb"\x89PNG\r\n\x1a\n": PngImageFile,
-    rb"RIFF....WEBP": WebPImageFile,
-    rb"....ftyp(avif|avis|mif1|msf1)": AvifImageFile,
-    rb"BM": BmpImageFile,
-    rb"GIF8[79]a": GifImageFile,
-    rb"II[*+]\0|MM\0[*+]": TiffImageFile,
-}
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -97,10 +75,10 @@ def open_image(
     name = _name(source)
     if isinstance(source, Image.Image):
         with _as_image_error(name):
-            _check_size(source.size, name, max_pixels)
+            check_size(source.size, name, max_pixels)
             return _picture(source, name)
     with _stream(source, name) as stream, _as_image_error(name):
-        image = _read_header(stream, name, max_pixels)
+        image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
         if at_least is not None:
@@ -177,61 +155,6 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
             f"{name} has pixels of a kind that is not read ({reason}): convert it to JPEG or PNG"
         )
     return errors.ImageTruncatedError(f"{name} is cut off or damaged: copy or download it again")
-
-
-def _read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
-    """Read size and metadata; the pixels stay in the stream."""
-    head = stream.read(16)
-    if not head:
-        raise errors.ImageEmptyError(f"{name} is empty (0 bytes): copy or download it again")
-    known = [reader for begin, reader in _READERS.items() if re.match(begin, head, re.DOTALL)]
-    if not known:
-        raise errors.ImageFormatError(
-            f"{name} is not a JPEG, PNG, WebP, AVIF, BMP, GIF or TIFF image: convert it to one"
-        )
-    reader = known[0]
-    if reader.format in ("WEBP", "AVIF") and not features.check(reader.format.lower()):
-        raise errors.ImageFormatError(f"{name} is {reader.format}: install a Pillow that reads it")
-    if reader.format == "GIF":
-        # Pillow allocates and measures a GIF's frame while it reads the header: be there first.
-        for limit in (max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels):
-            _check_size(_gif_size(stream), name, limit)
-    stream.seek(0)
-    image = reader(stream)
-    _check_size(image.size, name, max_pixels)
-    if isinstance(image, TiffImageFile):
-        # Pillow's limit is for memory not there yet. (image.size has the EXIF turn in it.)
-        size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
-        image.im = Image.new(image.mode, size, None).im
-    return image
-
-
-def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
-    width, height = size
-    if width * height == 0:
-        raise errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
-    if width * height > max_pixels:
-        raise errors.ImageTooLargeError(
-            f"{name} has {width} x {height} pixels, more than the limit of {max_pixels:,}: "
-            "make it smaller or raise the limit"
-        )
-
-
-def _gif_size(stream: BinaryIO) -> tuple[int, int]:
-    """Size a GIF as Pillow will: its screen, grown by a first frame that reaches beyond."""
-    stream.seek(6)
-    width, height, flags = struct.unpack("<HHBxx", stream.read(7))
-    if flags & 0x80:
-        stream.seek(6 << (flags & 7), os.SEEK_CUR)  # the palette: three bytes a colour
-    while (block := stream.read(1)) not in (b"", b";"):
-        if block == b"!":
-            stream.read(1)
-            while (length := stream.read(1)) not in (b"", b"\0"):
-                stream.seek(length[0], os.SEEK_CUR)
-        elif block == b",":
-            left, top, across, down = struct.unpack("<4H", stream.read(8))
-            return max(width, left + across), max(height, top + down)
-    return width, height
 
 
 def _picture(image: Image.Image, name: str) -> Image.Image:

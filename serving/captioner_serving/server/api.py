@@ -66,8 +66,8 @@ _FORM = {
                         "image": {
                             "type": "array",
                             "items": {"type": "string", "format": "binary"},
-                            "description": "one photo or several: JPEG, PNG, WebP, AVIF, BMP, "
-                            "GIF or TIFF",
+                            "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, "
+                            "BMP, GIF or TIFF",
                         },
                         **CaptionFields.model_json_schema()["properties"],
                     },

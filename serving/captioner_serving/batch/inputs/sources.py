@@ -19,7 +19,8 @@ from captioner_serving.batch.inputs.tables import TABLES, list_names, table_name
 __all__ = ["SUFFIXES", "Inputs"]
 
 SUFFIXES = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
+    ".gif", ".tif", ".tiff",
 )  # fmt: skip
 
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")

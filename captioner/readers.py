@@ -1,0 +1,171 @@
+"""What a file says of itself before any pixel of it is decoded, and how much it may say.
+
+Pillow's readers are used without `Image.open`, which measures pictures against a limit that belongs
+to the whole process, and says so with a warning, which no thread can catch for itself alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from typing import BinaryIO
+
+from PIL import ExifTags, Image, ImageFile, features
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from captioner import errors
+
+__all__ = ["MAX_SCANS", "check_size", "read_header"]
+
+MAX_SCANS = 100
+"""A progressive JPEG has about ten; each costs as much as decoding the whole picture."""
+
+_USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
+
+# What files begin with. MPO, from many phones, is JPEG with more pictures behind the first: JPEG's
+# reader shows the first, whatever has become of the list of the others.
+_READERS: dict[bytes, type[ImageFile.ImageFile]] = {
+    rb"\xff\xd8\xff": JpegImageFile,
+    rb"\x89PNG\r\n\x1a\n": PngImageFile,
+    rb"RIFF....WEBP": WebPImageFile,
+    rb"....ftyp(avif|avis|mif1|msf1)": AvifImageFile,
+    rb"BM": BmpImageFile,
+    rb"GIF8[79]a": GifImageFile,
+    rb"II[*+]\0|MM\0[*+]": TiffImageFile,
+}
+_HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
+
+
+def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
+    """Read size and metadata; the pixels stay in the stream.
+
+    Args:
+        stream: stands where the image begins.
+        name: what errors call the image.
+        max_pixels: width times height of the largest image to decode, and of the largest part
+            that a decoder holds at once.
+
+    Raises:
+        ImageEmptyError, ImageFormatError, ImageTooLargeError: as open_image says.
+        Exception: what Pillow's readers raise on damaged files.
+
+    """
+    head = stream.read(64)
+    if not head:
+        raise errors.ImageEmptyError(f"{name} is empty (0 bytes): copy or download it again")
+    reader = _reader(head, name)
+    if reader.format in ("WEBP", "AVIF") and not features.check(reader.format.lower()):
+        raise errors.ImageFormatError(f"{name} is {reader.format}: install a Pillow that reads it")
+    if reader.format == "GIF":
+        # Pillow allocates and measures a GIF's frame while it reads the header: be there first.
+        for limit in (max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels):
+            check_size(_gif_size(stream), name, limit)
+    stream.seek(0)
+    image = reader(stream)
+    check_size(image.size, name, max_pixels)
+    if isinstance(image, JpegImageFile):
+        _check_scans(stream, name)
+    if isinstance(image, TiffImageFile):
+        _check_tiles(image, name, max_pixels)
+        # Pillow's limit is for memory not there yet. (image.size has the EXIF turn in it.)
+        size = image.tag_v2[ExifTags.Base.ImageWidth], image.tag_v2[ExifTags.Base.ImageLength]
+        image.im = Image.new(image.mode, size, None).im
+    return image
+
+
+def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
+    if re.match(_HEIC, _first_box(head), re.DOTALL):
+        # Only here: few photos need it, and it is a library of its own.
+        from pi_heif.as_plugin import HeifImageFile
+
+        reader: type[ImageFile.ImageFile] = HeifImageFile
+        return reader
+    for begin, known in _READERS.items():
+        if re.match(begin, head, re.DOTALL):
+            return known
+    raise errors.ImageFormatError(
+        f"{name} is not a JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF image: convert it to one"
+    )
+
+
+def _first_box(head: bytes) -> bytes:
+    """Cut off what follows the first box of an ISO file: its brands end there."""
+    return head[: max(16, int.from_bytes(head[:4], "big"))]
+
+
+def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    """Refuse an image of no pixels, or of too many.
+
+    Raises:
+        ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
+
+    """
+    width, height = size
+    if width * height == 0:
+        raise errors.ImageEmptyError(f"{name} has no pixels: save or export it again")
+    if width * height > max_pixels:
+        raise errors.ImageTooLargeError(
+            f"{name} has {width} x {height} pixels, more than the limit of {max_pixels:,}: "
+            "make it smaller or raise the limit"
+        )
+
+
+def _gif_size(stream: BinaryIO) -> tuple[int, int]:
+    """Size a GIF as Pillow will: its screen, grown by a first frame that reaches beyond."""
+    stream.seek(6)
+    width, height, flags = struct.unpack("<HHBxx", stream.read(7))
+    if flags & 0x80:
+        stream.seek(6 << (flags & 7), os.SEEK_CUR)  # the palette: three bytes a colour
+    while (block := stream.read(1)) not in (b"", b";"):
+        if block == b"!":
+            stream.read(1)
+            while (length := stream.read(1)) not in (b"", b"\0"):
+                stream.seek(length[0], os.SEEK_CUR)
+        elif block == b",":
+            left, top, across, down = struct.unpack("<4H", stream.read(8))
+            return max(width, left + across), max(height, top + down)
+    return width, height
+
+
+def _check_scans(stream: BinaryIO, name: str) -> None:
+    """Refuse a JPEG whose few bytes would be decoded over and over again."""
+    begin = stream.tell()
+    stream.seek(0)
+    data = stream.read()
+    stream.seek(begin)
+    # Bytes that look like a scan's marker may stand in metadata, or behind the picture.
+    if data.count(b"\xff\xda") > MAX_SCANS and (scans := _count_scans(data)) > MAX_SCANS:
+        raise errors.ImageTooLargeError(
+            f"{name} has its pixels in {scans:,} scans, more than the limit of {MAX_SCANS}: "
+            "export it again"
+        )
+
+
+def _count_scans(data: bytes) -> int:
+    """Walk from marker to marker, as a decoder does, until the picture ends."""
+    scans, position = 0, 2
+    marker = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
+    while (found := marker.search(data, position)) and found[1] != b"\xd9":
+        scans += found[1] == b"\xda"
+        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    return scans
+
+
+def _check_tiles(image: TiffImageFile, name: str, max_pixels: int) -> None:
+    """Refuse tiles that are larger than any picture: one is held whole while it is decoded.
+
+    A strip is as wide as the picture, and libtiff takes it for no higher.
+    """
+    across, down = (image.tag_v2.get(tag, 1) for tag in (322, 323))  # TileWidth, TileLength
+    if across * down > max(max_pixels, _USUAL_TILE):
+        raise errors.ImageTooLargeError(
+            f"{name} has tiles of {across} x {down} pixels, more than the limit of "
+            f"{max_pixels:,}: export it again"
+        )
