@@ -14,7 +14,13 @@ from PIL import Image
 from captioner import DataError
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
-from captioner_training.data.dataset import Augmentation, ImageDataset, collate, read_coco
+from captioner_training.data.dataset import (
+    Augmentation,
+    ImageDataset,
+    collate,
+    read_coco,
+    read_dataset,
+)
 from captioner_training.data.images import ImageStore
 from captioner_training.data.sampler import BucketSampler
 
@@ -57,7 +63,7 @@ def test_coco_format_from_folder_and_tar(
 
 
 def test_data_that_cannot_be_used_is_named(data: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.json cannot be read"):
+    with pytest.raises(DataError, match=r"there is no file .*nowhere\.json"):
         read_coco(data / "nowhere.json", data / "images")
     with pytest.raises(DataError, match="no folder or tar file matches"):
         read_coco(data / "captions.json", data / "nowhere-*.tar")
@@ -126,3 +132,36 @@ def test_sampler_sees_every_image_once_and_groups_shapes() -> None:
     assert list(sampler) == batches
     sampler.epoch = 1
     assert list(sampler) != batches
+
+
+def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
+    photos = tmp_path / "my photos"
+    with pytest.raises(DataError, match=r"there is no folder .*my photos$"):
+        read_dataset(photos, split="train")
+    photos.mkdir()
+    with pytest.raises(DataError, match=r"captioner prepare KIND \.\.\. --to DIR"):
+        read_dataset(photos, split="train")
+    for name, command in (
+        ("1.jpg", f"folder '{photos}'"),
+        ("captions.csv", f"csv '{photos}/captions.csv' --images '{photos}'"),
+        ("captions.txt", f"flickr8k '{photos}'"),
+    ):
+        (photos / name).write_text("")
+        with pytest.raises(DataError) as refusal:
+            read_dataset(photos, split="train")
+        assert f"\n  captioner prepare {command} --to DIR\n" in str(refusal.value)
+    (photos / "captions_val.json").write_text("{}")
+    with pytest.raises(DataError, match="has no split 'train'; it has val"):
+        read_dataset(photos, split="train")
+    with pytest.raises(DataError, match=r"my photo, did you mean .*my photos\?"):
+        read_dataset(tmp_path / "my photo", split="train")
+
+
+def test_captions_by_characters(data: Path) -> None:
+    found = read_coco(data / "captions.json", data / "images", tokenizer="characters")
+    assert found[0].words == (("a", "dog"), ("the", "red", "dog"))
+    content = json.loads((data / "captions.json").read_text())
+    content["annotations"][0]["caption"] = "一只狗"
+    (data / "captions.json").write_text(json.dumps(content), "utf-8")
+    found = read_coco(data / "captions.json", data / "images", tokenizer="characters")
+    assert found[0].words[0] == ("一", "只", "狗")

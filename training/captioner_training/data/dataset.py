@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import random
 import re
 import sys
@@ -14,16 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from captioner.errors import DataError
 from captioner.image import open_image
 from captioner.transforms import Transform
-from captioner.vocabulary import END, PAD, START, Vocabulary, tokenize
+from captioner.vocabulary import END, PAD, START, Tokenizer, Vocabulary, tokenize
 from captioner_training.data.images import ImageStore, Member
+from captioner_training.data.unprepared import unprepared
+from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.manifest import Manifest, is_prepared, is_unfinished
+from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.texts import read_json
 
 __all__ = [
     "Augmentation",
@@ -85,11 +85,14 @@ class Batch(NamedTuple):
     positions: Tensor
 
 
-def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
+def read_dataset(
+    folder: Path, *, split: str, tokenizer: Tokenizer = "words"
+) -> list[CaptionedImage]:
     """Read a split of a data set that is one folder.
 
     The folder is a data set that `captioner prepare` made; or it holds captions_SPLIT.json in
-    COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT.
+    COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT. `tokenizer` splits
+    the captions into words.
 
     Raises:
         DataError: it is neither, it has no such split, or files are missing or damaged.
@@ -98,7 +101,10 @@ def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
     if is_unfinished(folder):
         raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
     if not is_prepared(folder):
-        return read_coco(folder / f"captions_{split}.json", folder / f"{split}*")
+        plain = folder / f"captions_{split}.json"
+        if not plain.exists():
+            raise DataError(unprepared(folder, split))
+        return read_coco(plain, folder / f"{split}*", tokenizer=tokenizer)
     manifest = Manifest.load(folder)
     rows = list(manifest.rows(folder, split))
     shards = [folder / shard.file for shard in manifest.splits[split].shards]
@@ -113,58 +119,49 @@ def read_dataset(folder: Path, *, split: str) -> list[CaptionedImage]:
             id=row.id,
             store=store,
             captions=row.captions,
-            words=_words(row.captions),
+            words=_words(row.captions, tokenizer),
         )
         for row in rows
     ]
 
 
-def _words(captions: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _words(captions: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[str, ...], ...]:
     # Interned: COCO's six million words are thirty thousand different ones.
-    return tuple(tuple(map(sys.intern, tokenize(text))) for text in captions)
+    return tuple(tuple(map(sys.intern, tokenize(text, tokenizer))) for text in captions)
 
 
-def read_coco(captions: Path, images: Path | str) -> list[CaptionedImage]:
+def read_coco(
+    captions: Path, images: Path | str, *, tokenizer: Tokenizer = "words"
+) -> list[CaptionedImage]:
     """Read a data set in COCO's captions format.
 
     Args:
         captions: the json file with `images` and `annotations`.
         images: a folder or tar file (or a glob of them) that holds every `file_name`.
+        tokenizer: how captions are split into words.
 
     Raises:
         DataError: a file is missing or not of that format; images without captions or files.
 
     """
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # COCO prints its own progress
-            coco = COCO(str(captions))
-        records = coco.loadImgs(coco.getImgIds())
-        found = [
-            (record, [a["caption"] for a in coco.imgToAnns[record["id"]]]) for record in records
-        ]
-        names = [str(record["file_name"]) for record in records]
-    except OSError as error:
-        raise DataError(f"{captions} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AssertionError, json.JSONDecodeError) as error:
-        raise DataError(f"{captions} is not in COCO's captions format: {error!r}") from error
-    if not records:
+    problems = Problems()
+    found = coco_images(read_json(captions, problems), problems, name=str(captions))
+    if not found:
         raise DataError(f"{captions} has no images: it is not in COCO's captions format")
     store = ImageStore(images)
-    _refuse(
-        captions, "images without a caption", [r["file_name"] for r, texts in found if not texts]
-    )
-    _refuse(
-        captions, f"images that are not in {images}", [name for name in names if name not in store]
-    )
+    bare = [image.file_name for image in found if not image.captions]
+    _refuse(captions, "images without a caption", bare)
+    absent = [image.file_name for image in found if image.file_name not in store]
+    _refuse(captions, f"images that are not in {images}", absent)
     return [
         CaptionedImage(
-            name=name,
-            id=record["id"],
+            name=image.file_name,
+            id=image.id,
             store=store,
-            captions=tuple(texts),
-            words=_words(texts),
+            captions=image.captions,
+            words=_words(image.captions, tokenizer),
         )
-        for name, (record, texts) in zip(names, found, strict=True)
+        for image in found
     ]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import contextlib
+import io
 from typing import Any
+
+from pycocotools.coco import COCO
 
 from captioner.errors import DataError
 from captioner_training.prepare.images import ListedImage
@@ -22,23 +25,19 @@ def coco_images(
 
     """
     try:
-        images, annotations = list(content["images"]), list(content["annotations"])
+        coco = _index(content)
+        images: list[dict[str, Any]] = coco.dataset["images"]
         licences = {one["id"]: one.get("name") for one in content.get("licenses") or []}
-        ids = {image["id"] for image in images}
-        if wrong := [key for key in ids if not isinstance(key, int | str)]:
+        if wrong := [key for key in coco.imgs if not isinstance(key, int | str)]:
             raise TypeError(f"an image's id is {wrong[0]!r}")
-        captions: dict[int | str, list[str]] = defaultdict(list)
-        for annotation in annotations:
-            if annotation["image_id"] in ids:
-                captions[annotation["image_id"]].append(str(annotation["caption"]))
-            else:
-                about = f"image {annotation['image_id']} in {name}"
-                problems.add("caption of an unknown image", about)
+        for key in coco.imgToAnns.keys() - coco.imgs.keys():
+            count = len(coco.imgToAnns[key])
+            problems.add("caption of an unknown image", f"image {key} in {name}", count=count)
         return [
             ListedImage(
                 id=image["id"],
                 file_name=str(image["file_name"]),
-                captions=tuple(captions.get(image["id"], ())),
+                captions=tuple(str(one["caption"]) for one in coco.imgToAnns.get(image["id"], ())),
                 split=split or image.get("split"),
                 licence=licences.get(image.get("license")),
             )
@@ -46,6 +45,18 @@ def coco_images(
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{name} is not in COCO's captions format: {_reason(error)}") from error
+
+
+def _index(content: Any) -> COCO:
+    """Let pycocotools order the annotations by image; it wants every one to have an id."""
+    coco = COCO()
+    coco.dataset = {
+        "images": list(content["images"]),
+        "annotations": [{"id": at, **one} for at, one in enumerate(content["annotations"])],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        coco.createIndex()
+    return coco
 
 
 def _reason(error: Exception) -> str:

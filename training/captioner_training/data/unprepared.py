@@ -1,0 +1,52 @@
+"""A folder that is no data set yet: what it seems to hold, and the command that prepares it."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import islice
+from pathlib import Path
+
+from captioner_training.paths import there_is_no
+from captioner_training.prepare.manifest import MANIFEST
+from captioner_training.prepare.places import IMAGE_SUFFIXES, walk
+
+__all__ = ["unprepared"]
+
+_LOOKED_AT = 10_000  # files; enough to see what a folder holds
+_TABLES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".json": "coco-json"}
+
+
+def unprepared(folder: Path, split: str) -> str:
+    """Say why `split` of a folder cannot be read, and what to run.
+
+    Raises:
+        DataError: a folder in it cannot be read.
+
+    """
+    if not folder.exists():
+        return there_is_no("folder", folder)
+    if list(folder.glob("*.index.jsonl")):
+        return f"{folder} has no {MANIFEST}: copy it again, or prepare it again"
+    files = list(islice(walk(folder), _LOOKED_AT))
+    plain = sorted(path.stem.removeprefix("captions_") for path in folder.glob("captions_*.json"))
+    if plain:
+        return f"{folder} has no split {split!r}; it has {', '.join(plain)}"
+    if any(path.name.lower() in ("captions.txt", "flickr8k.token.txt") for path in files):
+        command = f"flickr8k {shlex.quote(str(folder))}"
+    else:
+        command = _command(folder, files)
+    return (
+        f"{folder} is not a prepared data set; prepare it first:\n"
+        f"  captioner prepare {command} --to DIR\n"
+        "and name DIR in place of it ('captioner prepare --help' has all kinds of data)"
+    )
+
+
+def _command(folder: Path, files: list[Path]) -> str:
+    place = shlex.quote(str(folder))
+    for path in files:
+        if kind := _TABLES.get(path.suffix.lower()):
+            return f"{kind} {shlex.quote(str(path))} --images {place}"
+    if any(path.suffix.lower() in IMAGE_SUFFIXES for path in files):
+        return f"folder {place}"
+    return "KIND ..."
