@@ -30,10 +30,6 @@ class ProjectedGrid(NamedTuple):
     keys: Tensor
     values: Tensor
 
-    def take(self, rows: Tensor) -> ProjectedGrid:
-        """Keep these images alone."""
-        return ProjectedGrid(self.keys[rows], self.values[rows])
-
 
 def average(weights: Tensor, values: Tensor) -> Tensor:
     """Take each head's weighted mean of its own part of the values (equation 13).

@@ -32,20 +32,26 @@ __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 class Word:
     """One word of a caption; two are equal when all that is known of them is.
 
-    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names.
     probability: of this word, given the photo and the words before it.
-    gate: how much the model drew on what it saw, against what it had said (beta in the paper).
+    gate: how much the model drew on what it saw, against what it had said (beta in the paper); None
+        where the model has no gate.
+    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
+        where the model does not attend.
     """
 
     text: str
     probability: float
-    gate: float
-    attention: Tensor = field(repr=False)
+    gate: float | None = None
+    attention: Tensor | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Word):
             return NotImplemented
-        return self._known() == other._known() and torch.equal(
+        if self._known() != other._known():
+            return False
+        if self.attention is None or other.attention is None:
+            return self.attention is other.attention
+        return torch.equal(
             self.attention.detach().float().cpu(), other.attention.detach().float().cpu()
         )
 
@@ -107,12 +113,12 @@ class Caption:
     def _repr_html_(self) -> str:
         """Give the sheet that notebooks show."""
         try:
-            photo = self.open_photo()
-        except ImageError as error:
+            photo, panels = self.open_photo(), self.panels()
+        except (ImageError, ConfigError) as error:
             return f"<p>{escape(str(self))}</p><p>There is no picture: {escape(str(error))}</p>"
         return notebook_sheet(
             photo,
-            self.panels(),
+            panels,
             score=self.score,
             alternatives=[(other.text, other.score) for other in self.alternatives],
             box=self.box,
@@ -131,8 +137,8 @@ class Caption:
         """
         texts = [other.text for other in self.words]
         if word is None and texts:
-            gates = [other.gate for other in self.words]
-            return gates.index(max(gates))
+            drawn = [_drawn(other) for other in self.words]
+            return drawn.index(max(drawn))
         if isinstance(word, str):
             folded = [text.casefold() for text in texts]
             for wanted, among in ((word, texts), (word.strip().casefold(), folded)):
@@ -167,14 +173,15 @@ class Caption:
             colors: a colour scale by name; see captioner.drawing.colors.
 
         Raises:
-            ConfigError: there is no such word, strength or colour scale.
+            ConfigError: there is no such word, strength or colour scale, or the model does not
+                attend.
             ImageError: the photo is no longer there.
 
         """
-        found = self.words[self.find_word(word)]
+        found = self.panels()[self.find_word(word)]
         return overlay(
             self.open_photo(),
-            found.attention,
+            found.weights,
             box=self.box,
             smooth=smooth,
             strength=strength,
@@ -191,7 +198,7 @@ class Caption:
         """Draw the photo and every word's attention side by side: the paper's figure 3.
 
         Raises:
-            ConfigError: no such strength or colour scale.
+            ConfigError: no such strength or colour scale, or the model does not attend.
             ImageError: the photo is no longer there.
 
         """
@@ -215,7 +222,7 @@ class Caption:
         """Draw the frames that run through the words; see captioner.drawing.saving.
 
         Raises:
-            ConfigError: no such strength or colour scale.
+            ConfigError: no such strength or colour scale, or the model does not attend.
             ImageError: the photo is no longer there.
 
         """
@@ -229,11 +236,22 @@ class Caption:
         )
 
     def panels(self) -> Sequence[Panel]:
-        """Each word as captioner.drawing draws it."""
-        return [
+        """Each word as captioner.drawing draws it.
+
+        Raises:
+            ConfigError: the model does not attend.
+
+        """
+        panels = [
             Panel(word=word.text, probability=word.probability, weights=word.attention)
             for word in self.words
+            if word.attention is not None
         ]
+        if len(panels) < len(self.words):
+            raise ConfigError(
+                f"the model {self.model.name} captions without attention: there is nothing to draw"
+            )
+        return panels
 
     def choose(self, number: int) -> Caption:
         """Make a caption of one of the alternatives, with words and pictures of its own.
@@ -261,7 +279,8 @@ class Caption:
         """Give the caption as the record of --json, batch files and HTTP.
 
         Args:
-            attention: whether the words carry their weights, row-major over `box`.
+            attention: whether the words carry their weights, row-major over `box`. A model without
+                attention or gate leaves them out.
 
         """
         return {
@@ -280,9 +299,10 @@ class Caption:
         record: dict[str, Any] = {
             "word": word.text,
             "probability": round(word.probability, 4),
-            "gate": round(word.gate, 4),
         }
-        if attention:
+        if word.gate is not None:
+            record["gate"] = round(word.gate, 4)
+        if attention and word.attention is not None:
             rows, columns = word.attention.shape
             record["attention"] = {
                 "rows": rows,
@@ -291,6 +311,13 @@ class Caption:
                 "weights": [round(weight, 6) for weight in word.attention.flatten().tolist()],
             }
         return record
+
+
+def _drawn(word: Word) -> float:
+    """How much a word drew on the photo; without a gate, how much of its attention one cell has."""
+    if word.gate is not None:
+        return word.gate
+    return 0.0 if word.attention is None else float(word.attention.max())
 
 
 def image_name(source: object) -> str | None:

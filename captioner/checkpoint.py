@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captioner.decoders.lstm import DecoderConfig
+from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import (
     CaptionerError,
@@ -98,7 +98,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     tensors = _read_tensors(path)
     try:
         config = ModelConfig(
-            encoder=EncoderConfig(**header["encoder"]), decoder=DecoderConfig(**header["decoder"])
+            encoder=EncoderConfig(**header["encoder"]), decoder=_decoder_config(header["decoder"])
         )
         tokenizer = header.get("tokenizer", "words")  # older checkpoints know no other
         vocabulary = Vocabulary(header["vocabulary"], tokenizer=tokenizer)
@@ -112,13 +112,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} has a header that this Captioner cannot use ({error!s}): "
             "it is damaged, or another version wrote it"
         ) from error
-    if len(vocabulary) != config.decoder.vocabulary_size:
-        raise CheckpointMismatchError(
-            f"{path} has {len(vocabulary)} words for {config.decoder.vocabulary_size} outputs: "
-            "it was put together from parts of two models"
-        )
     return Checkpoint(
-        model=_build(config, tensors, path),
+        model=_build(config, len(vocabulary), tensors, path),
         vocabulary=vocabulary,
         transform=transform,
         name=name,
@@ -136,10 +131,12 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
 
 
-def _build(config: ModelConfig, tensors: dict[str, Tensor], path: Path) -> CaptionModel:
+def _build(
+    config: ModelConfig, vocabulary_size: int, tensors: dict[str, Tensor], path: Path
+) -> CaptionModel:
     """Make the model around the tensors, without initialising weights only to replace them."""
     with torch.device("meta"):
-        model = CaptionModel(config)
+        model = CaptionModel(config, vocabulary_size=vocabulary_size)
     expected = model.state_dict()
     problems = [f"no {name}" for name in expected if name not in tensors]
     problems += [f"a stray {name}" for name in tensors if name not in expected]
@@ -159,6 +156,12 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor], path: Path) -> Capti
     }
     model.load_state_dict(floats, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
+    """Leave out what older files repeat here; vocabulary and encoder decide it."""
+    repeated = {"vocabulary_size", "grid_dim"}
+    return DecoderConfig(**{key: value for key, value in values.items() if key not in repeated})
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -103,22 +102,8 @@ def _dispatch(arguments: list[str]) -> int:
         parsed.fields = rest
     elif rest:
         verb_parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        status: int = module.run(parsed)
-    except ConfigError as error:
-        raise ConfigError(_as_typed(error.detail, verb_parser)) from error
+    status: int = module.run(parsed)
     return status
-
-
-def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
-    """Say `--beam-size 0` where a configuration says `beam_size 0`."""
-    for action in parser._actions:
-        option = next((name for name in action.option_strings if name.startswith("--")), None)
-        if option and f"--{action.dest.replace('_', '-')}" == option:
-            # A plain word may be meant as one, unless it begins a problem, with its value behind.
-            place = r"(?<![\w.-])" if "_" in action.dest else r"(?:^|(?<=; ))"
-            detail = re.sub(rf"{place}{action.dest}(?=[ ,;:]|$)", option, detail)
-    return detail
 
 
 def _root_parser() -> argparse.ArgumentParser:

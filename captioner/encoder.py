@@ -103,12 +103,11 @@ class Encoder(nn.Module):
             maps = torch.cat([maps, places], dim=1)
         return Grid(maps.flatten(2).transpose(1, 2), rows, columns)
 
-    @torch.no_grad()
     def channels(self) -> int:
         """D, the number of features in a cell."""
-        device = next(self.parameters()).device
-        probe = Encoder.forward(self.eval(), torch.zeros(1, 3, 64, 64, device=device))
-        return probe.features.shape[-1]
+        # In every family a stage ends with a convolution, or keeps the channels of its last one.
+        *_, last = (module for module in self.stages.modules() if isinstance(module, nn.Conv2d))
+        return last.out_channels + (2 if self.config.coordinates else 0)
 
     def fine_tune(self, *, from_stage: int | None) -> None:
         """Train the stages from `from_stage` on and freeze those before; None freezes all.

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from captioner.decoders.lstm import Decoder, DecoderConfig, DecoderOutput
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import DecoderOutput
 from captioner.encoder import Encoder, EncoderConfig, Grid
 
 __all__ = ["CaptionModel", "ModelConfig"]
@@ -14,26 +16,31 @@ __all__ = ["CaptionModel", "ModelConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that decides the shapes of a model's tensors."""
+    """Everything that decides the shapes of a model's tensors but the size of its vocabulary."""
 
     encoder: EncoderConfig
     decoder: DecoderConfig
 
 
 class CaptionModel(nn.Module):
-    """A CNN encoder and an attention LSTM decoder.
+    """A CNN encoder and a decoder.
 
     Args:
         config: the shapes.
+        vocabulary_size: words and special tokens.
         encoder: an encoder that is there already (pretrained, say); None builds a fresh one.
 
     """
 
-    def __init__(self, config: ModelConfig, *, encoder: Encoder | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, *, vocabulary_size: int, encoder: Encoder | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder) if encoder is None else encoder
-        self.decoder = Decoder(config.decoder)
+        self.decoder = build_decoder(
+            config.decoder, grid_dim=self.encoder.channels(), vocabulary_size=vocabulary_size
+        )
 
     def encode(self, images: Tensor) -> Grid:
         """Turn images (B, 3, H, W) into a grid with features (B, L, D)."""

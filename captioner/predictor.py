@@ -199,13 +199,17 @@ class Captioner:
 
     def _say(self, hypothesis: Hypothesis, grid: Grid) -> Alternative:
         texts = self.vocabulary.decode(hypothesis.tokens)
-        maps = hypothesis.attention.reshape(-1, grid.rows, grid.columns)
+        count = len(texts)
+        gates = [None] * count if hypothesis.gate is None else hypothesis.gate.tolist()
+        maps: Sequence[torch.Tensor | None] = [None] * count
+        if hypothesis.attention is not None:
+            maps = hypothesis.attention.reshape(-1, grid.rows, grid.columns).unbind()
         words = tuple(
             Word(text=text, probability=probability, gate=gate, attention=attention)
             for text, probability, gate, attention in zip(
                 texts,
                 hypothesis.log_probabilities.exp().tolist(),
-                hypothesis.gate.tolist(),
+                gates,
                 maps,
                 strict=False,  # the probabilities have one more, the end's
             )

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.lstm import DecoderConfig
+from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
@@ -27,15 +27,9 @@ def make_tiny() -> Checkpoint:
     """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
     torch.manual_seed(0)
     vocabulary = Vocabulary(WORDS)
-    decoder = DecoderConfig(
-        vocabulary_size=len(vocabulary),
-        grid_dim=576,
-        embedding_dim=16,
-        hidden_dim=24,
-        attention_dim=8,
-    )
+    decoder = DecoderConfig(embedding_dim=16, hidden_dim=24, attention_dim=8)
     config = ModelConfig(encoder=EncoderConfig(name="mobilenet_v3_small"), decoder=decoder)
-    model = CaptionModel(config)
+    model = CaptionModel(config, vocabulary_size=len(vocabulary))
     torch.nn.init.normal_(model.decoder.embedding.weight)  # far from uniform: no near-ties
     return Checkpoint(
         model=model.eval(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captioner.decoders.lstm import StepDecoder
+from captioner.decoders.state import StepDecoder
 from captioner.generation.constraints import Constraints
-from captioner.generation.hypothesis import Hypothesis, Trace
+from captioner.generation.hypothesis import Ends, Hypothesis, Trace
 from captioner.vocabulary import END, START
 
 if TYPE_CHECKING:
@@ -18,36 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["beam_search"]
 
 _OPEN = 0.75  # finished images are dropped once no more than this share is still open
-
-
-class _Pool(NamedTuple):
-    """The best finished hypotheses of B images so far.
-
-    normalized: (B, K), -inf where there is none yet; step and hypothesis: where its <end> was
-    said; log_probability: of that <end>.
-    """
-
-    normalized: Tensor
-    step: Tensor
-    hypothesis: Tensor
-    log_probability: Tensor
-
-    @classmethod
-    def empty(cls, images: int, beam: int, device: torch.device) -> _Pool:
-        """Hold nothing yet."""
-        nothing = torch.zeros(images, beam, dtype=torch.long, device=device)
-        return cls(nothing.float() - torch.inf, nothing, nothing, nothing.float())
-
-    def add(self, other: _Pool) -> _Pool:
-        """Keep the K best of both."""
-        count = self.normalized.shape[1]
-        both = [torch.cat(pair, dim=1) for pair in zip(self, other, strict=True)]
-        best = both[0].topk(count, dim=1).indices
-        return _Pool(*(part.gather(1, best) for part in both))
-
-    def take(self, rows: Tensor) -> _Pool:
-        """Keep these images alone."""
-        return _Pool(*(part[rows] for part in self))
 
 
 class _Search:
@@ -61,18 +31,18 @@ class _Search:
         count, device = features.shape[0], features.device
         self.decoder, self.config = decoder, config
         self.constraints, self.trace = Constraints(config), Trace()
-        self.state, self.grid = decoder.start(features)
+        self.state = decoder.start(features)
         self.tokens = torch.full((count, 1), START, device=device)
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
-        self.pool = _Pool.empty(count, config.beam_size, device)
+        self.pool = Ends.nowhere(count, config.beam_size, device)
         self.numbers = torch.arange(count)
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
 
     def advance(self, step: int) -> None:
         """Find the K best ways to go on with `step` words, and those that end with them."""
         beam = self.config.beam_size
-        output = self.decoder.step(self.tokens, self.state, self.grid)
+        output = self.decoder.step(self.tokens, self.state)
         logs = output.log_probabilities()
         words = logs.shape[-1]
         allowed = self.constraints.apply(logs, self.trace.words, step)
@@ -94,8 +64,8 @@ class _Search:
         """Put the hypotheses that end after `step` words into the pools of images still open."""
         beam = self.config.beam_size
         ending, parents = ending[:, :beam], parents[:, :beam]
-        self.pool = self.pool.add(
-            _Pool(
+        self.pool = self.pool.best_of(
+            Ends(
                 ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
                 / (step + 1) ** self.config.length_penalty,
                 torch.full_like(parents, step),
@@ -107,7 +77,7 @@ class _Search:
     def _close(self, words: int) -> None:
         """Close the images whose unfinished hypotheses promise no place in the pool any more."""
         promise = self.totals[:, 0] / words**self.config.length_penalty
-        self.closed |= promise <= self.pool.normalized[:, -1]
+        self.closed |= promise <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
         """Read the closed images and drop them, where it is worth it; say whether any is left."""
@@ -116,7 +86,8 @@ class _Search:
         if open_ > _OPEN * len(closed):
             return True
         rows = closed.nonzero().squeeze(1).to(self.closed.device)
-        captions = _read(self.pool.take(rows), self.trace.take(rows), self.config.captions)
+        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
+        captions = self.trace.read(rows, ends)
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
             self.found[number] = hypotheses
         if open_:
@@ -127,8 +98,7 @@ class _Search:
     def _keep(self, rows: Tensor) -> None:
         self.tokens, self.totals = self.tokens[rows], self.totals[rows]
         self.closed, self.pool = self.closed[rows], self.pool.take(rows)
-        self.state, self.grid = self.state.take(rows), self.grid.take(rows)
-        self.trace = self.trace.take(rows)
+        self.state, self.trace = self.state.take(rows), self.trace.take(rows)
 
 
 def beam_search(
@@ -154,17 +124,3 @@ def beam_search(
         if not search.collect():
             break
     return search.found
-
-
-def _read(pool: _Pool, trace: Trace, captions: int) -> list[list[Hypothesis]]:
-    """Read the best sentences of each image from its pool."""
-    trace = trace.cpu()
-    rows = zip(*(part.tolist() for part in pool), strict=True)
-    return [
-        [
-            trace.read(image, step, hypothesis, last)
-            for normalized, step, hypothesis, last in list(zip(*row, strict=True))[:captions]
-            if normalized > -torch.inf
-        ]
-        for image, row in enumerate(rows)
-    ]

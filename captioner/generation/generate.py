@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.decoders.lstm import StepDecoder
+from captioner.decoders.state import StepDecoder
 from captioner.generation.beam_search import beam_search
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints, filter_top
-from captioner.generation.hypothesis import Hypothesis, Trace
+from captioner.generation.hypothesis import Ends, Hypothesis, Trace
 from captioner.vocabulary import END, START
 
 __all__ = ["generate"]
@@ -51,15 +51,15 @@ def _roll_out(
 ) -> list[list[Hypothesis]]:
     """Follow `captions` hypotheses an image, each taking the likeliest word, or drawing one."""
     count = config.captions
-    state, grid = decoder.start(features)
-    state = state.expand(count)
-    tokens = torch.full(state.hidden.shape[:2], START, device=features.device)
+    state = decoder.start(features).expand(count)
+    tokens = torch.full((len(features), count), START, device=features.device)
     same = torch.arange(count, device=features.device).expand_as(tokens)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     constraints, trace = Constraints(config), Trace()
+    logs_of_tokens: list[Tensor] = []
     lengths = torch.full_like(tokens, config.maximum_length)
     for step in range(config.maximum_length + 1):
-        output = decoder.step(tokens, state, grid)
+        output = decoder.step(tokens, state)
         logs = output.log_probabilities()
         allowed = constraints.apply(logs, trace.words, step)
         if generator is None:
@@ -68,17 +68,13 @@ def _roll_out(
             drawn = filter_top(allowed / config.temperature, top_k=config.top_k, top_p=config.top_p)
             flat = drawn.softmax(dim=-1).flatten(0, 1)
             tokens = torch.multinomial(flat, 1, generator=generator).view_as(tokens)
-        trace.add(output, same, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+        logs_of_tokens.append(logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+        trace.add(output, same, tokens, logs_of_tokens[-1])
         lengths = torch.where((tokens == END) & ~ended, step, lengths)
         ended |= tokens == END
         state = output.state
         if ended.all():
             break
-    trace = trace.cpu()
-    return [
-        [
-            trace.read(image, length, k, float(trace.log_probabilities[length][image, k]))
-            for k, length in enumerate(row)
-        ]
-        for image, row in enumerate(lengths.tolist())
-    ]
+    last = torch.stack(logs_of_tokens, dim=-1).gather(-1, lengths.unsqueeze(-1)).squeeze(-1)
+    ends = Ends(torch.zeros_like(last), lengths, same, last)
+    return trace.read(torch.arange(len(features), device=features.device), ends)

@@ -36,7 +36,7 @@ from trained import (
     scenes,
 )
 
-from captioner.decoders.lstm import Decoder
+from captioner.decoders.lstm import LSTMDecoder
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.image import open_image
@@ -77,17 +77,19 @@ class Measurement(NamedTuple):
         return self.straightforward / self.ours
 
 
-def straightforward(decoder: Decoder, grids: Tensor) -> Sentences:
+def straightforward(decoder: LSTMDecoder, grids: Tensor) -> Sentences:
     """Caption one image after the other."""
     return [caption(decoder, grid, beam=BEAM, words=WORDS).tokens for grid in grids.split(1)]
 
 
-def ours(decoder: Decoder, grids: Tensor) -> Sentences:
+def ours(decoder: LSTMDecoder, grids: Tensor) -> Sentences:
     """Caption all images at once."""
     return [best.tokens for best, *_ in generate(decoder, grids, CONFIG)]
 
 
-def measure(case: Case, decoder: Decoder, grids: Tensor, wanted: Sentences, n: int) -> Measurement:
+def measure(
+    case: Case, decoder: LSTMDecoder, grids: Tensor, wanted: Sentences, n: int
+) -> Measurement:
     """Compare the sentences of all grids with `wanted`, then time the first few, n times."""
     cast = copy.deepcopy(decoder).to(case.dtype)
     parts = grids.to(case.dtype).split(case.images)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioner.decoders.lstm import Decoder
+from captioner.decoders.lstm import LSTMDecoder
 from captioner.scores import AdditiveScore
 from captioner.vocabulary import END, PAD, START, UNK
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 @torch.inference_mode()
-def caption(decoder: Decoder, grid: Tensor, *, beam: int, words: int) -> Sentence:
+def caption(decoder: LSTMDecoder, grid: Tensor, *, beam: int, words: int) -> Sentence:
     """Search for the likeliest sentence of exactly `words` words for one grid (1, L, D)."""
     copies = grid.expand(beam, -1, -1).contiguous()
     mean = copies.mean(dim=1)
@@ -73,7 +73,7 @@ def caption(decoder: Decoder, grid: Tensor, *, beam: int, words: int) -> Sentenc
 
 
 @torch.inference_mode()
-def search(decoder: Decoder, grid: Tensor, *, beam: int, longest: int) -> Sentence:
+def search(decoder: LSTMDecoder, grid: Tensor, *, beam: int, longest: int) -> Sentence:
     """Search until every beam of one grid (1, L, D) has said <end>, as the tutorial does.
 
     A beam that ends leaves, and the search goes on with one less; the best of those that ended is
@@ -107,7 +107,9 @@ def search(decoder: Decoder, grid: Tensor, *, beam: int, longest: int) -> Senten
     return max(ended, key=lambda sentence: sentence.score)
 
 
-def advance(decoder: Decoder, grid: Tensor, tokens: Tensor, hidden: Tensor, cell: Tensor) -> Step:
+def advance(
+    decoder: LSTMDecoder, grid: Tensor, tokens: Tensor, hidden: Tensor, cell: Tensor
+) -> Step:
     """Read the tokens (beam,), looking at the grid's copies (beam, L, D)."""
     word = decoder.embedding(tokens)
     context, weights = attend(decoder, grid, hidden)
@@ -121,7 +123,7 @@ def advance(decoder: Decoder, grid: Tensor, tokens: Tensor, hidden: Tensor, cell
     return Step(logits.log_softmax(dim=1), weights, hidden, cell)
 
 
-def attend(decoder: Decoder, grid: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def attend(decoder: LSTMDecoder, grid: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Project the grid (beam, L, D), then look: context (beam, V), attention (beam, L)."""
     attention = decoder.attention
     score = attention.score

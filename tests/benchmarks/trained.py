@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchvision.models import ResNet101_Weights
 from torchvision.models.resnet import Bottleneck
 
-from captioner.decoders.lstm import Decoder, DecoderConfig
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.lstm import LSTMDecoder
 from captioner.encoder import Encoder, EncoderConfig
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import END, START, Vocabulary
@@ -37,7 +38,7 @@ _OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right o
 class Subject(NamedTuple):
     """A trained decoder, and what it was trained from."""
 
-    decoder: Decoder
+    decoder: LSTMDecoder
     vocabulary: Vocabulary
     encoder: Encoder
     transform: Transform
@@ -118,22 +119,14 @@ def _calibrate(parts: Iterable[nn.Module], encoder: Encoder, pixels: Tensor) -> 
     encoder.eval()
 
 
-def train(grids: Tensor, sentences: Tensor, *, steps: int) -> Decoder:
+def train(grids: Tensor, sentences: Tensor, *, steps: int) -> LSTMDecoder:
     """Train a decoder of the paper's sizes on grids (N, L, D) and their sentences (N, T).
 
     Only words that are said compete here, which makes a step three times as fast. The biases of the
     others start so low (about a word in 20,000) that training would not move them.
     """
-    decoder = Decoder(
-        DecoderConfig(
-            vocabulary_size=VOCABULARY,
-            grid_dim=grids.shape[-1],
-            embedding_dim=512,
-            hidden_dim=512,
-            attention_dim=512,
-            value_dim=None,
-        )
-    )
+    config = DecoderConfig(embedding_dim=512, hidden_dim=512, attention_dim=512, value_dim=None)
+    decoder = LSTMDecoder(config, grid_dim=grids.shape[-1], vocabulary_size=VOCABULARY)
     said = int(sentences.max()) + 1
     nn.init.constant_(decoder.output_bias[said:], -10.0)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=_RATE, betas=(0.9, 0.98))

@@ -32,7 +32,7 @@ from straightforward import advance
 from torch import Tensor, nn
 
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.lstm import DecoderConfig
+from captioner.decoders.config import DecoderConfig
 from captioner.encoder import Encoder, EncoderConfig
 from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
@@ -78,15 +78,17 @@ def build_model(case: Case) -> CaptionModel:
         encoder = load_checkpoint(bundled_checkpoint()).model.encoder
     sizes = recipe.decoder
     config = DecoderConfig(
-        vocabulary_size=VOCABULARY,
-        grid_dim=encoder.channels(),
         embedding_dim=sizes.embedding_dim,
         hidden_dim=sizes.hidden_dim,
         attention_dim=sizes.attention_dim,
         value_dim=sizes.value_dim,
         dropout=0.0,  # the other way has none
     )
-    model = CaptionModel(ModelConfig(encoder=encoder.config, decoder=config), encoder=encoder)
+    model = CaptionModel(
+        ModelConfig(encoder=encoder.config, decoder=config),
+        vocabulary_size=VOCABULARY,
+        encoder=encoder,
+    )
     model.requires_grad_(True)
     model.encoder.fine_tune(from_stage=0 if case.fine_tune else None)
     return model

@@ -133,9 +133,23 @@ def test_tensors_that_do_not_fit(tiny_file: Path) -> None:
         load_checkpoint(tiny_file)
 
 
+def test_headers_as_they_were_before_decoders_had_kinds(tiny_file: Path) -> None:
+    """They repeated what vocabulary and encoder decide, and knew the LSTM alone."""
+
+    def age(document: dict[str, Any]) -> None:
+        assert document["decoder"].pop("kind") == "lstm"
+        document["decoder"].update(vocabulary_size=14, grid_dim=576)
+
+    expected = load_checkpoint(tiny_file).model
+    rewrite(tiny_file, age)
+    loaded = load_checkpoint(tiny_file).model
+    assert loaded.config == expected.config
+    assert loaded.state_dict().keys() == expected.state_dict().keys()
+
+
 def test_vocabulary_that_does_not_fit(tiny_file: Path) -> None:
     rewrite(tiny_file, lambda document: document["vocabulary"].pop())
-    with pytest.raises(CheckpointMismatchError, match="13 words for 14 outputs"):
+    with pytest.raises(CheckpointMismatchError, match=r"embedding.*\(14, 16\) .* \(13, 16\)"):
         load_checkpoint(tiny_file)
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from captioner import ConfigError, GenerationConfig, GenerationError
-from captioner.attention import ProjectedGrid
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.lstm import DecoderState, StepOutput
+from captioner.decoders.state import State, StepOutput
 from captioner.generation.constraints import filter_top
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
@@ -33,31 +32,36 @@ def extend(history: int, word: int, words: int = VOCABULARY) -> int:
 class Historian:
     """A hand-made decoder: logits and attention are functions of image and history alone.
 
-    The hidden state is the history as a number in base VOCABULARY. The attention is one-hot at
+    The state is the history as a number in base VOCABULARY. The attention is one-hot at
     history modulo CELLS and the gate tells the history's length, so each word's attention gives
-    away which hypothesis it belongs to.
+    away which hypothesis it belongs to. A second head is at half the history.
     """
 
-    def __init__(self, words: int = VOCABULARY, scale: float = 2.0) -> None:
+    def __init__(self, words: int = VOCABULARY, scale: float = 2.0, *, blind: bool = False) -> None:
         self.words = words
         self.scale = scale
+        self.blind = blind  # says nothing of attention and gate
 
-    def start(self, features: Tensor) -> tuple[DecoderState, ProjectedGrid]:
-        image = features[:, 0, :1].double().unsqueeze(1)
-        return DecoderState(torch.zeros_like(image), image), ProjectedGrid(features, features)
+    def start(self, features: Tensor) -> State:
+        nothing = torch.zeros(len(features), 1, dtype=torch.long)
+        return State(image={"image": features[:, :, 0].long()}, hypothesis={"history": nothing})
 
-    def step(self, tokens: Tensor, state: DecoderState, grid: ProjectedGrid) -> StepOutput:
-        hidden = (state.hidden * self.words + tokens.unsqueeze(-1)) % HISTORIES
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        histories = (state.hypothesis["history"] * self.words + tokens) % HISTORIES
+        images = state.image["image"][:, 0].tolist()
         logits = torch.stack(
             [
-                torch.stack([self.logits(int(i), int(h)) for i, h in zip(image, row, strict=True)])
-                for image, row in zip(state.cell[..., 0], hidden[..., 0], strict=True)
+                torch.stack([self.logits(image, history) for history in row])
+                for image, row in zip(images, histories.tolist(), strict=True)
             ]
         )
-        cells = (hidden[..., 0].long() % CELLS).unsqueeze(-1)
-        attention = torch.zeros(*tokens.shape, CELLS).scatter(-1, cells, 1.0)
-        gate = hidden[..., 0].float().log1p()
-        return StepOutput(logits, attention, gate, DecoderState(hidden, state.cell))
+        following = State(state.image, {"history": histories})
+        if self.blind:
+            return StepOutput(logits, following)
+        heads = histories.unsqueeze(-1) // torch.tensor([1, 2]) % CELLS
+        attention = torch.zeros(*tokens.shape, 2, CELLS).scatter(-1, heads.unsqueeze(-1), 1.0)
+        gate = histories.float().log1p()
+        return StepOutput(logits, following, attention[:, :, 0], gate, attention)
 
     def logits(self, image: int, history: int) -> Tensor:
         generator = torch.Generator().manual_seed(image * 7919 + history)
@@ -114,12 +118,27 @@ def test_attention_and_gate_follow_their_own_hypothesis(config: GenerationConfig
             history = START
             for t, word in enumerate(hypothesis.tokens):
                 assert hypothesis.attention[t].argmax() == history % CELLS
+                assert hypothesis.heads[t].argmax(-1).tolist() == [
+                    history % CELLS,
+                    history // 2 % CELLS,
+                ]
                 assert hypothesis.gate[t].item() == pytest.approx(math.log1p(history), rel=1e-6)
                 history = extend(history, word)
             assert len(hypothesis.attention) == len(hypothesis.tokens) == len(hypothesis.gate)
         crossed += len({h.tokens[0] for h in hypotheses}) < len(hypotheses)
     # The beams of at least one image must have shared a parent, or this shows nothing.
     assert config.beam_size == 1 or crossed
+
+
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
+def test_a_decoder_without_attention_says_the_same(method: dict[str, object]) -> None:
+    config = GenerationConfig(**{"seed": 1, **method})
+    seeing, blind = (
+        generate(Historian(blind=blind), features(1, 2), config) for blind in (False, True)
+    )
+    for (one,), (other,) in zip(seeing, blind, strict=True):
+        assert one.tokens == other.tokens and one.score == other.score
+        assert other.attention is other.gate is other.heads is None
 
 
 def test_probabilities_are_the_models() -> None:

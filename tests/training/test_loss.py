@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from captioner.decoders.lstm import Decoder, DecoderConfig, DecoderOutput
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
 from captioner_training.evaluation.scores import bleu
 from captioner_training.machinery.schedule import warmup_cosine
@@ -20,7 +22,8 @@ WEIGHTLESS = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entro
 @pytest.fixture
 def decoder() -> Decoder:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig(vocabulary_size=9, grid_dim=4, embedding_dim=6, hidden_dim=5))
+    config = DecoderConfig(embedding_dim=6, hidden_dim=5)
+    return build_decoder(config, grid_dim=4, vocabulary_size=9)
 
 
 def output(attention: torch.Tensor) -> DecoderOutput:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioner.decoders.lstm import Decoder, DecoderConfig
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.objectives.cross_entropy import caption_loss
 from captioner_training.objectives.self_critical import (
@@ -22,7 +24,7 @@ WORDS = ["a", "red", "blue", "circle", "square", "above", "below"]
 def decoder() -> Decoder:
     torch.manual_seed(0)
     sizes = {"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, "dropout": 0.0}
-    decoder = Decoder(DecoderConfig(vocabulary_size=len(WORDS) + 4, grid_dim=6, **sizes))
+    decoder = build_decoder(DecoderConfig(**sizes), grid_dim=6, vocabulary_size=len(WORDS) + 4)
     torch.nn.init.normal_(decoder.embedding.weight, std=0.5)
     return decoder.eval()
 
@@ -39,8 +41,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
     decoder: Decoder, temperature: float
 ) -> None:
     features = torch.randn(1, 4, 6)
-    state, grid = decoder.start(features)
-    logits = decoder.step(torch.tensor([[START]]), state, grid).logits[0, 0]
+    logits = decoder.step(torch.tensor([[START]]), decoder.start(features)).logits[0, 0]
     logits[[PAD, START, UNK]] = -torch.inf
     expected = (logits / temperature).softmax(dim=-1)
     tokens = draw_captions(

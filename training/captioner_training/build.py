@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -12,7 +12,6 @@ from torch import Tensor
 from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.lstm import DecoderConfig
 from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from captioner.header import bundled_checkpoint
@@ -82,15 +81,8 @@ def build_model(recipe: Recipe, vocabulary: Vocabulary) -> CaptionModel:
         for module in encoder.modules():
             if isinstance(module, StochasticDepth):
                 module.p = recipe.stochastic_depth
-    config = ModelConfig(
-        encoder=recipe.encoder,
-        decoder=DecoderConfig(
-            vocabulary_size=len(vocabulary),
-            grid_dim=encoder.channels(),
-            **asdict(recipe.decoder),
-        ),
-    )
-    model = CaptionModel(config, encoder=encoder)
+    config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
+    model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
     if recipe.weights is not None:
         bundled = recipe.weights == "bundled"
         path = bundled_checkpoint() if bundled else Path(recipe.weights).expanduser()

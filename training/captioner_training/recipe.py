@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
@@ -18,7 +19,6 @@ from captioner.transforms import TransformConfig
 
 __all__ = [
     "DataConfig",
-    "DecoderSizes",
     "Recipe",
     "ScenesConfig",
     "SelfCritical",
@@ -73,20 +73,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         if (self.scenes is None) == (not self.train or not self.validation):
             raise ConfigError("data needs either scenes, or both train and validation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderSizes:
-    """The decoder's sizes that do not follow from data and encoder; see DecoderConfig."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    embedding_dim: int = 512
-    hidden_dim: int = 512
-    attention_dim: int = 256
-    value_dim: int | None = None
-    score: str = "additive"
-    dropout: float = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +149,7 @@ class Recipe:
     weights: str | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
-    decoder: DecoderSizes = field(default_factory=DecoderSizes)
+    decoder: DecoderConfig = field(default_factory=DecoderConfig)
     stochastic_depth: float | None = None  # of the encoder's blocks in training; None: its own
     seed: int = 1
     precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32

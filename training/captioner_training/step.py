@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.decoders.lstm import DecoderOutput
+from captioner.decoders.decoder import DecoderOutput
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START

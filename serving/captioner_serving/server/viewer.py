@@ -67,6 +67,7 @@ def describe(caption: Caption, *, token: str, name: str | None) -> dict[str, Any
         "caption": caption.text,
         "box": list(caption.box),
         "words": [_describe_word(word, caption.box) for word in caption.words],
+        "first": caption.find_word() if caption.words else -1,
         "alternatives": [
             {"caption": other.text, "score": other.score} for other in caption.alternatives
         ],
@@ -77,13 +78,12 @@ def describe(caption: Caption, *, token: str, name: str | None) -> dict[str, Any
 
 
 def _describe_word(word: Word, box: Box) -> dict[str, Any]:
-    return {
-        "text": word.text,
-        "probability": word.probability,
-        "gate": word.gate,
-        "smooth": _data_url(attention_map(word.attention, (_HEAT_SIDE, _HEAT_SIDE), box=box)),
-        "cells": _data_url(heat_grid(word.attention).convert("L")),
-    }
+    described = {"text": word.text, "probability": word.probability, "gate": word.gate}
+    if word.attention is not None:
+        smooth = attention_map(word.attention, (_HEAT_SIDE, _HEAT_SIDE), box=box)
+        described["smooth"] = _data_url(smooth)
+        described["cells"] = _data_url(heat_grid(word.attention).convert("L"))
+    return described
 
 
 def _data_url(image: Image.Image) -> str:

@@ -78,7 +78,7 @@ class CachedGrids:
 
         """
         side = transform.config.size // model.config.encoder.stride
-        shape = (len(images), side * side, model.config.decoder.grid_dim)
+        shape = (len(images), side * side, model.encoder.channels())
         path = folder / f"grids-{_digest(model, images, transform)}.f16"
         if processes.broadcast(path.exists()):
             return cls(path, shape)

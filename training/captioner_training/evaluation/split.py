@@ -42,7 +42,7 @@ class Captioned:
     image: CaptionedImage
     hypothesis: Hypothesis
     words: list[str]
-    attention: Tensor  # (words, rows, columns)
+    attention: Tensor | None  # (words, rows, columns); None where the model does not attend
 
 
 @torch.inference_mode()
@@ -68,12 +68,13 @@ def caption_split(
             results = generate(model.decoder, grid.features, config)
         for hypotheses in results:
             best = hypotheses[0]
+            maps = best.attention
             captioned.append(
                 Captioned(
                     image=images[len(captioned)],
                     hypothesis=best,
                     words=vocabulary.decode(best.tokens),
-                    attention=best.attention.reshape(-1, grid.rows, grid.columns),
+                    attention=None if maps is None else maps.reshape(-1, grid.rows, grid.columns),
                 )
             )
     return captioned
@@ -95,7 +96,11 @@ def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
     scores["different"] = float(len({tuple(one.words) for one in captioned}))
     exact = sum(tuple(one.words) in one.image.words for one in captioned)
     scores["exact"] = 100 * exact / len(captioned)
-    distances = [word_distance(one.attention) for one in captioned if len(one.words) > 1]
+    distances = [
+        word_distance(one.attention)
+        for one in captioned
+        if one.attention is not None and len(one.words) > 1
+    ]
     scores["attention_distance"] = sum(distances) / max(1, len(distances))
     scores["words"] = sum(len(one.words) for one in captioned) / len(captioned)
     return scores
@@ -123,6 +128,8 @@ def person_grounding(
     found = _read_boxes(boxes, transform)
     sums: dict[str, float] = defaultdict(float)
     for one in captioned:
+        if one.attention is None:
+            raise DataError("the model captions without attention: there is nothing to compare")
         for word, attention in zip(one.words, one.attention, strict=True):
             if word in PERSON_WORDS and one.image.id in found:
                 there = found[one.image.id]

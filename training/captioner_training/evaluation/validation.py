@@ -88,7 +88,8 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path) -> float:
     shapes = set(names.values())
     right = total = 0
     for one in captioned:
-        said = [(w, a) for w, a in zip(one.words, one.attention, strict=True) if w in shapes]
+        looks = [] if one.attention is None else zip(one.words, one.attention, strict=True)
+        said = [(word, attention) for word, attention in looks if word in shapes]
         wanted = objects[one.image.id]
         total += len(wanted)
         right += sum(

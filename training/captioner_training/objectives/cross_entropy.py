@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioner.decoders.lstm import Decoder, DecoderOutput
+from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD, START, UNK
 
 __all__ = ["NEVER_SAID", "CaptionLoss", "Counts", "caption_loss", "count"]
@@ -74,6 +74,8 @@ def caption_loss(
             draws from.
         temperature: of those probabilities.
 
+    What is asked of the attention is left out where the decoder does not attend.
+
     """
     device = output.deep.device
     counted = targets != PAD
@@ -90,10 +92,10 @@ def caption_loss(
         losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
-    if doubly_stochastic > 0:
+    if doubly_stochastic > 0 and output.attention is not None:
         mask = counted.to(device, non_blocking=True)
         total = total + doubly_stochastic * _missed(output.attention, mask).sum() / captions
-    if attention_entropy > 0:
+    if attention_entropy > 0 and output.attention is not None:
         # Clamped, since the slope of the entropy is infinite at a weight of 0.
         looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
         total = total + attention_entropy * torch.special.entr(looks).sum() / tokens

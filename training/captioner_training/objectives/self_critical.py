@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from captioner.decoders.lstm import Decoder
+from captioner.decoders.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, Vocabulary
 from captioner_training.objectives.cider import CiderD
 from captioner_training.objectives.cross_entropy import NEVER_SAID
@@ -116,12 +116,11 @@ def draw_captions(
         `maximum_length` words has no <end>.
 
     """
-    state, grid = decoder.start(features)
-    state = state.expand(count)
-    tokens = torch.full(state.hidden.shape[:2], START, device=features.device)
+    state = decoder.start(features).expand(count)
+    tokens = torch.full((len(features), count), START, device=features.device)
     steps, ended = [tokens], torch.zeros_like(tokens, dtype=torch.bool)
     for step in range(maximum_length + 1):
-        output = decoder.step(tokens, state, grid)
+        output = decoder.step(tokens, state)
         logits = output.logits.float()
         logits[..., list(NEVER_SAID)] = -torch.inf
         if greedy:

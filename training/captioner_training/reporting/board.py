@@ -50,6 +50,8 @@ class Board:
     def photos(self, captioned: Sequence[Captioned], transform: Transform, *, step: int) -> None:
         """Show some photos, each with the attention of every word of its caption."""
         for number, one in enumerate(captioned[:_PHOTOS]):
+            if one.attention is None:  # there is nothing to draw
+                break
             photo = open_image(one.image.store.read(one.image.name))
             probabilities = one.hypothesis.log_probabilities.exp().tolist()
             panels = [

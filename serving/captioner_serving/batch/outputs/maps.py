@@ -53,7 +53,7 @@ class MapWriter:
                 picture = caption.overlay()
             else:
                 picture = caption.contact_sheet()
-        except ImageError as error:
+        except (ImageError, ConfigError) as error:
             raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
         save_image(picture, path)
 

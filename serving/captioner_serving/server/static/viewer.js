@@ -104,17 +104,19 @@ const percent = (value) => Math.round(100 * value) + " %";
 
 // Where the word's attention is strongest, in words, for those who do not see the heat.
 function place(index) {
+  if (!shown.record.words[index].attention) return "";  // the model does not attend
   const { rows, columns, weights } = shown.record.words[index].attention;
   const best = weights.indexOf(Math.max(...weights));
-  if (weights[best] * weights.length < 2) return "nowhere in particular";
+  if (weights[best] * weights.length < 2) return "looked nowhere in particular";
   const third = (at, count) => Math.min(2, Math.floor((3 * (at + 0.5)) / count));
   const row = ["upper", "middle", "lower"][third(Math.floor(best / columns), rows)];
   const column = ["left", "", "right"][third(best % columns, columns)];
-  if (row === "middle") return column ? "at the " + column : "in the middle";
-  return column ? "at the " + row + " " + column : { upper: "at the top", lower: "at the bottom" }[row];
+  if (row === "middle") return column ? "looked at the " + column : "looked in the middle";
+  return column ? "looked at the " + row + " " + column
+    : { upper: "looked at the top", lower: "looked at the bottom" }[row];
 }
 
-const tell = (word, index) => percent(word.probability) + " sure, looked " + place(index);
+const tell = (word, index) => [percent(word.probability) + " sure", place(index)].filter(Boolean).join(", ");
 
 function show(index) {
   current = index;
@@ -127,8 +129,9 @@ function show(index) {
   if (index >= 0) {
     const word = shown.words[index], name = document.createElement("b");
     name.textContent = word.text;
-    about.append(name, " · " + percent(word.probability) + " sure · looked " + place(index)
-      + " · drew " + percent(word.gate) + " on the photo");
+    const gate = word.gate == null ? "" : "drew " + percent(word.gate) + " on the photo";
+    about.append(name, ["", percent(word.probability) + " sure", place(index), gate]
+      .filter((part, i) => !i || part).join(" · "));
   } else if (shown) {
     about.textContent = "Point at a word, or press Play. The stronger its colour, the surer the model was.";
   }
@@ -292,11 +295,11 @@ async function render(value) {
   }
   if (shown !== value) return;  // another photo came meanwhile
   shades = makeShades();
-  const heats = await Promise.all(value.words.map((word) => Promise.all([pixels(word.smooth), pixels(word.cells)])));
+  const heats = await Promise.all(value.words.map((word) => 
+    word.cells ? Promise.all([pixels(word.smooth), pixels(word.cells)]) : null));
   if (shown !== value) return;
   pictures = heats;
-  const gates = value.words.map((word) => word.gate);
-  pin(gates.indexOf(Math.max(...gates)));
+  pin(value.first);
   if (viewer.getBoundingClientRect().top > window.innerHeight * 0.8) viewer.scrollIntoView({ block: "start" });
 }
 
