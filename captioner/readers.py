@@ -22,7 +22,13 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
 
-__all__ = ["MAX_SCANS", "check_size", "read_header"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_SCANS", "check_size", "read_header"]
+
+IMAGE_SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
+    ".gif", ".tif", ".tiff",
+)  # fmt: skip
+"""What files are called that can be read, in small letters."""
 
 MAX_SCANS = 100
 """A progressive JPEG has about ten; each costs as much as decoding the whole picture."""

@@ -11,6 +11,7 @@ from PIL import Image
 
 from captioner_training.paths import there_is_no
 from captioner_training.prepare.manifest import Manifest
+from tests.captioner.test_readers import HEIC
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -53,6 +54,16 @@ def test_one_unreadable_sidecar_hides_nothing(
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     found = {row.file_name: row.captions for row in rows}
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
+
+
+def test_photos_of_a_telephone_are_taken(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    (photos / "IMG_0001.HEIC").write_bytes(HEIC)
+    (photos / "IMG_0001.txt").write_text("from a telephone")
+    said = prepare(run_captioner, tmp_path / "to", "folder", photos, "--val", 0)
+    assert "not taken" not in said
+    rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
+    row = next(row for row in rows if row.file_name == "IMG_0001.HEIC")
+    assert row.captions == ("from a telephone",) and (row.width, row.height) == (64, 48)
 
 
 def test_eight_photos_have_a_val_split(run_captioner: Run, photos: Path, tmp_path: Path) -> None:

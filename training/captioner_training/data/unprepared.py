@@ -6,9 +6,10 @@ import shlex
 from itertools import islice
 from pathlib import Path
 
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.paths import there_is_no
 from captioner_training.prepare.manifest import MANIFEST
-from captioner_training.prepare.places import IMAGE_SUFFIXES, walk
+from captioner_training.prepare.places import walk
 
 __all__ = ["unprepared"]
 

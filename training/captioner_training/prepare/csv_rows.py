@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from captioner_training.prepare.places import IMAGE_SUFFIXES
+from captioner.readers import IMAGE_SUFFIXES
 
 __all__ = ["Row", "csv_rows", "find_delimiter", "names_image"]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.prepare.csv_rows import csv_rows
 from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.places import IMAGE_SUFFIXES, walk
+from captioner_training.prepare.places import walk
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.texts import read_json, read_text
 

@@ -13,14 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from captioner.errors import DataError
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.paths import there_is_no
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFiles", "Location", "read_location", "walk"]
+__all__ = ["ImageFiles", "Location", "read_location", "walk"]
 
-# What captioner.image reads.
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
-)
 _ARCHIVES = (".tar", ".zip")
 
 

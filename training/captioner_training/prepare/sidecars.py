@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from captioner.errors import DataError
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.places import IMAGE_SUFFIXES, walk
+from captioner_training.prepare.places import walk
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import SPLIT_NAMES
 from captioner_training.prepare.texts import read_text

@@ -11,17 +11,13 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from captioner.errors import ConfigError, DataError
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.remote import is_url, remote_photos
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
 
-__all__ = ["SUFFIXES", "Inputs"]
-
-SUFFIXES = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
-    ".gif", ".tif", ".tiff",
-)  # fmt: skip
+__all__ = ["Inputs"]
 
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -82,7 +78,7 @@ class Inputs:
         if source == "-":
             yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
         elif is_url(source):
-            yield from remote_photos(source, SUFFIXES, recursive=self.recursive)
+            yield from remote_photos(source, IMAGE_SUFFIXES, recursive=self.recursive)
         elif _is_table(source) and self.column is not None:
             yield from self._named(table_names(source, self.column))
         elif os.path.isdir(source):
@@ -90,7 +86,7 @@ class Inputs:
         elif not os.path.lexists(source) and any(sign in source for sign in "*?["):
             yield from self._matching(source)
         elif source.lower().endswith(ARCHIVES):
-            yield from archive_photos(source, SUFFIXES)
+            yield from archive_photos(source, IMAGE_SUFFIXES)
         else:
             yield PhotoFile(name=source, file=source)
 
@@ -112,7 +108,7 @@ class Inputs:
                 if "**" not in pattern.split("/") and not os.path.islink(path):
                     yield from _folder(path, recursive=self.recursive)
             elif path.lower().endswith(ARCHIVES):
-                yield from archive_photos(path, SUFFIXES)
+                yield from archive_photos(path, IMAGE_SUFFIXES)
             else:
                 yield PhotoFile(name=path, file=path)
         if not found:
@@ -171,7 +167,7 @@ def _folder(folder: str, *, recursive: bool) -> Iterator[Photo]:
         if is_folder:
             if recursive:
                 yield from _folder(path, recursive=True)
-        elif name.lower().endswith(SUFFIXES) and not (is_link and os.path.isdir(path)):
+        elif name.lower().endswith(IMAGE_SUFFIXES) and not (is_link and os.path.isdir(path)):
             yield PhotoFile(name=path, file=path)
 
 
