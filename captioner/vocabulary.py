@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "END",
+    "NEVER_SAID",
     "PAD",
     "SPECIAL_TOKENS",
     "START",
@@ -33,6 +34,8 @@ Tokenizer = Literal["words", "characters"]
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
+NEVER_SAID = (PAD, START, UNK)
+"""What no caption says that a model makes."""
 
 _WORD = re.compile(r"\w")
 # Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from captioner.decoders.state import StepDecoder
+from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
-from captioner.generation.hypothesis import Ends, Hypothesis, Trace
+from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.trace import Ends, Trace
 from captioner.vocabulary import END, START
-
-if TYPE_CHECKING:
-    from captioner.generation.config import GenerationConfig
 
 __all__ = ["beam_search"]
 
@@ -30,9 +27,14 @@ class _Search:
     def __init__(self, decoder: StepDecoder, features: Tensor, config: GenerationConfig) -> None:
         count, device = features.shape[0], features.device
         self.decoder, self.config = decoder, config
-        self.constraints, self.trace = Constraints(config), Trace()
+        self.constraints = Constraints(
+            maximum_length=config.maximum_length,
+            minimum_length=config.minimum_length,
+            no_repeat_ngram=config.no_repeat_ngram,
+        )
         self.state = decoder.start(features)
         self.tokens = torch.full((count, 1), START, device=device)
+        self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
         self.pool = Ends.nowhere(count, config.beam_size, device)
@@ -45,7 +47,7 @@ class _Search:
         output = self.decoder.step(self.tokens, self.state)
         logs = output.log_probabilities()
         words = logs.shape[-1]
-        allowed = self.constraints.apply(logs, self.trace.words, step)
+        allowed = self.constraints.apply(logs, self.trace.words)
         sums = self.totals.unsqueeze(-1) + allowed
         # A hypothesis ends only if that is among the K best ways to go on.
         best, flat = sums.flatten(1).topk(min(2 * beam, sums[0].numel()), dim=1)

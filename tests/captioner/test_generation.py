@@ -14,9 +14,9 @@ from torch import Tensor
 from captioner import ConfigError, GenerationConfig, GenerationError
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.state import State, StepOutput
-from captioner.generation.constraints import filter_top
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.roll_out import filter_top
 from captioner.vocabulary import END, PAD, START, UNK
 
 VOCABULARY = 7  # three words: 4, 5 and 6

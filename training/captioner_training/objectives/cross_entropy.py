@@ -9,12 +9,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioner.decoders.decoder import Decoder, DecoderOutput
-from captioner.vocabulary import PAD, START, UNK
+from captioner.vocabulary import NEVER_SAID, PAD
 
-__all__ = ["NEVER_SAID", "CaptionLoss", "Counts", "caption_loss", "count"]
-
-NEVER_SAID = (PAD, START, UNK)
-"""What no caption says that the model makes."""
+__all__ = ["CaptionLoss", "Counts", "caption_loss", "count"]
 
 
 class Counts(NamedTuple):

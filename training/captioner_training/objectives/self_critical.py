@@ -15,11 +15,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from captioner.decoders.decoder import Decoder
+from captioner.generation.constraints import Constraints
+from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
 from captioner.vocabulary import END, PAD, START, Vocabulary
 from captioner_training.objectives.cider import CiderD
-from captioner_training.objectives.cross_entropy import NEVER_SAID
 from captioner_training.recipe import SelfCritical
 from captioner_training.step import Captions
 
@@ -116,24 +118,15 @@ def draw_captions(
         `maximum_length` words has no <end>.
 
     """
-    state = decoder.start(features).expand(count)
-    tokens = torch.full((len(features), count), START, device=features.device)
-    steps, ended = [tokens], torch.zeros_like(tokens, dtype=torch.bool)
-    for step in range(maximum_length + 1):
-        output = decoder.step(tokens, state)
-        logits = output.logits.float()
-        logits[..., list(NEVER_SAID)] = -torch.inf
-        if greedy:
-            drawn = logits.argmax(dim=-1)
-        else:
-            flat = (logits / temperature).softmax(dim=-1).flatten(0, 1)
-            drawn = torch.multinomial(flat, 1).view_as(tokens)
-        if step == maximum_length:  # only an end may stand here
-            drawn = torch.where(drawn == END, drawn, PAD)
-        tokens = torch.where(ended, PAD, drawn)
-        steps.append(tokens)
-        ended |= tokens == END
-        state = output.state
-        if ended.all():
-            break
-    return torch.stack(steps, dim=-1)
+    words = roll_out(
+        decoder,
+        features,
+        count=count,
+        constraints=Constraints(maximum_length=maximum_length, must_end=False),
+        choose=choose_likeliest if greedy else Sampler(temperature=temperature),
+    ).words
+    ends = words == END
+    words = words.masked_fill(ends.cumsum(dim=-1) > ends.long(), PAD)
+    if words.shape[-1] > maximum_length:  # only an end may stand here
+        words[..., -1] = words[..., -1].where(ends[..., -1], PAD)
+    return F.pad(words, (1, 0), value=START)

@@ -1,0 +1,111 @@
+"""One word after the other, without a search: greedy, sampling, and self-critical training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from captioner.decoders.state import StepDecoder
+from captioner.generation.constraints import Constraints
+from captioner.generation.trace import Trace
+from captioner.vocabulary import END, START
+
+__all__ = ["Sampler", "choose_likeliest", "filter_top", "roll_out"]
+
+
+def roll_out(
+    decoder: StepDecoder,
+    features: Tensor,
+    *,
+    count: int,
+    constraints: Constraints,
+    choose: Callable[[Tensor], Tensor],
+) -> Trace:
+    """Follow `count` hypotheses for each of the grids (B, L, D) until all have said <end>.
+
+    Args:
+        decoder: scores the words.
+        features: of B images.
+        count: hypotheses an image.
+        constraints: on what may be said.
+        choose: takes a word (B, K) for each row of log-probabilities (B, K, words), of which those
+            that may not be said are -inf.
+
+    Returns:
+        What was said and seen. After its first <end> a hypothesis says anything.
+
+    Raises:
+        GenerationError: the decoder's scores are not numbers.
+
+    """
+    state = decoder.start(features).expand(count)
+    tokens = torch.full((len(features), count), START, device=features.device)
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    trace = Trace(tokens.new_zeros(*tokens.shape, 0))
+    for _ in range(constraints.maximum_length + 1):
+        output = decoder.step(tokens, state)
+        logs = output.log_probabilities()
+        tokens = choose(constraints.apply(logs, trace.words))
+        trace.add(output, None, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+        state = output.state
+        ended |= tokens == END
+        if ended.all():
+            break
+    return trace
+
+
+def choose_likeliest(logs: Tensor) -> Tensor:
+    """Choose the likeliest word for each row of log-probabilities (B, K, words): greedy."""
+    return logs.argmax(dim=-1)
+
+
+class Sampler:
+    """Draws a word by its probability.
+
+    Args:
+        temperature: below 1 sharpens, above 1 flattens what is drawn from.
+        top_k: see filter_top.
+        top_p: see filter_top.
+        generator: on the device of the decoder; None: torch's own.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.generator = generator
+
+    def __call__(self, logs: Tensor) -> Tensor:
+        """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
+        kept = filter_top(logs / self.temperature, top_k=self.top_k, top_p=self.top_p)
+        flat = kept.softmax(dim=-1).flatten(0, 1)
+        return torch.multinomial(flat, 1, generator=self.generator).view(logs.shape[:2])
+
+
+def filter_top(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
+    """Leave only the words to draw from; the likeliest always stays.
+
+    Args:
+        logits: (..., words).
+        top_k: keep the k likeliest (Fan et al. 2018); 0 keeps all.
+        top_p: keep the likeliest words whose probabilities reach p (Holtzman et al. 2020).
+
+    """
+    if 0 < top_k < logits.shape[-1]:
+        least = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        ordered = ordered.masked_fill(before >= top_p, -torch.inf)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
+    return logits
