@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +23,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
@@ -32,14 +32,15 @@ from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access
 from captioner_serving.server.api import make_router
+from captioner_serving.server.captions import SENTENCES, PageCaptions, make_caption_router
 from captioner_serving.server.config import Credentials, ServerConfig
-from captioner_serving.server.elements import read_static
+from captioner_serving.server.elements import STATIC, read_static
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import SENTENCES, Page, make_page
+from captioner_serving.server.page import make_page
 from captioner_serving.server.pictures import CaptionShelf, make_picture_router
 from captioner_serving.server.problems import problem
 from captioner_serving.server.service import CaptionService
@@ -83,10 +84,12 @@ class Application:
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
         shelf = CaptionShelf(keep=config.keep)
-        page = Page(service=self.service, store=self.store, shelf=shelf, samples=samples or {})
+        page = PageCaptions(
+            service=self.service, store=self.store, shelf=shelf, samples=samples or {}
+        )
         first = None
         for name, path in list(page.samples.items())[:1]:
-            first = name, captioner.caption(path, replace(captioner.generation, captions=SENTENCES))
+            first = name, captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
         blocks = make_page(page, first=first)
         api = FastAPIOffline(
             title="Captioner",
@@ -99,7 +102,9 @@ class Application:
         for kind in (CaptionerError, HTTPException, RequestValidationError):
             api.add_exception_handler(kind, self._answer)
         api.include_router(make_router(self.service))
+        api.include_router(make_caption_router(page))
         api.include_router(make_picture_router(shelf))
+        api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
         api.mount("/", GradioGuard(self._gradio, self.store))
@@ -181,6 +186,5 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
             font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
         ),
         css=read_static("page.css"),
-        js=read_static("page.js"),
     )
     return app

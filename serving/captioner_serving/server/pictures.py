@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 
 from captioner.caption import Caption
@@ -22,9 +22,13 @@ from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
+from captioner_serving.server.guard import COOKIE
 from captioner_serving.server.problems import GoneError
 
-__all__ = ["CaptionShelf", "make_picture_router"]
+__all__ = ["GONE", "CaptionShelf", "KeptCaption", "make_picture_router"]
+
+GONE = "photos are deleted within ten minutes: choose it again"
+"""What a visitor is told who comes too late."""
 
 # Sharp on any screen; a 100-megapixel PNG would be of use to nobody who clicks "download".
 _LONGEST_SIDE = 2400
@@ -33,10 +37,21 @@ _SHOWN_SIDE = 1440
 _MOST = 1000  # captions; one takes a few kilobytes, for the photo lies in the store
 
 
-@dataclass(frozen=True)
-class _Kept:
+@dataclass(frozen=True, kw_only=True)
+class KeptCaption:
+    """A caption that may be shown again.
+
+    caption: with its alternatives.
+    name: of the photo, as its owner calls it.
+    owner: the browser that it is shown to; None: to everybody who has its token.
+    beam_size, captions: what was asked for.
+    """
+
     caption: Caption
-    until: float
+    name: str
+    owner: str | None
+    beam_size: int
+    captions: int
 
 
 class CaptionShelf:
@@ -49,35 +64,34 @@ class CaptionShelf:
 
     def __init__(self, *, keep: float) -> None:
         self._keep = keep
-        self._kept: dict[str, _Kept] = {}  # the oldest first
+        self._kept: dict[str, tuple[KeptCaption, float]] = {}  # with its end; the oldest first
 
-    def put(self, caption: Caption, *, forever: bool = False) -> str:
+    def put(self, kept: KeptCaption, *, forever: bool = False) -> str:
         """Keep a caption, and tell its token."""
         self.sweep()
         token = secrets.token_urlsafe(16)
-        until = math.inf if forever else time.monotonic() + self._keep
-        self._kept[token] = _Kept(caption, until)
+        self._kept[token] = kept, math.inf if forever else time.monotonic() + self._keep
         return token
 
-    def get(self, token: str) -> Caption:
+    def get(self, token: str, owner: str | None) -> KeptCaption:
         """Find a caption.
 
         Raises:
-            GoneError: there is none of this token, or no longer.
+            GoneError: there is none of this token, or no longer, or it is another browser's.
 
         """
-        kept = self._kept.get(token)
-        if kept is None or kept.until < time.monotonic():
-            raise GoneError("photos are deleted within ten minutes: drop it on the page again")
-        return kept.caption
+        kept, until = self._kept.get(token, (None, 0.0))
+        if kept is None or until < time.monotonic() or kept.owner not in (None, owner):
+            raise GoneError(GONE)
+        return kept
 
     def sweep(self) -> None:
         """Forget what has been kept long enough."""
         now = time.monotonic()
-        fading = [token for token, kept in self._kept.items() if kept.until < math.inf]
+        fading = [token for token, (_, until) in self._kept.items() if until < math.inf]
         surplus = len(fading) - _MOST
         for position, token in enumerate(fading):
-            if position < surplus or self._kept[token].until < now:
+            if position < surplus or self._kept[token][1] < now:
                 del self._kept[token]
 
 
@@ -93,12 +107,14 @@ def make_picture_router(shelf: CaptionShelf) -> APIRouter:
     def draw(
         token: str,
         picture: Picture,
+        request: Request,
+        sentence: int = 0,
         word: int = 0,
         smooth: bool = True,
         strength: Strength = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
     ) -> Response:
-        caption = shelf.get(token)
+        caption = shelf.get(token, request.cookies.get(COOKIE)).caption.choose(sentence)
         try:
             if picture == "photo.jpg":
                 return _jpeg(_open(caption, _SHOWN_SIDE))
@@ -111,7 +127,7 @@ def make_picture_router(shelf: CaptionShelf) -> APIRouter:
             else:
                 drawn = caption.overlay(word + 1, smooth=smooth, strength=strength, colors=colors)
         except ImageNotFoundError as error:
-            raise GoneError("photos are deleted within ten minutes: drop it again") from error
+            raise GoneError(GONE) from error
         return _png(drawn)
 
     return router

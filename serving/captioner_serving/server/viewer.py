@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from captioner.caption import Caption, Word
+from captioner.caption import Word
 from captioner.drawing.colors import (
     COLORS,
     DEFAULT_COLORS,
@@ -27,16 +27,23 @@ from captioner.drawing.colors import (
 from captioner.drawing.overlay import DEFAULT_STRENGTH, attention_map
 from captioner.transforms import Box
 from captioner_serving.server.elements import make_element
+from captioner_serving.server.pictures import KeptCaption
 
 __all__ = ["describe", "make_viewer"]
 
 # Pixels on each side of a smooth heat map, stretched to the photo's shape by the browser. It holds
 # nothing finer than a cell of the grid.
-_HEAT_SIDE = 192
+_HEAT_SIDE = 128
 
 
-def make_viewer(value: dict[str, Any] | None, *, known_limits: str) -> gr.HTML:
-    """The photo with the caption below it; its value is what `describe` returns."""
+def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int]) -> gr.HTML:
+    """The photo with the caption below it.
+
+    Args:
+        value: what `describe` returns; None shows nothing yet.
+        settings: beam_size and captions, until the visitor changes them.
+
+    """
     scales = {
         name: "".join(f"{r:02x}{g:02x}{b:02x}" for r, g, b in color_scale(name))
         for name in COLORS
@@ -45,7 +52,7 @@ def make_viewer(value: dict[str, Any] | None, *, known_limits: str) -> gr.HTML:
     return make_element(
         "viewer",
         value,
-        limits=known_limits,
+        settings=settings,
         colors=list(COLORS),
         scales=scales,
         default_colors=DEFAULT_COLORS,
@@ -54,26 +61,33 @@ def make_viewer(value: dict[str, Any] | None, *, known_limits: str) -> gr.HTML:
     )
 
 
-def describe(caption: Caption, *, token: str, name: str | None) -> dict[str, Any]:
+def describe(kept: KeptCaption, *, token: str, sentence: int) -> dict[str, Any]:
     """Turn a caption into the viewer's value: plain data, heat as data URLs, no photo.
 
     Args:
-        caption: what to show.
+        kept: what to show.
         token: under which the photo and the pictures of it are found.
-        name: of the photo's file, for the names of downloads.
+        sentence: which one: 0 is the caption itself, 1 the first of its alternatives.
+
+    Raises:
+        ConfigError: there is no such sentence.
 
     """
+    caption = kept.caption.choose(sentence)
     return {
         "caption": caption.text,
         "box": list(caption.box),
         "words": [_describe_word(word, caption.box) for word in caption.words],
         "first": caption.find_word() if caption.words else -1,
-        "alternatives": [
-            {"caption": other.text, "score": other.score} for other in caption.alternatives
+        "sentence": sentence,
+        "sentences": [
+            {"text": kept.caption.text, "score": kept.caption.score},
+            *({"text": each.text, "score": each.score} for each in kept.caption.alternatives),
         ],
+        "settings": {"beam_size": kept.beam_size, "captions": kept.captions},
         "token": token,
-        "name": Path(name or "photo").stem,
-        "record": {**caption.record(attention=True), "image": name},
+        "name": Path(kept.name).stem,
+        "record": {**caption.record(attention=True), "image": kept.name},
     }
 
 
@@ -87,5 +101,5 @@ def _describe_word(word: Word, box: Box) -> dict[str, Any]:
 
 
 def _data_url(image: Image.Image) -> str:
-    image.save(buffer := io.BytesIO(), "PNG")
+    image.save(buffer := io.BytesIO(), "PNG", compress_level=1)  # a visitor waits for it
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -15,7 +15,8 @@ WHO = ("ann", "correct horse: battery")
 ROUTES = [
     "/", "/api/health", "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
     "/gradio_api/info", "/gradio_api/heartbeat/x", "/gradio_api/file=/etc/passwd",
-    "/page/captions/x/photo.jpg", "/static-offline-docs/swagger-ui.css",
+    "/page/captions/x", "/page/captions/x/photo.jpg", "/page/static/viewer.js",
+    "/static-offline-docs/swagger-ui.css",
 ]  # fmt: skip
 
 
@@ -33,7 +34,12 @@ def test_nothing_is_open_without_the_password(guarded: Server) -> None:
             answer = client.get(route)
             assert answer.status_code == 401, route
             assert answer.headers["www-authenticate"].startswith("Basic ")
-        for route in ("/api/caption", "/gradio_api/upload", "/gradio_api/queue/join"):
+        for route in (
+            "/api/caption",
+            "/page/captions",
+            "/gradio_api/upload",
+            "/gradio_api/queue/join",
+        ):
             assert client.post(route, files={"image": b"x"}).status_code == 401
     photo = (SAMPLES / "coffee.jpg").read_bytes()
     with guarded.client(auth=WHO) as client:

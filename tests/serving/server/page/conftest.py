@@ -1,0 +1,137 @@
+"""The page in a real browser: one server and one browser for all of its tests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from captioner.predictor import Captioner
+from tests.serving.server.conftest import Server, serve
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+]
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "device_scale_factor": 3,
+    "is_mobile": True,
+    "has_touch": True,
+}
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the bundled checkpoint: the tiny one looks everywhere, and shows no heat."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with serve(tmp_path_factory.mktemp("page")) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def captioner() -> Captioner:
+    return Captioner.from_pretrained()
+
+
+@pytest.fixture(scope="package")
+def browser(server: Server) -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+class Visit:
+    """One visitor's tab, with what it asked for and what went wrong in it."""
+
+    def __init__(self, browser: Any, server: Server, *, script: str = "", **options: Any) -> None:
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, **options}
+        )
+        self.tab = self.context.new_page()
+        if script:
+            self.tab.add_init_script(script)
+        self.hosts: set[str | None] = set()
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.tab.on("request", self._note)
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.tab.goto(server.url)
+        self.settled()
+
+    def _note(self, request: Any) -> None:
+        self.requests.append(request.url)
+        if not request.url.startswith(("data:", "blob:")):
+            self.hosts.add(urlsplit(request.url).hostname)
+
+    def settled(self) -> None:
+        """Wait until a caption is there, and its first word's heat on the photo."""
+        self.tab.wait_for_selector('.viewer[data-state="shown"]')
+        self.tab.wait_for_function("+(document.querySelector('.heat').dataset.word ?? -1) >= 0")
+
+    def forget(self) -> None:
+        """Let the next `settled` wait for something new."""
+        self.tab.evaluate(
+            "document.querySelector('.viewer').dataset.state = 'old';"
+            "document.querySelector('.heat').dataset.word = -1"
+        )
+
+    def choose(self, *paths: Path, state: str = "shown") -> None:
+        self.forget()
+        self.tab.set_input_files(".intake .file", paths[0]) if len(paths) == 1 else self.drop(paths)
+        self.tab.wait_for_selector(f'.viewer[data-state="{state}"]')
+        if state == "shown":
+            self.settled()
+
+    def drop(self, paths: tuple[Path, ...]) -> None:
+        self.tab.evaluate(
+            """names => {
+              const data = new DataTransfer();
+              for (const name of names)
+                data.items.add(new File(['x'], name, { type: 'image/jpeg' }));
+              const options = { dataTransfer: data, bubbles: true, cancelable: true };
+              document.body.dispatchEvent(new DragEvent('drop', options));
+            }""",
+            [path.name for path in paths],
+        )
+
+    def heat(self) -> str:
+        return self.tab.evaluate("document.querySelector('.heat').toDataURL()")
+
+    def words(self) -> list[str]:
+        return self.tab.locator(".word").all_inner_texts()
+
+    def failure(self) -> str:
+        self.tab.wait_for_selector('.viewer[data-state="failed"]')
+        assert not self.tab.locator(".sentence").is_visible()  # no old caption beside it
+        return self.tab.inner_text('.failure[role="alert"]')
+
+
+@pytest.fixture
+def visit(browser: Any, server: Server) -> Iterator[Visit]:
+    made = Visit(browser, server)
+    yield made
+    made.context.close()
+    assert made.errors == []
+    assert made.hosts == {"127.0.0.1"}
+
+
+@pytest.fixture
+def phone(browser: Any, server: Server) -> Iterator[Visit]:
+    made = Visit(browser, server, **PHONE)
+    yield made
+    made.context.close()
+    assert made.errors == []

@@ -1,0 +1,95 @@
+"""How the page looks: on a phone and on a wide screen, in light and in dark."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.page.conftest import Visit
+
+
+def test_a_phone_needs_no_sideways_scrolling(phone: Visit) -> None:
+    tab = phone.tab
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    tab.locator(".word").nth(3).tap()
+    assert tab.locator(".heat").get_attribute("data-word") == "3"
+    width, shown = tab.locator(".heat").evaluate("c => [c.width, c.clientWidth]")
+    assert width == pytest.approx(3 * shown, abs=3)  # sharp on a high-density screen
+
+
+def test_what_is_touched_on_a_phone_is_large_enough(phone: Visit) -> None:
+    phone.tab.click("text=Search settings")
+    small = phone.tab.evaluate(
+        """[...document.querySelectorAll('#columns :is(button, a, input, select, summary)')]
+          .map(x => [x, (x.closest('label.control') ?? x).getBoundingClientRect()])
+          .filter(([x, box]) => box.height > 0 && (box.height < 44 || box.width < 44))
+          .map(([x, box]) => x.className + ' ' + box.width + ' x ' + box.height)"""
+    )
+    # a word may be as short as "a": WCAG 2.5.5 lets a target in a sentence be
+    assert [item for item in small if not item.startswith("word")] == []
+    heights = phone.tab.evaluate(
+        "[...document.querySelectorAll('.word')].map(x => x.getBoundingClientRect().height)"
+    )
+    assert min(heights) >= 44
+
+
+@pytest.mark.parametrize("sample", ["coffee", "astronaut"])  # landscape, and square
+def test_on_a_phone_the_words_come_without_scrolling(phone: Visit, sample: str) -> None:
+    phone.choose(SAMPLES / f"{sample}.jpg")
+    phone.tab.wait_for_function(
+        "document.querySelector('.sentence').getBoundingClientRect().bottom <= innerHeight"
+        " && document.querySelector('.photo').getBoundingClientRect().top >= 0"
+    )
+    pictures = phone.tab.evaluate(
+        "[...document.querySelectorAll('img, canvas')].filter(x => !x.closest('.samples')"
+        " && x.getBoundingClientRect().width > 100).map(x => x.className)"
+    )
+    assert pictures == ["photo", "heat"]  # the photo is there once
+
+
+def test_a_finger_taps_and_a_mouse_points(phone: Visit, visit: Visit) -> None:
+    for seen, said in ((phone, "Tap a word"), (visit, "Point at a word")):
+        seen.tab.locator(".word").first.press("Escape")
+        assert seen.tab.inner_text(".about").startswith(said)
+
+
+def test_a_wide_screen_has_the_page_in_its_middle(browser: Any, server: Server) -> None:
+    visit = Visit(browser, server, viewport={"width": 1920, "height": 1080})
+    box = visit.tab.locator("#columns").bounding_box()
+    assert box["x"] == pytest.approx(1920 - box["x"] - box["width"], abs=16)
+    assert box["width"] < 1300
+    visit.context.close()
+
+
+def luminance(color: str) -> float:
+    channels = [int(float(value)) / 255 for value in re.findall(r"[\d.]+", color)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(browser: Any, server: Server, scheme: str) -> None:
+    """WCAG 2.1, 1.4.3: a contrast of at least 4.5."""
+    visit = Visit(browser, server, color_scheme=scheme)
+    background = visit.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (luminance(background) > 0.5) == (scheme == "light")
+    parts = ("#header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
+    for part in parts:
+        color = visit.tab.locator(part).first.evaluate("x => getComputedStyle(x).color")
+        low, high = sorted((luminance(color), luminance(background)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, part
+    visit.context.close()
+
+
+def test_nobody_is_moved_who_asked_not_to_be(browser: Any, server: Server) -> None:
+    visit = Visit(browser, server, reduced_motion="reduce")
+    visit.tab.route("**/page/captions", lambda route: None)
+    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+    moving = visit.tab.evaluate(
+        "document.getAnimations().filter(a => a.playState === 'running').length"
+    )
+    assert moving == 0
+    visit.context.close()

@@ -1,0 +1,286 @@
+"""Photos: every way in, what is seen while they wait, what stays, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from captioner.predictor import Captioner
+from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.page.conftest import Visit
+
+INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
+for (const name of ['mediaDevices', 'clipboard'])
+  Object.defineProperty(Navigator.prototype, name, { value: undefined });"""
+"""A page over plain http from another machine."""
+
+
+def test_a_sample_is_there_before_anybody_has_done_anything(visit: Visit) -> None:
+    assert len(visit.words()) > 1
+    assert visit.tab.locator("img.photo").evaluate("image => image.naturalWidth") > 100
+    assert "miscounts" in visit.tab.inner_text(".limits")
+    assert visit.tab.locator(".sentences li").count() == 3
+
+
+def test_a_photo_turned_by_exif_is_shown_as_the_viewer_sees_it(
+    visit: Visit, tmp_path: Path, captioner: Captioner
+) -> None:
+    photo = Image.open(SAMPLES / "coffee.jpg").rotate(-90, expand=True)
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    photo.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    visit.choose(tmp_path / "turned.jpg")
+    width, height = visit.tab.locator("img.photo").evaluate(
+        "i => [i.naturalWidth, i.naturalHeight]"
+    )
+    assert width > height
+    expected = captioner.caption(tmp_path / "turned.jpg")
+    assert visit.words() == [word.text for word in expected.words]
+
+
+def test_a_tiff_shows_its_picture(visit: Visit, tmp_path: Path) -> None:
+    with Image.open(SAMPLES / "rocket.jpg") as photo:
+        photo.save(tmp_path / "rocket.tif")
+        size = photo.size
+    visit.choose(tmp_path / "rocket.tif")
+    shown = visit.tab.locator("img.photo").evaluate("i => [i.naturalWidth, i.naturalHeight]")
+    assert tuple(shown) == size and visit.tab.locator(".frame").is_visible()
+
+
+def test_a_photo_may_be_dropped_or_pasted_anywhere(visit: Visit) -> None:
+    script = """async ([kind, name]) => {
+      const blob = await (await fetch(document.querySelector('.samples img').src)).blob();
+      const data = new DataTransfer();
+      data.items.add(new File([blob], name, { type: 'image/jpeg' }));
+      const event = kind === 'paste'
+        ? new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true })
+        : new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true });
+      document.querySelector('.notes').dispatchEvent(event);
+      return event.defaultPrevented;
+    }"""
+    for kind in ("drop", "paste"):
+        assert visit.tab.evaluate(script, [kind, f"{kind}ped.jpg"])
+        visit.tab.wait_for_function(
+            f"document.querySelector('.json').download === '{kind}ped.json'"
+        )
+
+
+def test_the_paste_button_captions_what_it_pastes(browser: Any, server: Server) -> None:
+    visit = Visit(browser, server, permissions=["clipboard-read", "clipboard-write"])
+    visit.tab.evaluate("navigator.clipboard.writeText('no picture')")
+    words = visit.words()
+    visit.tab.click(".paste")
+    visit.tab.wait_for_function("document.querySelector('.reason').textContent !== ''")
+    assert "no picture in the clipboard" in visit.tab.inner_text(".reason")
+    assert visit.words() == words
+    visit.tab.evaluate(
+        """async () => {
+          const image = document.querySelector('[data-sample=rocket] img');
+          const canvas = Object.assign(document.createElement('canvas'),
+            { width: image.naturalWidth, height: image.naturalHeight });
+          canvas.getContext('2d').drawImage(image, 0, 0);
+          const blob = await new Promise(done => canvas.toBlob(done, 'image/png'));
+          await navigator.clipboard.write([new ClipboardItem({ 'image/png': blob })]);
+        }"""
+    )
+    visit.forget()
+    visit.tab.click(".paste")
+    visit.settled()
+    assert visit.words() != words
+    assert visit.tab.locator(".json").get_attribute("download") == "pasted.json"
+    assert visit.tab.inner_text(".reason") == ""
+    visit.context.close()
+
+
+def test_the_camera_photographs_and_may_be_cancelled(visit: Visit) -> None:
+    words = visit.words()
+    visit.tab.click(".take")
+    visit.tab.wait_for_function("document.querySelector('.camera video').videoWidth > 0")
+    visit.tab.click(".camera .close")
+    assert visit.words() == words  # nothing is lost
+    visit.forget()
+    visit.tab.click(".take")
+    visit.tab.wait_for_function("document.querySelector('.camera video').videoWidth > 0")
+    visit.tab.click(".camera .shoot")
+    visit.settled()
+    assert visit.tab.locator(".json").get_attribute("download") == "camera.json"
+
+
+def test_over_plain_http_camera_and_paste_say_why_they_cannot(browser: Any, server: Server) -> None:
+    visit = Visit(browser, server, script=INSECURE)
+    words = visit.words()
+    visit.tab.click(".take")
+    assert "plain http" in visit.tab.inner_text(".reason")
+    visit.tab.click(".paste")
+    assert "Ctrl+V" in visit.tab.inner_text(".reason")
+    visit.tab.click(".copy")  # which has another way
+    visit.tab.wait_for_function("document.querySelector('.about').textContent.startsWith('Copied')")
+    assert visit.words() == words
+    visit.context.close()
+
+
+def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit: Visit) -> None:
+    tab, held = visit.tab, []  # the requests that are kept waiting
+    tab.route("**/page/captions", lambda route: held.append(route))
+    old = tab.locator("img.photo").get_attribute("src")
+    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+    tab.wait_for_function("document.querySelector('.photo').naturalWidth > 0")
+    assert tab.locator("img.photo").get_attribute("src").startswith("blob:") and old
+    assert not tab.locator(".sentence").is_visible() and tab.locator(".heat").is_visible()
+    assert tab.locator(".heat").get_attribute("data-word") == "-1"
+    assert "the photo" in tab.inner_text(".phase")
+    assert tab.locator(".viewer").get_attribute("aria-busy") == "true"
+    tab.wait_for_timeout(100)
+    held[0].continue_()
+    visit.settled()
+    assert visit.tab.locator(".json").get_attribute("download") == "rocket.json"
+
+
+def test_the_place_in_the_queue_is_told(visit: Visit, server: Server) -> None:
+    photo = (SAMPLES / "coffee.jpg").read_bytes()
+    visit.tab.evaluate(
+        "window.phases = new Set(); new MutationObserver(() => "
+        "phases.add(document.querySelector('.phase').textContent))"
+        ".observe(document.querySelector('.phase'), { childList: true })"
+    )
+
+    def crowd() -> None:
+        with server.client() as client:
+            client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 40)
+
+    others = threading.Thread(target=crowd)
+    others.start()
+    visit.tab.wait_for_timeout(700)
+    visit.choose(SAMPLES / "chelsea.jpg")
+    others.join()
+    phases = visit.tab.evaluate("[...phases]")
+    assert any("photos come before this one" in phase for phase in phases), phases
+
+
+def test_beam_and_sentences_change_the_caption(visit: Visit) -> None:
+    tab = visit.tab
+    tab.click("text=Search settings")
+    visit.forget()
+    tab.locator("input[name=captions]").press("ArrowRight")
+    visit.settled()
+    assert tab.locator(".sentences li").count() == 4
+    visit.forget()
+    tab.locator("input[name=beam_size]").press("Home")
+    visit.settled()
+    assert not tab.locator(".others").is_visible()  # one is followed, and there are no others
+    assert tab.locator("input[name=captions]").input_value() == "1"
+
+
+def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(visit: Visit) -> None:
+    tab = visit.tab
+    first = visit.words()
+    visit.choose(SAMPLES / "rocket.jpg")
+    words = visit.words()
+    tab.reload()
+    visit.settled()
+    assert visit.words() == words != first
+    with visit.context.expect_page() as opened:
+        tab.click("text=HTTP API")
+    assert opened.value.url.endswith("/docs") and visit.words() == words
+    opened.value.close()
+    tab.goto(server_of(tab) + "/docs")
+    tab.go_back()
+    visit.settled()
+    assert visit.words() == words
+    assert tab.locator("img.photo").evaluate("image => image.naturalWidth") > 100
+    visit.forget()
+    tab.go_back()
+    visit.settled()
+    assert visit.words() == first
+    visit.forget()
+    tab.go_forward()
+    visit.settled()
+    assert visit.words() == words
+
+
+def server_of(tab: Any) -> str:
+    return tab.evaluate("location.origin")
+
+
+def test_another_browser_sees_nothing_of_it(visit: Visit, server: Server) -> None:
+    visit.choose(SAMPLES / "rocket.jpg")
+    token = visit.tab.evaluate("history.state.captioner.token")
+    with server.client() as stranger:
+        stranger.get("/")
+        for path in ("", "/photo.jpg", "/sheet.png"):
+            assert stranger.get(f"/page/captions/{token}{path}").status_code == 410
+
+
+def test_a_bad_photo_is_told_in_words_and_the_next_one_works(visit: Visit, tmp_path: Path) -> None:
+    data = (SAMPLES / "rocket.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 3])
+    visit.choose(tmp_path / "cut.jpg", state="failed")
+    said = visit.failure()
+    assert "cut.jpg is cut off" in said and "/" not in said
+    visit.choose(SAMPLES / "chelsea.jpg")
+    assert visit.words()
+
+
+def test_what_cannot_be_sent_is_told_at_once(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "large.jpg").write_bytes(bytes(21_000_000))
+    asked = len(visit.requests)
+    visit.choose(tmp_path / "large.jpg", state="failed")
+    assert "large.jpg has more than the 20 MB" in visit.failure()
+    visit.choose(Path("a.jpg"), Path("b.jpg"), state="failed")
+    assert "These are 2" in visit.failure()
+    assert [url for url in visit.requests[asked:] if "page/captions" in url] == []
+
+
+def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(visit: Visit) -> None:
+    tab = visit.tab
+    visit.context.set_offline(True)
+    visit.choose(SAMPLES / "rocket.jpg", state="failed")
+    assert "does not answer" in visit.failure()
+    visit.context.set_offline(False)
+    problem = {"type": "busy", "title": "x", "status": 503, "detail": "y"}
+    kind = "application/problem+json"
+    tab.route(
+        "**/page/captions",
+        lambda route: route.fulfill(status=503, content_type=kind, body=json.dumps(problem)),
+    )
+    visit.forget()
+    tab.click(".retry")
+    assert "Too many photos are waiting" in visit.failure()
+    tab.unroute("**/page/captions")
+    tab.route("**/page/captions", lambda route: route.fulfill(body='{"ahead": 2}\n'))
+    visit.forget()
+    tab.click(".retry")
+    assert "stopped before it had finished" in visit.failure()
+    tab.unroute("**/page/captions")
+    visit.forget()
+    tab.click(".retry")
+    visit.settled()
+    assert tab.locator(".json").get_attribute("download") == "rocket.json"
+    visit.errors.clear()  # the browser's own, about the network
+
+
+def test_a_photo_that_was_deleted_is_told_and_sent_again(visit: Visit, server: Server) -> None:
+    before = set(server.uploads())
+    visit.choose(SAMPLES / "rocket.jpg")
+    (stored,) = set(server.uploads()) - before
+    stored.unlink()
+    with visit.tab.expect_response("**/overlay.png?*"):
+        visit.tab.click('[data-picture="overlay.png"]')
+    visit.tab.wait_for_function("document.querySelector('.about').textContent.includes('not kept')")
+    visit.tab.reload()
+    assert "not kept any longer" in visit.failure()
+    visit.choose(SAMPLES / "chelsea.jpg")
+    (stored,) = set(server.uploads()) - before
+    stored.unlink()
+    visit.tab.click("text=Search settings")
+    visit.tab.locator("input[name=captions]").press("ArrowRight")
+    assert "not kept any longer" in visit.failure()
+    visit.forget()
+    visit.tab.click(".retry")  # the browser has it still
+    visit.settled()
+    assert visit.tab.locator(".sentences li").count() == 4
+    visit.errors.clear()  # the browser's own, about the 410s
