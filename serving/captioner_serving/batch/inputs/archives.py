@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Self, cast
 
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
@@ -18,15 +17,54 @@ from captioner_serving.batch.inputs.photos import (
     TarMember,
     ZipMember,
 )
+from captioner_serving.digest import digest
 
 __all__ = ["ARCHIVES", "COMPRESSED", "archive_photos", "tar_stream_photos"]
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".tar", ".zip", *COMPRESSED)
 
+_LARGEST_IN_MEMORY = 1 << 28  # bytes; photos of a compressed archive wait here to be decoded
+_LARGEST_SPARSE = 1 << 24  # a kilobyte can claim gigabytes of holes, and photos have none
+_LARGEST_HEADER = 1 << 20  # tarfile reads names and attributes of a member at one go
+_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
+class _BoundedTarInfo(tarfile.TarInfo):
+    """A member whose size is looked at before tarfile believes it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
+            raise tarfile.ReadError(f"a header says that it has {member.size:,} bytes")
+        return member
+
+
+class _Names:
+    """The names of an archive's photos: ARCHIVE/MEMBER, and #2 behind the second of one name."""
+
+    def __init__(self, archive: str) -> None:
+        self._archive = archive
+        self._seen: set[bytes] = set()
+
+    def of(self, member: str) -> str:
+        name, number = f"{self._archive}/{member}", 1
+        while (key := digest(name)) in self._seen:
+            number += 1
+            name = f"{self._archive}/{member}#{number}"
+        self._seen.add(key)
+        return name
+
 
 def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
-    """List an archive's images; their names are ARCHIVE/MEMBER."""
+    """List an archive's images; what cannot be read is in the list as a LostPhoto."""
     try:
         if path.lower().endswith(".zip"):
             yield from _zip_photos(path, suffixes)
@@ -35,8 +73,8 @@ def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         else:
             with open(path, "rb") as file:
                 yield from tar_stream_photos(file, path, suffixes)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+    except Exception as error:  # damaged headers end in almost any exception
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
         yield LostPhoto(
             name=path, reason=f"{path} cannot be read to its end ({reason}): copy it again"
         )
@@ -44,24 +82,40 @@ def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
 
 def tar_stream_photos(file: IO[bytes], name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     """List the images of a tar stream of any compression, each with its bytes."""
-    with tarfile.open(fileobj=file, mode="r|*") as tar:
-        for member in _members(tar, suffixes):
-            stream = tar.extractfile(member)
-            if stream is not None:
-                yield MemoryPhoto(name=f"{name}/{member.name}", data=stream.read())
+    names = _Names(name)
+    with tarfile.open(fileobj=file, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
+        for member in _members(tar, suffixes, stream=cast(IO[bytes], tar.fileobj)):
+            yield _in_memory(tar, member, names.of(member.name))
 
 
 def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
-    with tarfile.open(path, "r:") as tar:
+    names = _Names(path)
+    with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
         for member in _members(tar, suffixes):
-            name = f"{path}/{member.name}"
+            name = names.of(member.name)
             if member.issparse():
-                stream = tar.extractfile(member)
-                yield MemoryPhoto(name=name, data=stream.read() if stream else b"")
+                yield _in_memory(tar, member, name)
             else:
                 offset, size = member.offset_data, member.size
                 yield TarMember(name=name, archive=path, offset=offset, size=size)
         _check_end(tar, path)
+
+
+def _skip(stream: IO[bytes], end: int) -> None:
+    """Go on to where a member ends; tarfile itself would look for it far behind the end."""
+    while (left := end - stream.tell()) > 0:
+        if not stream.read(min(left, 1 << 20)):
+            raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
+
+
+def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
+    """Read a member that cannot be read in place later; its size is known before."""
+    most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
+    if member.size > most:
+        reason = f"{name} has {member.size:,} bytes, and the limit here is {most:,}: unpack it"
+        return LostPhoto(name=name, reason=reason)
+    stream = tar.extractfile(member)
+    return MemoryPhoto(name=name, data=stream.read() if stream else b"")
 
 
 def _check_end(tar: tarfile.TarFile, path: str) -> None:
@@ -74,18 +128,27 @@ def _check_end(tar: tarfile.TarFile, path: str) -> None:
             raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
 
 
-def _members(tar: tarfile.TarFile, suffixes: tuple[str, ...]) -> Iterator[tarfile.TarInfo]:
+def _members(
+    tar: tarfile.TarFile, suffixes: tuple[str, ...], *, stream: IO[bytes] | None = None
+) -> Iterator[tarfile.TarInfo]:
+    offset = -1
     while (member := tar.next()) is not None:
+        if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
+            raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
+        offset = tar.offset
         if member.isfile() and _is_image(member.name, suffixes):
             yield member
+        if stream is not None:
+            _skip(stream, tar.offset - 1)
         tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 
 def _zip_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if _is_image(name, suffixes):
-                yield ZipMember(name=f"{path}/{name}", archive=path, member=name)
+        names = _Names(path)
+        for number, member in enumerate(archive.infolist()):
+            if _is_image(member.filename, suffixes):
+                yield ZipMember(name=names.of(member.filename), archive=path, number=number)
 
 
 def _is_image(name: str, suffixes: tuple[str, ...]) -> bool:

@@ -68,7 +68,7 @@ class PhotoFile(Photo):
             with open(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+                    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
                     raise errors.ImageNotFoundError(f"{self.name} is {kind}: check the path")
                 _check_size(self.name, status.st_size)
                 return file.read()
@@ -100,17 +100,21 @@ class ZipMember(Photo):
     """A member of a zip file, read in place."""
 
     archive: str
-    member: str
+    number: int  # among all members: several may have one name
 
     def read(self) -> bytes:
         """Read and unpack the member; the archive's list of members is read once a process."""
         try:
             archive = _open_zip(self.archive)
-            _check_size(self.name, archive.getinfo(self.member).file_size)
-            return archive.read(self.member)
-        except RuntimeError as error:  # zipfile's word for a password
-            raise errors.ImageNotFoundError(f"{self.name} is encrypted: unpack it first") from error
-        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+            member = archive.infolist()[self.number]
+            _check_size(self.name, member.file_size)
+            return archive.read(member)
+        except (errors.ImageError, MemoryError):
+            raise
+        except Exception as error:  # damaged members end in almost any exception
+            if "password" in str(error):
+                reason = f"{self.name} is encrypted: unpack the archive first"
+                raise errors.ImageNotFoundError(reason) from error
             raise _unreadable(self.name, error) from error
 
 
@@ -160,7 +164,9 @@ def _open_quietly(path: str) -> int:
 
 def _check_size(name: str, size: int) -> None:
     if size > _LARGEST:
-        raise errors.ImageTooLargeError(f"{name} has {size:,} bytes: this is hardly a photo")
+        raise errors.ImageTooLargeError(
+            f"{name} has {size:,} bytes, and the limit is {_LARGEST:,}: is it a photo?"
+        )
 
 
 def _unreadable(name: str, error: Any) -> errors.ImageError:

@@ -54,7 +54,7 @@ def fetch(url: str, *, limit: int) -> bytes:
                 f"{url} cannot be read ({_reason(error)}): check the link"
             ) from error
     if len(data) > limit:
-        raise ImageTooLargeError(f"{url} has over {limit:,} bytes: this is hardly a photo")
+        raise ImageTooLargeError(f"{url} has more than {limit:,} bytes: is it a photo?")
     return data
 
 
