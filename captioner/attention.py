@@ -18,7 +18,7 @@ from captioner.errors import ConfigError
 from captioner.masks import masked_softmax
 from captioner.scores import ProductScore, build_score, split_heads
 
-__all__ = ["Attention", "ProjectedGrid", "average"]
+__all__ = ["Attention", "ProjectedGrid", "average", "average_folded", "fold", "maps"]
 
 
 class ProjectedGrid(NamedTuple):
@@ -49,6 +49,46 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("bkhl,blhv->bkhv", weights, split_heads(values, heads)).flatten(2)
 
 
+def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
+    """Apply to values, once, the matrix that would follow the context of every query.
+
+    Args:
+        values: (B, L, V).
+        matrix: (F, V).
+        heads: H; each has V / H numbers of the values, and so its own columns of the matrix.
+
+    Returns:
+        (B, L, H, F), what `average_folded` takes.
+
+    """
+    if heads == 1:
+        return F.linear(values, matrix).unsqueeze(2)
+    parts = zip(values.chunk(heads, dim=-1), matrix.chunk(heads, dim=-1), strict=True)
+    return torch.stack([F.linear(part, columns) for part, columns in parts], dim=2)
+
+
+def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
+    """Take the context as `average` does, with the matrix applied to it already.
+
+    Args:
+        weights: (B, K, H, L).
+        folded: (B, L, H, F).
+
+    Returns:
+        (B, K, F): the sum of what the heads add.
+
+    """
+    rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
+    return torch.bmm(rows, folded.flatten(1, 2))
+
+
+def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Give the mean (..., L) of the heads' weights (..., H, L), and these where H is not 1."""
+    if weights.shape[-2] == 1:
+        return weights.squeeze(-2), None
+    return weights.mean(dim=-2), weights
+
+
 class Attention(nn.Module):
     """Attention with a score function chosen by name, and any number of heads.
 
@@ -59,6 +99,7 @@ class Attention(nn.Module):
         attention_dim: A, what queries and keys are projected to where the score projects.
         value_dim: V, what values are projected to; None takes them as they are, as the paper does.
         heads: H. Each scores with A / H numbers and averages V / H numbers.
+        value_bias: whether the projection of the values adds a bias.
         input_dim: the numbers of a value before its projection; None: the keys are the values too.
 
     `dot` has no matrices: unless there are values besides the keys, it compares the query with the
@@ -78,6 +119,7 @@ class Attention(nn.Module):
         attention_dim: int,
         value_dim: int | None = None,
         heads: int = 1,
+        value_bias: bool = True,
         input_dim: int | None = None,
     ) -> None:
         super().__init__()
@@ -93,7 +135,9 @@ class Attention(nn.Module):
         )
         if self.value_dim % heads:
             raise ConfigError(f"heads {heads} do not divide values of {self.value_dim} numbers")
-        self.value = nn.Identity() if value_dim is None else nn.Linear(entering, value_dim)
+        self.value: nn.Module = nn.Identity()
+        if value_dim is not None:
+            self.value = nn.Linear(entering, value_dim, bias=value_bias)
 
     def project(self, keys: Tensor, values: Tensor | None = None) -> ProjectedGrid:
         """Project keys (B, L, D) and values (B, L, ...) once, for all queries.

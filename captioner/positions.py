@@ -15,14 +15,15 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioner.errors import ConfigError
 
 __all__ = [
+    "GRID_SIDE",
     "POSITIONS",
     "Positions",
     "binary",
-    "check_positions",
     "grid_places",
     "sine",
     "word_places",
@@ -30,6 +31,9 @@ __all__ = [
 
 POSITIONS = ("none", "sine", "learned", "binary")
 """The encodings by the name that a decoder's configuration takes."""
+
+GRID_SIDE = 64
+"""The most rows and columns of a grid: 1024 pixels at a stride of 16."""
 
 _LONGEST = 10_000  # times 2 pi: the longest wavelength of the sines
 
@@ -87,14 +91,16 @@ class Positions(nn.Module):
         length: how many places an axis has at most.
 
     Raises:
-        ConfigError: no such kind, or sines that do not fit into D numbers.
+        ConfigError: no such kind.
 
     """
 
     def __init__(self, *, kind: str, dim: int, axes: int, length: int) -> None:
         super().__init__()
-        check_positions(kind, dim=dim, axes=axes)
+        if kind not in POSITIONS:
+            raise ConfigError(f"positions {kind!r} are not known; known are {', '.join(POSITIONS)}")
         self.kind, self.axes, self.length = kind, axes, length
+        self.waves = dim // (2 * axes) * 2  # of an axis; what is left over of D stays as it is
         self.bits = max(1, math.ceil(math.log2(length)))
         self.output_dim = dim + axes * self.bits if kind == "binary" else dim
         self.tables = nn.ParameterList()
@@ -116,9 +122,9 @@ class Positions(nn.Module):
             )
         columns = places.unbind(-1)
         if self.kind == "sine":
-            width = features.shape[-1] // self.axes
-            code = torch.cat([sine(column, width) for column in columns], dim=-1)
-            return features + code.to(features.dtype)
+            code = torch.cat([sine(column, self.waves) for column in columns], dim=-1)
+            padded = F.pad(code, (0, features.shape[-1] - code.shape[-1]))
+            return features + padded.to(features.dtype)
         if self.kind == "learned":
             for table, column in zip(self.tables, columns, strict=True):
                 features = features + table[column]
@@ -127,18 +133,14 @@ class Positions(nn.Module):
         code = code.to(features.dtype).expand(*features.shape[:-1], -1)
         return torch.cat([features, code], dim=-1)
 
+    def in_grid(self, features: Tensor) -> Tensor:
+        """Tell the cells of square grids (B, L, D), row-major, their places: (B, L, output_dim).
 
-def check_positions(kind: str, *, dim: int, axes: int) -> None:
-    """Refuse what cannot be built, before anything is.
+        Raises:
+            ConfigError: the grid is not square, or has more rows than the length.
 
-    Raises:
-        ConfigError: no such kind, or sines that do not fit into `dim` numbers.
-
-    """
-    if kind not in POSITIONS:
-        raise ConfigError(f"positions {kind!r} are not known; known are {', '.join(POSITIONS)}")
-    if kind == "sine" and dim % (2 * axes):
-        raise ConfigError(
-            f"sine positions need features of a multiple of {2 * axes} numbers, not {dim}: choose "
-            "learned or binary positions"
-        )
+        """
+        if self.kind == "none":
+            return features
+        encoded: Tensor = self(features, grid_places(features.shape[-2], device=features.device))
+        return encoded

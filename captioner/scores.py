@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ScoreFunction(Protocol):
-    """How well queries fit keys. Any module of this shape can be registered in SCORES."""
+    """How well queries fit keys."""
 
     heads: int
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
 from captioner.decoders.lstm import LSTMDecoder
+from captioner.decoders.top_down import TopDownDecoder
+from captioner.decoders.transformer import TransformerDecoder
 from captioner.errors import ConfigError
 
 __all__ = ["DECODERS", "build_decoder"]
 
-DECODERS: dict[str, type[Decoder]] = {"lstm": LSTMDecoder}
+DECODERS: dict[str, type[Decoder]] = {
+    "lstm": LSTMDecoder,
+    "top_down": TopDownDecoder,
+    "transformer": TransformerDecoder,
+}
 """The decoders by the name that DecoderConfig.kind takes."""
 
 

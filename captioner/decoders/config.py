@@ -1,18 +1,21 @@
-"""Which decoder, and its sizes."""
+"""Which decoder, how it attends, and its sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from captioner.bounds import Fraction, Positive, check_bounds
+from captioner.errors import ConfigError
+from captioner.scores import check_score
 
 __all__ = ["DecoderConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Which decoder, and the sizes that are free to choose.
+    """Which decoder, how it attends, and the sizes that are free to choose.
 
     Those that follow from data and encoder, the vocabulary's size and the features of a grid cell,
     are arguments of `build_decoder`.
@@ -24,13 +27,53 @@ class DecoderConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}  # in recipes
 
-    kind: Literal["lstm"] = "lstm"  # see captioner.decoders.build; older files do not say
+    # See captioner.decoders.build; older files do not say.
+    kind: Literal["lstm", "top_down", "transformer"] = "lstm"
+    # How the grid is looked at; see captioner.scores.
+    score: Literal["additive", "multiplicative", "dot", "scaled_dot", "none"] = "additive"
+    heads: Positive = 1  # each looks for itself, with its part of attention_dim and value_dim
+    # What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
+    # after (Luong et al. 2015). The other kinds leave no choice.
+    query: Literal["previous", "current"] = "previous"
+    # What tells the cells, and a transformer's words, where they are; see captioner.positions.
+    positions: Literal["none", "sine", "learned", "binary"] = "none"
+    layers: Positive = 2  # of the transformer
+    # Where the transformer normalises: before each part, which trains without a slow start, or
+    # after it and its input are added up, as in Vaswani et al. 2017.
+    norm: Literal["pre", "post"] = "pre"
     embedding_dim: Positive = 512  # m: words, and the deep output layer, which shares their matrix
-    hidden_dim: Positive = 512  # n: the LSTM's hidden and cell state
+    hidden_dim: Positive = 512  # n: hidden and cell state; the width of the transformer
     attention_dim: Positive = 256  # A: A numbers a cell and hypothesis are much of a step on a CPU
     value_dim: Positive | None = None  # V: None attends over the raw features, as the paper does
-    score: str = "additive"  # the score function, by its name in captioner.attention
     dropout: Fraction = 0.3  # on embedded words and before the output; 0.5 starves small data sets
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
+        """Name what each field allows and all of them together do not."""
+        if self.query == "current" and self.kind != "lstm":
+            yield f"query 'current' is a choice of kind lstm alone, not of {self.kind}"
+        if self.kind == "transformer":
+            if self.hidden_dim % self.heads:
+                yield f"heads {self.heads} do not divide hidden_dim {self.hidden_dim}"
+        elif self.value_dim is None and (self.heads > 1 or self.score == "dot"):
+            which = "score 'dot'" if self.score == "dot" else f"heads {self.heads}"
+            yield (
+                f"{which} needs projected values: set value_dim, to hidden_dim "
+                f"{self.hidden_dim} for instance"
+            )
+            return
+        values = self.value_dim or self.hidden_dim
+        if self.value_dim is not None and values % self.heads:
+            yield f"heads {self.heads} do not divide value_dim {values}"
+        try:
+            check_score(
+                self.score,
+                query_dim=self.hidden_dim,
+                key_dim=values,
+                attention_dim=self.attention_dim,
+                heads=self.heads,
+            )
+        except ConfigError as error:
+            yield error.detail

@@ -1,6 +1,7 @@
 """Show, Attend and Tell: an LSTM that attends over the grid for every word.
 
-Xu et al. 2015, section 3.1.2.
+Xu et al. 2015, section 3.1.2; with `query: current`, attention after the LSTM as in Luong et al.
+2015, section 3.
 """
 
 from __future__ import annotations
@@ -11,48 +12,54 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention import Attention, ProjectedGrid
+from captioner.attention import Attention, average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, DecoderOutput
+from captioner.decoders.decoder import DecoderOutput
+from captioner.decoders.recurrence import advance
 from captioner.decoders.state import State, StepOutput
+from captioner.decoders.words import WordDecoder
+from captioner.positions import GRID_SIDE, Positions
 
 __all__ = ["LSTMDecoder"]
 
-_FEW_ROWS = 8  # of a step; with more of them the gain is gone
 
+class LSTMDecoder(WordDecoder):
+    """Attention LSTM with a deep output layer.
 
-class LSTMDecoder(Decoder):
-    """Attention LSTM with a deep output layer whose matrix is that of the embedded words."""
+    query: previous
+        alpha from h_(t-1); z_t = beta sum alpha a; h_t = LSTM(E y_(t-1), z_t, h_(t-1)); words from
+        E y_(t-1) + L_h h_t + L_z z_t.
+    query: current
+        h_t = LSTM(E y_(t-1), h_(t-1)); alpha from h_t; words from the attentional hidden state
+        tanh(W_c [sum alpha a; h_t]). There is no gate.
+    """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
-        context_dim = config.value_dim or grid_dim
-        self.embedding = nn.Embedding(vocabulary_size, m)
+        self.positions = Positions(kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE)
         self.attention = Attention(
             score=config.score,
-            key_dim=grid_dim,
+            key_dim=self.positions.output_dim,
             query_dim=n,
             attention_dim=config.attention_dim,
             value_dim=config.value_dim,
+            heads=config.heads,
         )
+        context_dim = self.attention.value_dim
         self.initial_hidden = nn.Linear(grid_dim, n)
         self.initial_cell = nn.Linear(grid_dim, n)
-        self.gate = nn.Linear(n, 1)
         # Equation 1 in three parts: what comes from the word does not wait for the recurrence.
         self.word_gates = nn.Linear(m, 4 * n)
-        self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
         self.hidden_gates = nn.Linear(n, 4 * n, bias=False)
-        self.deep_hidden = nn.Linear(n, m)
+        self.deep_hidden = nn.Linear(n, m)  # with deep_context, W_c of `query: current`
         self.deep_context = nn.Linear(context_dim, m, bias=False)
-        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))
-        self.dropout = nn.Dropout(config.dropout)
+        if config.query == "previous":
+            self.gate = nn.Linear(n, 1)
+            self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
         self.word_table: Tensor | None
         self.register_buffer("word_table", None, persistent=False)
         self._tabulated: tuple[tuple[Tensor, int], ...] = ()
-        # The matrix also scores words: rows of unit variance would start with huge logits.
-        nn.init.normal_(self.embedding.weight, std=m**-0.5)
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) and begin one hypothesis an image (K = 1).
@@ -60,12 +67,14 @@ class LSTMDecoder(Decoder):
         h_0 and c_0 come from the mean of the grid (section 3.1.2).
         """
         mean = features.mean(dim=1, keepdim=True)
-        keys, values = self.attention.project(features)
+        keys, values = self.attention.project(self.positions.in_grid(features))
         # The context is a weighted mean of the values and enters LSTM and output linearly, so that
         # their weights can be applied to the values, once, instead of to every step's context.
-        values = torch.cat([self.context_gates(values), self.deep_context(values)], dim=-1)
+        matrix = self.deep_context.weight
+        if self.config.query == "previous":
+            matrix = torch.cat([self.context_gates.weight, matrix])
         return State(
-            image={"keys": keys, "values": values},
+            image={"keys": keys, "values": fold(values, matrix, heads=self.config.heads)},
             hypothesis={
                 "hidden": torch.tanh(self.initial_hidden(mean)),
                 "cell": torch.tanh(self.initial_cell(mean)),
@@ -98,9 +107,10 @@ class LSTMDecoder(Decoder):
         words = self._embed(tokens)
         table = self._table()
         word_gates = self.word_gates(words) if table is None else F.embedding(tokens, table)
-        deep_context, attention, gate, state = self._recur(word_gates, state)
+        deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
-        return StepOutput(self._step_logits(deep), state, attention, gate)
+        attention, heads = maps(weights)
+        return StepOutput(self._step_logits(deep), state, attention, gate, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
@@ -109,54 +119,47 @@ class LSTMDecoder(Decoder):
         """
         state = self.start(features).expand(tokens.shape[1])
         words = self._embed(tokens)
-        steps = []
+        contexts, weights, gates, hidden = [], [], [], []
         for word_gates in self.word_gates(words).unbind(dim=2):
-            deep_context, attention, gate, state = self._recur(word_gates, state)
-            steps.append((deep_context, attention, gate, state.hypothesis["hidden"]))
-        deep_context, attention, gate, hidden = (
-            torch.stack(part, dim=2) for part in zip(*steps, strict=True)
-        )
-        return DecoderOutput(self._deep_output(words, hidden, deep_context), attention, gate)
+            deep_context, weight, gate, state = self._recur(word_gates, state)
+            contexts.append(deep_context)
+            weights.append(weight)
+            hidden.append(state.hypothesis["hidden"])
+            if gate is not None:
+                gates.append(gate)
+        deep = self._deep_output(words, torch.stack(hidden, dim=2), torch.stack(contexts, dim=2))
+        attention, _ = maps(torch.stack(weights, dim=2))
+        return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None)
 
-    def logits(self, deep: Tensor) -> Tensor:
-        """Score every word from the deep output (..., m): (..., words)."""
-        return F.linear(deep, self.embedding.weight, self.output_bias)
+    def _recur(
+        self, word_gates: Tensor, state: State
+    ) -> tuple[Tensor, Tensor, Tensor | None, State]:
+        """Attend and advance the LSTM, in the order that the configuration says.
 
-    def _step_logits(self, deep: Tensor) -> Tensor:
-        """Do as `logits` does, for the rows (B, K, m) of one step."""
-        rows = deep.flatten(0, 1)
-        if len(rows) > _FEW_ROWS or deep.dtype is not torch.float32:
-            return self.logits(deep)
-        # With the rows of a single beam, a CPU's BLAS takes half the time when the matrix is first.
-        scores = torch.addmm(self.output_bias.unsqueeze(1), self.embedding.weight, rows.T)
-        return scores.T.reshape(*deep.shape[:2], -1)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.embedding(tokens)))
-
-    def _recur(self, word_gates: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
-        """Attend, gate the context, and advance the LSTM (equations 1 to 6, section 4.2.1).
-
-        Returns L_z z_t, attention weights, gate and state.
+        Returns L_z z_t (B, K, m), attention weights (B, K, H, L), gate (B, K) and state.
         """
         hidden, cell = state.hypothesis["hidden"], state.hypothesis["cell"]
-        grid = ProjectedGrid(state.image["keys"], state.image["values"])
-        context, weights = self.attention(hidden, grid)
-        attention = weights.mean(dim=2)  # over the heads
-        gate = torch.sigmoid(self.gate(hidden))
-        context_gates, deep_context = (gate * context).split(  # of z_t
-            [word_gates.shape[-1], self.config.embedding_dim], dim=-1
-        )
-        gates = word_gates + context_gates + self.hidden_gates(hidden)
-        input_, forget, output, candidate = gates.chunk(4, dim=-1)
-        cell = forget.sigmoid() * cell + input_.sigmoid() * candidate.tanh()  # equation 2
-        hidden = output.sigmoid() * cell.tanh()  # equation 3
+        if self.config.query == "current":
+            hidden, cell = advance(word_gates + self.hidden_gates(hidden), cell)
+            deep_context, weights = self._look(hidden, state)
+            return deep_context, weights, None, State(state.image, {"hidden": hidden, "cell": cell})
+        context, weights = self._look(hidden, state)
+        gate = torch.sigmoid(self.gate(hidden))  # section 4.2.1
+        sizes = [word_gates.shape[-1], self.config.embedding_dim]
+        context_gates, deep_context = torch.split(gate * context, sizes, dim=-1)  # of z_t
+        hidden, cell = advance(word_gates + context_gates + self.hidden_gates(hidden), cell)
         following = State(state.image, {"hidden": hidden, "cell": cell})
-        return deep_context, attention, gate.squeeze(-1), following
+        return deep_context, weights, gate.squeeze(-1), following
+
+    def _look(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Attend with hidden states (B, K, n): what the context adds, and the weights."""
+        weights = self.attention.weigh(hidden, state.image["keys"])
+        return average_folded(weights, state.image["values"]), weights
 
     def _deep_output(self, words: Tensor, hidden: Tensor, deep_context: Tensor) -> Tensor:
-        """E y_(t-1) + L_h h_t + L_z z_t, the inside of equation 7."""
-        deep = words + self.deep_hidden(hidden) + deep_context
+        """E y_(t-1) + L_h h_t + L_z z_t, the inside of equation 7; or the attentional state."""
+        deep = self.deep_hidden(hidden) + deep_context
+        deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))
 
 

@@ -71,5 +71,9 @@ def test_a_place_beyond_the_length_is_refused(kind: str) -> None:
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'cosine'.*none, sine, learned, binary"):
         Positions(kind="cosine", dim=4, axes=1, length=3)
-    with pytest.raises(ConfigError, match="multiple of 4 numbers, not 6"):
-        Positions(kind="sine", dim=6, axes=2, length=3)
+
+
+def test_sines_leave_what_is_left_over() -> None:
+    code = Positions(kind="sine", dim=7, axes=2, length=3)(torch.zeros(1, 9, 7), grid_places(9))
+    assert code[..., 4:].count_nonzero() == 0
+    torch.testing.assert_close(code[0, 5, :4], sine(torch.tensor([1, 2]), 2).flatten())

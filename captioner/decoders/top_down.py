@@ -1,0 +1,132 @@
+"""Bottom-up and top-down attention: one LSTM looks, a second one speaks (Anderson et al. 2018).
+
+Section 3.2 of the paper, over the cells of the grid instead of detected regions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from captioner.attention import Attention, average_folded, fold, maps
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import DecoderOutput
+from captioner.decoders.recurrence import advance
+from captioner.decoders.state import State, StepOutput
+from captioner.decoders.words import WordDecoder
+from captioner.positions import GRID_SIDE, Positions
+
+__all__ = ["TopDownDecoder"]
+
+
+class _Step(NamedTuple):
+    """What a step leaves: the language LSTM's hidden state (B, K, n), weights (B, K, H, L)."""
+
+    hidden: Tensor
+    weights: Tensor
+    state: State
+
+
+class TopDownDecoder(WordDecoder):
+    """The attention LSTM reads [h2_(t-1), mean of the grid, E y_(t-1)]; its state h1_t looks.
+
+    The language LSTM reads [context, h1_t]; its state h2_t says the word.
+    """
+
+    def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
+        super().__init__(config, vocabulary_size=vocabulary_size)
+        m, n = config.embedding_dim, config.hidden_dim
+        self.positions = Positions(kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE)
+        self.attention = Attention(
+            score=config.score,
+            key_dim=self.positions.output_dim,
+            query_dim=n,
+            attention_dim=config.attention_dim,
+            value_dim=config.value_dim,
+            heads=config.heads,
+        )
+        # What enters the gates of the two LSTMs, each from its own source; one bias each.
+        self.look_word = nn.Linear(m, 4 * n)
+        self.look_mean = nn.Linear(self.attention.value_dim, 4 * n, bias=False)
+        self.look_language = nn.Linear(n, 4 * n, bias=False)
+        self.look_hidden = nn.Linear(n, 4 * n, bias=False)
+        self.speak_look = nn.Linear(n, 4 * n)
+        self.speak_context = nn.Linear(self.attention.value_dim, 4 * n, bias=False)
+        self.speak_hidden = nn.Linear(n, 4 * n, bias=False)
+        self.deep_hidden = nn.Linear(n, m)
+
+    def start(self, features: Tensor) -> State:
+        """Project the grids (B, L, D) and begin one hypothesis an image (K = 1), from zeros."""
+        keys, values = self.attention.project(self.positions.in_grid(features))
+        nothing = features.new_zeros(len(features), 1, self.config.hidden_dim)
+        names = ("look_hidden", "look_cell", "speak_hidden", "speak_cell")
+        return State(
+            image={
+                "keys": keys,
+                # The context enters the language LSTM linearly: its weights are applied once.
+                "values": fold(values, self.speak_context.weight, heads=self.config.heads),
+            },
+            hypothesis={
+                **dict.fromkeys(names, nothing),
+                "mean": self.look_mean(values.mean(dim=1, keepdim=True)),
+            },
+        )
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        """Read the tokens (B, K) and score the next ones."""
+        done = self._recur(self.look_word(self._embed(tokens)), state)
+        attention, heads = maps(done.weights)
+        logits = self._step_logits(self._deep_output(done.hidden))
+        return StepOutput(logits, done.state, attention, None, heads)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
+        """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
+
+        The output at t is for the token that follows tokens[..., t].
+        """
+        state = self.start(features).expand(tokens.shape[1])
+        hidden, weights = [], []
+        for gates in self.look_word(self._embed(tokens)).unbind(dim=2):
+            done = self._recur(gates, state)
+            state = done.state
+            hidden.append(done.hidden)
+            weights.append(done.weights)
+        attention, _ = maps(torch.stack(weights, dim=2))
+        return DecoderOutput(self._deep_output(torch.stack(hidden, dim=2)), attention)
+
+    def _recur(self, gates: Tensor, state: State) -> _Step:
+        """Advance both LSTMs, with the attention between them.
+
+        Args:
+            gates: (B, K, 4n), what the word adds to the gates of the attention LSTM.
+            state: of the step before.
+
+        """
+        before = state.hypothesis
+        gates = (
+            gates
+            + before["mean"]
+            + self.look_language(before["speak_hidden"])
+            + self.look_hidden(before["look_hidden"])
+        )
+        look, look_cell = advance(gates, before["look_cell"])
+        weights = self.attention.weigh(look, state.image["keys"])
+        gates = (
+            average_folded(weights, state.image["values"])
+            + self.speak_look(look)
+            + self.speak_hidden(before["speak_hidden"])
+        )
+        speak, speak_cell = advance(gates, before["speak_cell"])
+        hypothesis = {
+            "mean": before["mean"],
+            "look_hidden": look,
+            "look_cell": look_cell,
+            "speak_hidden": speak,
+            "speak_cell": speak_cell,
+        }
+        return _Step(speak, weights, State(state.image, hypothesis))
+
+    def _deep_output(self, hidden: Tensor) -> Tensor:
+        return cast(Tensor, self.dropout(self.deep_hidden(hidden)))

@@ -1,0 +1,189 @@
+"""Every decoder with every attention keeps the promises that generation and training rely on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+
+from captioner import Captioner, ConfigError
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import Decoder
+from captioner.generation.config import GenerationConfig
+from captioner.generation.generate import generate
+from captioner.model import CaptionModel, ModelConfig
+from captioner.positions import POSITIONS
+from captioner.scores import SCORES
+from captioner.vocabulary import END, START
+
+SIZES: dict[str, Any] = {
+    "embedding_dim": 12,
+    "hidden_dim": 8,
+    "attention_dim": 16,
+    "value_dim": 8,
+}
+VARIANTS: list[dict[str, Any]] = [
+    *({"kind": "lstm", "score": score} for score in SCORES),
+    *({"kind": "lstm", "score": score, "query": "current"} for score in SCORES),
+    *({"kind": kind, "score": score} for kind in ("top_down", "transformer") for score in SCORES),
+    *(
+        {"kind": kind, "score": score, "heads": 4}
+        for kind in ("lstm", "top_down", "transformer")
+        for score in ("additive", "scaled_dot")
+    ),
+    *(
+        {"kind": kind, "positions": positions}
+        for kind in ("lstm", "top_down", "transformer")
+        for positions in POSITIONS[1:]
+    ),
+    {"kind": "lstm", "score": "scaled_dot", "heads": 2, "query": "current", "positions": "binary"},
+    {"kind": "lstm", "value_dim": None},
+    {"kind": "top_down", "value_dim": None, "positions": "binary"},
+    {"kind": "transformer", "value_dim": None, "norm": "post", "layers": 3},
+    {"kind": "transformer", "score": "scaled_dot", "norm": "post", "layers": 1, "heads": 2},
+]
+
+
+def named(variant: dict[str, Any]) -> str:
+    return "-".join(f"{value}" for value in variant.values())
+
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
+
+
+def made(variant: dict[str, Any]) -> Decoder:
+    torch.manual_seed(0)
+    config = DecoderConfig(**{**SIZES, "dropout": 0.0, **variant})
+    decoder = build_decoder(config, grid_dim=6, vocabulary_size=11)
+    torch.nn.init.normal_(decoder.embedding.weight)  # far from uniform: no near-ties
+    return decoder.eval()
+
+
+@every_variant
+def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any]) -> None:
+    decoder, heads = made(variant), variant.get("heads", 1)
+    features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
+    whole = decoder(features, tokens)
+    logits = decoder.logits(whole.deep)
+    state = decoder.start(features).expand(3)
+    for t in range(5):
+        output = decoder.step(tokens[..., t], state)
+        state = output.state
+        torch.testing.assert_close(logits[:, :, t], output.logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(whole.attention[:, :, t], output.attention)
+        assert (whole.gate is None) == (output.gate is None)
+        if output.gate is not None:
+            torch.testing.assert_close(whole.gate[:, :, t], output.gate)
+        torch.testing.assert_close(output.attention.sum(-1), torch.ones(2, 3))
+        if heads == 1:
+            assert output.heads is None
+        else:
+            assert output.heads.shape == (2, 3, heads, 9)
+            torch.testing.assert_close(output.heads.mean(2), output.attention)
+        assert all(part.shape[:2] == (2, 9) for part in state.image.values())
+        assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
+
+
+@every_variant
+def test_other_words_before_move_the_attention_of_all_but_none(variant: dict[str, Any]) -> None:
+    decoder = made(variant)
+    state = decoder.start(torch.randn(1, 9, 6)).expand(2)
+    output = decoder.step(torch.tensor([[3, 8]]), state)
+    attention = decoder.step(torch.tensor([[5, 5]]), output.state).attention[0]
+    if variant.get("score") == "none":
+        torch.testing.assert_close(attention, torch.full((2, 9), 1 / 9))
+    else:
+        assert (attention[0] - attention[1]).abs().max() > 1e-5
+
+
+@every_variant
+def test_each_hypothesis_of_a_beam_follows_its_own_parent(variant: dict[str, Any]) -> None:
+    """What a search says of its sentences is what reading each alone says."""
+    decoder, features = made(variant), torch.randn(2, 9, 6)
+    config = GenerationConfig(beam_size=4, captions=4, minimum_length=3, maximum_length=6)
+    for image, found in enumerate(generate(decoder, features, config)):
+        assert len({tuple(hypothesis.tokens) for hypothesis in found}) == 4
+        for hypothesis in found:
+            tokens = torch.tensor([START, *hypothesis.tokens])[None, None]
+            alone = decoder(features[image : image + 1], tokens)
+            logs = decoder.logits(alone.deep)[0, 0].log_softmax(-1)
+            said = torch.tensor([*hypothesis.tokens, END])
+            torch.testing.assert_close(
+                hypothesis.log_probabilities,
+                logs.gather(1, said[:, None]).squeeze(1),
+                rtol=1e-4,
+                atol=1e-4,
+            )
+            looked = alone.attention[0, 0, :-1]
+            torch.testing.assert_close(hypothesis.attention, looked, rtol=1e-4, atol=1e-5)
+            if variant.get("heads", 1) > 1:
+                torch.testing.assert_close(hypothesis.heads.mean(1), looked, rtol=1e-4, atol=1e-5)
+
+
+@every_variant
+def test_slopes_reach_every_parameter(variant: dict[str, Any]) -> None:
+    decoder = made({**variant, "dropout": 0.5}).train()
+    output = decoder(torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5)))
+    decoder.logits(output.deep).square().mean().backward()
+    assert [name for name, p in decoder.named_parameters() if p.grad is None] == []
+
+
+@every_variant
+def test_a_checkpoint_of_it_captions_as_before(
+    variant: dict[str, Any], tiny_checkpoint: Checkpoint, tmp_path: Path, photo: Path
+) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=tiny_checkpoint.model.config.encoder, decoder=DecoderConfig(**{**SIZES, **variant})
+    )
+    model = CaptionModel(
+        config,
+        vocabulary_size=len(tiny_checkpoint.vocabulary),
+        encoder=tiny_checkpoint.model.encoder,
+    )
+    torch.nn.init.normal_(model.decoder.embedding.weight)
+    checkpoint = replace(tiny_checkpoint, model=model.eval())
+    path = tmp_path / "variant.safetensors"
+    checkpoint.save(path, dtype=torch.float32)
+    generation = GenerationConfig(minimum_length=3, maximum_length=6)
+    before = Captioner(checkpoint).caption(photo, generation)
+    loaded = load_checkpoint(path)
+    assert loaded.model.config == config
+    caption = Captioner(loaded).caption(photo, generation)
+    assert caption.text == before.text
+    for word in caption.words:
+        assert word.attention.sum().item() == pytest.approx(1, abs=1e-5)
+    record = caption.record(attention=True)
+    assert len(record["words"]) == len(caption.words)
+    assert caption.contact_sheet().size > (100, 100)
+
+
+def test_the_choices_are_those_that_exist() -> None:
+    hints = get_type_hints(DecoderConfig)
+    assert get_args(hints["score"]) == tuple(SCORES)
+    assert get_args(hints["positions"]) == POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"score": "dotty"}, "score 'dotty' is out of range"),
+        ({"heads": 3}, "heads 3 do not divide"),
+        ({"heads": 2, "value_dim": None}, "heads 2 needs projected values: set value_dim"),
+        ({"score": "dot", "value_dim": None}, "set value_dim, to hidden_dim 8"),
+        ({"score": "dot", "value_dim": 6}, "a query of 8 numbers with a key of 6"),
+        ({"score": "none", "heads": 2}, "the same mean"),
+        ({"kind": "top_down", "query": "current"}, "kind lstm alone, not of top_down"),
+        ({"kind": "transformer", "heads": 5, "attention_dim": 10}, "heads 5 do not divide hidden"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_read(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        DecoderConfig(**{**SIZES, **changes})
