@@ -10,6 +10,7 @@ import argparse
 import errno
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -102,8 +103,22 @@ def _dispatch(arguments: list[str]) -> int:
         parsed.fields = rest
     elif rest:
         verb_parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    status: int = module.run(parsed)
+    try:
+        status: int = module.run(parsed)
+    except ConfigError as error:
+        raise ConfigError(_as_typed(error.detail, verb_parser)) from error
     return status
+
+
+def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
+    """Say `--beam-size 0` where a configuration says `beam_size 0`."""
+    for action in parser._actions:
+        option = f"--{action.dest.replace('_', '-')}"
+        if option in action.option_strings:
+            # A plain word may be just that, unless it begins a problem or stands beside an option.
+            place = r"(?<![\w.-])" if "_" in action.dest else r"^|(?<=; )|(?<=--)[\w-]+ and "
+            detail = re.sub(rf"({place}){action.dest}(?=[ ,;:]|$)", rf"\g<1>{option}", detail)
+    return detail
 
 
 def _root_parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from PIL import Image
 from captioner.errors import OutputError
 from captioner.files import replace_file
 
-__all__ = ["encode_animation", "save_animation", "save_image"]
+__all__ = ["check_suffix", "encode_animation", "save_animation", "save_image"]
 
 _Formats = dict[str, dict[str, Any]]
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
@@ -70,13 +70,26 @@ def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
-    """Find the options of the path's format, or say what is wrong before any work is done."""
-    target = Path(path)
+def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
+    """Refuse a file whose suffix no still picture has, or with `moving` no animation.
+
+    Raises OutputError, which lists the suffixes that can be written.
+    """
+    _format(Path(path), _MOVING if moving else _STILL)
+
+
+def _format(target: Path, formats: _Formats) -> dict[str, Any]:
     options = formats.get(target.suffix.lower())
     if options is None:
         wrong = f"suffix {target.suffix!r} is not known" if target.suffix else "it has no suffix"
         raise OutputError(f"{target} cannot be written: {wrong}; {', '.join(formats)} work")
+    return options
+
+
+def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
+    """Find the options of the path's format, or say what is wrong before any work is done."""
+    target = Path(path)
+    options = _format(target, formats)
     if not target.parent.is_dir():
         raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
     return target, options

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.errors import CaptionerError, ConfigError, ImageError
+from captioner.drawing.colors import COLORS, DEFAULT_COLORS
+from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
+from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
+from captioner.header import bundled_checkpoint, read_header
+from captioner.image import MAX_PIXELS, open_image
+from captioner.verbs.pictures import make_folders, plan_pictures
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
-    from captioner.generation.config import GenerationConfig
-    from captioner.predictor import Captioner
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -24,9 +29,11 @@ EXAMPLES = """examples:
   captioner caption *.jpg --json --attention > captions.jsonl
   captioner caption *.jpg --sheet 'sheets/{name}.png'
 
-One photo: its caption is printed alone. Several: a line each, path, tab, caption."""
+One photo: its caption is printed alone. Several: a line each, path, tab, caption.
+A whole folder: captioner batch."""
 
 _BATCH = 16  # photos decoded together: most of the speed of a large batch, little of its memory
+_PICTURES = ("--sheet", "--overlay", "--animation")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention", action="store_true", help="put each word's attention into the records"
     )
     output = parser.add_argument_group(
-        "pictures", "with several photos, {name} in FILE stands for each photo's name"
+        "pictures",
+        "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
+        "in the list.",
     )
     output.add_argument("--sheet", metavar="FILE", help="every word over the photo, on one sheet")
     output.add_argument("--overlay", metavar="FILE", help="one word over the photo, in full size")
@@ -48,61 +57,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the word that drew most on the photo)",
     )
     output.add_argument("--animation", metavar="FILE", help="a .gif or .webp through the words")
+    output.add_argument(
+        "--colors", choices=COLORS, metavar="NAME", help=f"{', '.join(COLORS)}; the first is usual"
+    )
     model = parser.add_argument_group("model")
     model.add_argument(
         "--beam-size",
         type=int,
         metavar="N",
-        help="1 to 20; default: the checkpoint's; the bundled one's is 5",
+        help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's; the bundled one's is 5",
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
     model.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    model.add_argument(
+        "--max-pixels",
+        type=int,
+        default=MAX_PIXELS,
+        metavar="N",
+        help=f"larger photos are refused; default: {MAX_PIXELS:,}",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
+    # All that can be refused is refused before torch is imported, which takes seconds.
     _check(arguments)
-    from captioner.predictor import Captioner
-
-    captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
-    config = captioner.generation.asked(beam_size=arguments.beam_size, captions=arguments.captions)
-    status = 0
-    for photo, result in _results(captioner, arguments.photos, config):
+    checkpoint = Path(arguments.checkpoint or bundled_checkpoint()).expanduser()
+    own = GenerationConfig(**read_header(checkpoint).get("generation", {}))
+    config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)
+    patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
+    plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
+    failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}
+    for error in failed.values():
+        print(f"captioner: {error}", file=sys.stderr)
+    found = [photo for at, photo in enumerate(arguments.photos) if at not in failed]
+    if found:
+        make_folders(plan)
+    captions = _captions(found, checkpoint, config, arguments) if found else iter(())
+    status = int(bool(failed))
+    for at, (photo, files) in enumerate(zip(arguments.photos, plan, strict=True)):
+        result = failed.get(at) or next(captions)
+        if isinstance(result, ImageError):
+            if arguments.json:
+                print(json.dumps({"image": photo, "error": result.record()}), flush=True)
+            if at not in failed:
+                print(f"captioner: {result}", file=sys.stderr)
+            status = 1
+            continue
+        _print(result, arguments)
         try:
-            if isinstance(result, ImageError):
-                raise result
-            _print(result, arguments)
-            _draw(result, arguments)
+            _draw(result, files, arguments)
         except CaptionerError as error:
-            if isinstance(error, ImageError) and arguments.json:
-                print(json.dumps({"image": photo, "error": error.record()}))
             print(f"captioner: {error}", file=sys.stderr)
             status = 1
     return status
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse before the model is loaded what cannot work."""
     if arguments.attention and not arguments.json:
         raise ConfigError("--attention puts weights into the records: it needs --json")
-    if arguments.word and not arguments.overlay:
+    if arguments.word is not None and not arguments.overlay:
         raise ConfigError("--word chooses what --overlay draws: it needs --overlay FILE")
-    for option in ("sheet", "overlay", "animation"):
-        target = getattr(arguments, option)
-        if target and len(arguments.photos) > 1 and "{name}" not in target:
-            raise ConfigError(
-                f"--{option} {target} would be overwritten by each of the "
-                f"{len(arguments.photos)} photos: put {{name}} into it"
-            )
+    if arguments.colors and not any(getattr(arguments, option[2:]) for option in _PICTURES):
+        raise ConfigError(f"--colors is for pictures: it needs one of {', '.join(_PICTURES)}")
+    if arguments.max_pixels < 1:
+        raise ConfigError(f"--max-pixels {arguments.max_pixels} is out of range: it is at least 1")
 
 
-def _results(
-    captioner: Captioner, photos: list[str], config: GenerationConfig
-) -> Iterator[tuple[str, Caption | ImageError]]:
+def _absent(photo: str) -> ImageError | None:
+    """Say what can be said of a photo without reading it."""
+    if photo.startswith(("http://", "https://")):
+        return None
+    try:
+        is_folder = stat.S_ISDIR(Path(photo).stat().st_mode)
+    except (OSError, ValueError):
+        try:
+            open_image(photo)  # to fail as any photo that cannot be read
+        except ImageError as error:
+            return error
+        return None  # it has come meanwhile
+    if is_folder:
+        return ImageNotFoundError(
+            f"{photo} is a folder; to caption all photos in it: "
+            f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
+        )
+    return None
+
+
+def _captions(
+    photos: list[str], checkpoint: Path, config: GenerationConfig, arguments: argparse.Namespace
+) -> Iterator[Caption | ImageError]:
+    from captioner.predictor import Captioner
+
+    captioner = Captioner.from_pretrained(
+        checkpoint, device=arguments.device, max_pixels=arguments.max_pixels
+    )
     for start in range(0, len(photos), _BATCH):
-        batch = photos[start : start + _BATCH]
-        yield from zip(batch, captioner.caption_each(batch, config), strict=True)
+        yield from captioner.caption_each(photos[start : start + _BATCH], config)
 
 
 def _print(caption: Caption, arguments: argparse.Namespace) -> None:
@@ -114,26 +166,19 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
         print(f"{prefix}{text}", flush=True)
 
 
-def _draw(caption: Caption, arguments: argparse.Namespace) -> None:
+def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
     from captioner.drawing.saving import save_animation, save_image
 
-    name = Path(caption.image or "photo").stem
-    if arguments.sheet:
-        save_image(caption.contact_sheet(), arguments.sheet.replace("{name}", name))
-    if arguments.overlay:
-        word = _find_word(caption, arguments.word)
-        save_image(caption.overlay(word=word), arguments.overlay.replace("{name}", name))
-    if arguments.animation:
-        save_animation(caption.animation(), arguments.animation.replace("{name}", name))
-
-
-def _find_word(caption: Caption, wanted: str | None) -> int:
-    """Turn a word, a position from 1, or nothing into a position from 0."""
-    if wanted is None:
-        return caption.find_word()
-    texts = [word.text for word in caption.words]
-    if wanted in texts:
-        return texts.index(wanted)
-    if wanted.isdigit() and 1 <= int(wanted) <= len(texts):
-        return int(wanted) - 1
-    raise ConfigError(f"--word {wanted}: it is neither a word nor a position of {caption.text!r}")
+    colors = arguments.colors or DEFAULT_COLORS
+    if file := files.get("--sheet"):
+        save_image(caption.contact_sheet(colors=colors), file)
+    if file := files.get("--animation"):
+        save_animation(caption.animation(colors=colors), file)
+    if file := files.get("--overlay"):
+        try:
+            found = caption.find_word(arguments.word)
+        except ConfigError as error:
+            raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
+        save_image(caption.overlay(found + 1, colors=colors), file)
+        word, count = caption.words[found].text, len(caption.words)
+        print(f"{file} shows {word!r}, word {found + 1} of {count}", file=sys.stderr)

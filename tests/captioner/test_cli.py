@@ -53,9 +53,16 @@ def test_help_is_short_has_examples_and_imports_no_torch(verb: str) -> None:
         (("caption", "a.jpg", "--attention"), "it needs --json"),
         (("caption", "a.jpg", "--word", "dog"), "it needs --overlay"),
         (("caption", "a.jpg", "b.jpg", "--sheet", "s.png"), "put {name} into it"),
-        (("caption", "a.jpg", "--beam-size", "0"), "beam_size 0 is out of range"),
+        (("caption", "a.jpg", "--beam-size", "0"), "captioner: --beam-size 0 is out of range"),
         (("caption", "a.jpg", "--beam-size", "many"), "invalid int value"),
-        (("caption", "a.jpg", "--beam-size", "5", "--captions", "9"), "at most beam_size, 5"),
+        (("caption", "a.jpg", "--beam-size", "5", "--captions", "9"), "at most --beam-size, 5"),
+        (("caption", "a.jpg", "--colors", "viridis"), "--colors is for pictures"),
+        (("caption", "a.jpg", "--sheet", "s.png", "--colors", "red"), "invalid choice: 'red'"),
+        (("caption", "a.jpg", "--max-pixels", "0"), "--max-pixels 0 is out of range"),
+        (("caption", "a.jpg", "--sheet", "nowhere/s.png"), "there is no folder nowhere"),
+        (("caption", "a.jpg", "--sheet", "s.tiff"), ".png"),
+        (("caption", "a.jpg", "--animation", "a.mp4"), ".gif"),
+        (("caption", "a.jpg", "--sheet", "{x}.png"), "{x} is not known; {name} and {number} are"),
         (("train", "nonsense"), "there is no recipe 'nonsense'"),
         (("train", "smoke", "--seed"), "--seed has no value"),
         (("train", "smoke", "extra"), "'extra' is neither an option nor a field"),
@@ -88,6 +95,9 @@ def test_many_photos_and_one_bad_one(
     assert [line.split("\t")[0] for line in result.stdout.splitlines()] == [str(photo)] * 2
     assert result.stderr.startswith(f"captioner: {bad}")
     assert len(result.stderr.splitlines()) == 1
+    result = run_captioner("caption", photo, "--checkpoint", tiny_file, "--max-pixels", 9599)
+    assert result.returncode == 1
+    assert "limit of 9,599: make it smaller, or raise the limit (--max-pixels" in result.stderr
 
 
 def test_json_records(run_captioner: Run, tiny_file: Path, photo: Path) -> None:
@@ -113,8 +123,10 @@ def test_pictures(run_captioner: Run, tiny_file: Path, photo: Path, tmp_path: Pa
         "caption", photo, "--checkpoint", tiny_file, "--sheet", sheet, "--overlay", overlay,
         "--word", 2, "--animation", animation,
     )  # fmt: skip
-    assert (result.returncode, result.stderr) == (0, "")
     words = len(result.stdout.split())
+    second = result.stdout.split()[1]
+    assert result.stderr == f"{overlay} shows {second!r}, word 2 of {words}\n"
+    assert result.returncode == 0
     with Image.open(overlay) as picture:
         assert picture.size == (120, 80)
     with Image.open(animation) as picture:
@@ -129,28 +141,68 @@ def test_names_in_pictures_of_many(
     other = photo.with_name("other photo.jpg")
     other.write_bytes(photo.read_bytes())
     result = run_captioner(
-        "caption", photo, other, "--checkpoint", tiny_file, "--sheet", tmp_path / "{name}.png"
-    )
+        "caption", photo, other, "--checkpoint", tiny_file,
+        "--sheet", tmp_path / "new" / "{name}.png", "--overlay", tmp_path / "{number}" / "o.png",
+        "--colors", "spotlight",
+    )  # fmt: skip
     assert result.returncode == 0
-    assert (tmp_path / "photo.png").exists() and (tmp_path / "other photo.png").exists()
+    for name in ("new/photo.png", "new/other photo.png", "1/o.png", "2/o.png"):
+        assert (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--sheet", "nowhere/sheet.png"), "nowhere"),
-        (("--sheet", "sheet.tiff"), ".png"),
-        (("--animation", "a.mp4"), ".gif"),
-        (("--overlay", "o.png", "--word", "zebra"), "zebra"),
-    ],
-)
-def test_pictures_that_cannot_be_written(
-    run_captioner: Run, tiny_file: Path, photo: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run_captioner("caption", photo, "--checkpoint", tiny_file, *arguments)
+def test_a_word_that_is_not_there(run_captioner: Run, tiny_file: Path, photo: Path) -> None:
+    target = photo.with_name("o.png")
+    result = run_captioner(
+        "caption", photo, "--checkpoint", tiny_file, "--overlay", target, "--word", "zebra"
+    )
     assert result.returncode == 1
-    assert message in result.stderr and "Traceback" not in result.stderr
-    assert result.stdout  # the caption itself was made
+    assert f"{photo}: --word zebra: there is no word 'zebra' in" in result.stderr
+    assert result.stdout and not target.exists()  # the caption itself was made
+
+
+@pytest.mark.parametrize("option", ["--overlay", "--sheet", "--animation"])
+def test_no_photo_is_written_over(run_captioner: Run, tmp_path: Path, option: str) -> None:
+    photo = tmp_path / "photo.webp"
+    Image.new("RGB", (30, 20), "navy").save(photo)
+    before = photo.read_bytes()
+    link = tmp_path / "link.webp"
+    link.symlink_to(photo)
+    for target in (photo, link, tmp_path / "{name}.webp", tmp_path / "a" / ".." / "photo.webp"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        result = run_captioner("caption", photo, option, target)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"{option} {target} would be written over {photo}" in result.stderr
+    assert photo.read_bytes() == before
+
+
+def test_what_is_missing_is_said_before_torch_is_loaded(photo: Path) -> None:
+    """Mistakes are answered at once: torch alone takes seconds to import."""
+    script = (
+        "import sys; from captioner.cli import main\n"
+        "for line in sys.stdin: status = main(line.split()); print(status, 'torch' in sys.modules)"
+    )
+    folder = photo.parent
+    lines = {
+        f"caption {folder}/missing.jpg": 1,
+        f"caption {folder}": 1,
+        f"caption {photo} --checkpoint {folder}/missing": 1,
+        f"caption {photo} --checkpoint {photo}": 1,
+        f"caption {photo} --beam-size 21": 2,
+        f"caption {photo} --beam-size 3 --captions 4": 2,
+        f"caption {photo} --overlay {photo}": 2,
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+    )
+    assert result.stdout.splitlines() == [f"{status} False" for status in lines.values()]
+    said = result.stderr.splitlines()
+    assert len(said) == len(lines)
+    assert f"captioner batch {folder} --output captions.jsonl" in said[1]
+    assert "--captions 4 is out of range; it is at most --beam-size, 3" in said[5]
 
 
 def test_checkpoints_and_devices_that_cannot_be_used(run_captioner: Run, photo: Path) -> None:

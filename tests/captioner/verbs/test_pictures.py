@@ -1,0 +1,87 @@
+"""Where pictures go: never onto what is read, never two into one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from captioner.errors import ConfigError, OutputError
+from captioner.verbs.pictures import make_folders, plan_pictures
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "x/1.jpg", "y/1.jpg", "y/2.png", "model.safetensors"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(b"a photo")
+    return tmp_path
+
+
+def plan(photos: str, inputs: tuple[str, ...] = (), **patterns: str) -> list[dict[str, str]]:
+    options = {f"--{name}": pattern for name, pattern in patterns.items()}
+    return plan_pictures(options, photos.split(), inputs=inputs)
+
+
+def test_patterns_are_filled() -> None:
+    assert plan("a.jpg y/2.png", sheet="s/{number}-{name}.png", overlay="{name}.webp") == [
+        {"--sheet": "s/1-a.png", "--overlay": "a.webp"},
+        {"--sheet": "s/2-2.png", "--overlay": "2.webp"},
+    ]
+    assert plan("http://host/b/cat.jpg?size=1.5", sheet="{name}.png") == [{"--sheet": "cat.png"}]
+    # A name that looks like a field is a name.
+    Path("{number}.jpg").write_bytes(b"")
+    assert plan("{number}.jpg", sheet="{name}.png") == [{"--sheet": "{number}.png"}]
+    assert plan("a.jpg y/2.png") == [{}, {}]
+
+
+def test_inputs_are_known_under_every_name(here: Path) -> None:
+    Path("link.jpg").symlink_to("a.jpg")
+    os.link("a.jpg", "hard.jpg")
+    Path("folder").symlink_to("x")
+    for target in ("a.jpg", "./x/../a.jpg", str(here / "a.jpg"), "link.jpg", "hard.jpg"):
+        with pytest.raises(ConfigError, match=r"would be written over a\.jpg"):
+            plan("a.jpg", overlay=target)
+    with pytest.raises(ConfigError, match=r"would be written over x/1\.jpg"):
+        plan("x/1.jpg", overlay="folder/{name}.jpg")
+    with pytest.raises(ConfigError, match=r"would be written over link\.jpg"):
+        plan("link.jpg", overlay="a.jpg")
+    with pytest.raises(ConfigError, match=r"would be written over y/2\.png"):  # another's photo
+        plan("y/1.jpg y/2.png x/1.jpg", overlay="y/{number}.png")
+    Path("sheet.png").symlink_to("model.safetensors")
+    with pytest.raises(ConfigError, match=r"would be written over model\.safetensors"):
+        plan("a.jpg", inputs=("model.safetensors",), sheet="sheet.png")
+
+
+def test_no_two_pictures_share_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"--sheet of x/1\.jpg and --sheet of y/1\.jpg.*number"):
+        plan("x/1.jpg y/1.jpg", sheet="{name}.png")
+    with pytest.raises(ConfigError, match=r"--sheet of a\.jpg and --overlay of a\.jpg"):
+        plan("a.jpg", sheet="o.png", overlay="./o.png")
+    Path("p.png").touch()
+    Path("q.png").symlink_to("p.png")
+    with pytest.raises(ConfigError, match="would both be written to"):
+        plan("a.jpg", sheet="p.png", overlay="q.png")
+    assert plan("x/1.jpg y/1.jpg", sheet="{name}-{number}.png")
+
+
+def test_patterns_that_cannot_work() -> None:
+    for wanted, pattern in {
+        r"--sheet: s\.tiff .*'\.tiff' is not known; \.png": "s.tiff",
+        r"\{nmae\} is not known; \{name\} and \{number\} are": "{nmae}.png",
+        r"\{\} is not known": "{}{name}.png",
+        "there is no folder nowhere": "nowhere/s.png",
+    }.items():
+        with pytest.raises(ConfigError, match=wanted):
+            plan("a.jpg", sheet=pattern)
+    with pytest.raises(ConfigError, match=r"s\.png would be overwritten by each photo: put \{name"):
+        plan("a.jpg y/2.png", sheet="s.png")
+
+
+def test_folders_of_patterns_are_made() -> None:
+    make_folders(plan("a.jpg y/2.png", sheet="new/{name}/s.png"))
+    assert Path("new/a").is_dir() and Path("new/2").is_dir()
+    with pytest.raises(OutputError, match=r"folder a\.jpg/a cannot be made"):
+        make_folders(plan("a.jpg", sheet="a.jpg/{name}/s.png"))
