@@ -98,11 +98,12 @@ def _dispatch(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(verb_parser)
-    parsed, rest = verb_parser.parse_known_args(arguments[1:])
+    rest = arguments[1:]
+    fields: dict[str, str] = {}
     if verb.takes_fields:
-        parsed.fields = rest
-    elif rest:
-        verb_parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        rest, fields = _take_fields(verb_parser, rest)
+    parsed = verb_parser.parse_args(rest)
+    parsed.fields = fields
     try:
         status: int = module.run(parsed)
     except ConfigError as error:
@@ -119,6 +120,32 @@ def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
             place = r"(?<![\w.-])" if "_" in action.dest else r"^|(?<=; )|(?<=--)[\w-]+ and "
             detail = re.sub(rf"({place}){action.dest}(?=[ ,;:]|$)", rf"\g<1>{option}", detail)
     return detail
+
+
+def _take_fields(
+    parser: argparse.ArgumentParser, arguments: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Take `--a.b value` and `--a.b=value` out, wherever they stand.
+
+    Raises:
+        ConfigError: a field has no value.
+
+    """
+    known = {option for action in parser._actions for option in action.option_strings}
+    rest: list[str] = []
+    fields = {}
+    words = iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not option.startswith("--") or option in known:
+            rest.append(word)
+            continue
+        if not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise ConfigError(f"{word} has no value")
+        fields[option.removeprefix("--").replace("-", "_")] = value
+    return rest, fields
 
 
 def _root_parser() -> argparse.ArgumentParser:

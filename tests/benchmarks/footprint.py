@@ -42,14 +42,10 @@ from pydantic import TypeAdapter
 
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import (
-    CaptionedImage,
-    ImageDataset,
-    encode_captions,
-    read_dataset,
-)
-from captioner_training.data.grids import CachedGrids
-from captioner_training.data.loader import GridDataset, make_loader
+from captioner_training.data.dataset import CaptionedImage, ImageDataset, encode_captions
+from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.data.loader import make_loader
+from captioner_training.data.reading import read_dataset
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.prepare.manifest import IndexRow, Manifest, StoredFile
 
@@ -249,7 +245,7 @@ def main() -> None:
             path = folder / "grids.f16"
             with path.open("wb") as file:
                 file.truncate(2 * features * len(train))
-            grids = GridDataset(CachedGrids(path, (len(train), features // 64, 64)), len(train))
+            grids = GridDataset(CachedGrids([path], (len(train), features // 64, 64)))
             print(f"frozen, {name}, two workers:", end=" ", flush=True)
             print(walk(grids, train, vocabulary, batch_size=64, limit=0))
             path.unlink()

@@ -41,9 +41,12 @@ from captioner.vocabulary import PAD
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import SceneConfig, write_scenes
-from captioner_training.engine import Engine, build_optimizer
+from captioner_training.machinery.optimizer import build_optimizer
 from captioner_training.machinery.processes import Processes
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.recipe_file import load_recipe
+from captioner_training.state import TrainState
+from captioner_training.step import TrainStep
 from captioner_training.train import train
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has
@@ -135,15 +138,17 @@ def straightforward_step(
     optimizer.step()
 
 
-def build_engine(model: CaptionModel, stage: Stage, transform: Transform) -> Engine:
-    """Build the engine that takes our steps; plain cross-entropy, as the other way has it."""
+def build_step(model: CaptionModel, stage: Stage, transform: Transform) -> TrainStep:
+    """Build our step; plain cross-entropy, as the other way has it."""
     recipe = Recipe(
         name="benchmark",
         data=DataConfig(scenes=ScenesConfig()),
         stages=(stage,),
         label_smoothing=0.0,
     )
-    return Engine(model, recipe, stage, steps=10_000, transform=transform, processes=PROCESS)
+    state = TrainState(model, processes=PROCESS)
+    state.begin_stage(recipe, stage, steps=10_000)
+    return TrainStep(state, recipe, stage, transform=transform, processes=PROCESS)
 
 
 def compare(case: Case, *, repeat: int, folder: Path) -> bool:
@@ -159,13 +164,13 @@ def compare(case: Case, *, repeat: int, folder: Path) -> bool:
         attention_entropy=0.0,
         fine_tune_from=0 if case.fine_tune else None,
     )
-    engine = build_engine(model, stage, transform)
-    optimizer = build_optimizer(other, engine.recipe, stage)
+    step = build_step(model, stage, transform)
+    optimizer = build_optimizer(other, step.recipe, stage)
     other.train()
 
     def ours() -> None:
         images = batch.images if case.fine_tune else grids[list(range(case.images))]
-        engine.step([batch._replace(images=images)])
+        step([batch._replace(images=images)])
 
     if not case.fine_tune:
         grids = cache(model, transform, batch.images, folder / f"{case.encoder}.f16")
@@ -191,7 +196,7 @@ def cache(model: CaptionModel, transform: Transform, images: Tensor, path: Path)
     with torch.autocast("cpu", torch.bfloat16):
         grid = model.encode(transform.normalize(images)).features
     path.write_bytes(grid.half().numpy().tobytes())
-    return CachedGrids(path, (grid.shape[0], grid.shape[1], grid.shape[2]))
+    return CachedGrids([path], (grid.shape[0], grid.shape[1], grid.shape[2]))
 
 
 def timed(step: Callable[[], None], *, repeat: int) -> float:

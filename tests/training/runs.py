@@ -20,6 +20,7 @@ data: {scenes: {train: 120, validation: 20}, minimum_count: 1, workers: 2}
 generation: {beam_size: 2}
 log_every: 1
 save_every_steps: 4
+keep_files: true
 stages:
   - {epochs: 2, batch_size: 12, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
   - {epochs: 1, batch_size: 12, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}

@@ -31,6 +31,7 @@ generation: {beam_size: 2}
 precision: float32
 log_every: 1
 save_every_steps: 3
+keep_files: true
 stages:
   - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 11, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
@@ -139,7 +140,7 @@ def test_two_machines_learn_what_one_process_learns(
 
 
 def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
-    parts = ("--stages.0.accumulate", 2, "--stages.1.accumulate", 3)
+    parts = ("--stages.1.accumulate", 2, "--stages.2.accumulate", 3)
     finish(start("train", recipe, "--out", tmp_path / "run", *parts))
     assert furthest(alone, tmp_path / "run") < 1e-5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from captioner import ConfigError
-from captioner_training.recipe import load_recipe, shipped_recipes
+from captioner_training.recipe_file import load_recipe, shipped_recipes
 
 
 def test_shipped_recipes_load() -> None:
@@ -18,7 +18,7 @@ def test_shipped_recipes_load() -> None:
 
 
 def test_fields_can_be_set_anew() -> None:
-    overrides = {"seed": "7", "data.root": "/data", "stages.0.epochs": "1", "decoder.dropout": ".5"}
+    overrides = {"seed": "7", "data.root": "/data", "stages.1.epochs": "1", "decoder.dropout": ".5"}
     recipe = load_recipe("smoke", overrides)
     assert (recipe.seed, recipe.data.root, recipe.stages[0].epochs) == (7, "/data", 1)
     assert recipe.decoder.dropout == 0.5

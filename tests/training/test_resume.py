@@ -97,6 +97,7 @@ def test_killed_between_its_last_stage_and_its_end(
     """Nothing is left to do but to say so."""
     out = Path(shutil.copytree(unbroken, tmp_path / "run"))
     state = newest_state(out)
+    (out / "finished.json").unlink()
     *before, last = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
     assert b'"finished"' in last
     state["progress"].update(finished=False, log_bytes=len(b"".join(before)))
@@ -138,12 +139,12 @@ def test_another_recipe_is_refused_by_its_fields(
 ) -> None:
     before = (unbroken / "recipe.json").read_bytes()
     result = run_captioner(
-        "train", recipe, "--out", unbroken, "--seed", 2, "--stages.1.epochs", 5,
+        "train", recipe, "--out", unbroken, "--seed", 2, "--stages.2.epochs", 5,
         "--data.workers", 0,
     )  # fmt: skip
     assert (result.returncode, result.stdout) == (2, "")
     assert "seed: 1 there, 2 now" in result.stderr
-    assert "stages.1.epochs: 1 there, 5 now" in result.stderr
+    assert "stages.2.epochs: 1 there, 5 now" in result.stderr
     assert "workers" not in result.stderr  # how many load the data changes nothing
     assert (unbroken / "recipe.json").read_bytes() == before
 
@@ -217,7 +218,7 @@ def test_file_too_large_while_saving(recipe: Path, unbroken: Path, tmp_path: Pat
     assert process.returncode == 1
     assert "cannot be written (File too large)" in errors and "Traceback" not in errors
     assert newest_state(out)["progress"]["stage"] == 1
-    assert not list((out / "state").glob("*.part"))
+    assert not list((out / "state").glob(".*"))
     process = start("train", recipe, "--out", out)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors

@@ -14,9 +14,9 @@ import torch
 from captioner import CheckpointMismatchError, CheckpointNotFoundError
 from captioner.checkpoint import load_checkpoint
 from captioner.vocabulary import Vocabulary
-from captioner_training.build import build_model
 from captioner_training.data.scenes import write_scenes
-from captioner_training.recipe import load_recipe
+from captioner_training.initialization import build_model, load_origin
+from captioner_training.recipe_file import load_recipe
 from tests.launcher import start
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,8 +54,8 @@ def test_a_run_from_recipe_to_scored_checkpoint(
 
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     epochs = [record for record in records if record["event"] == "epoch"]
-    assert [record["stage"] for record in epochs] == [0, 0, 0, 1]
-    assert [record["epoch"] for record in epochs] == [0, 1, 2, 0]
+    assert [record["stage"] for record in epochs] == [1, 1, 1, 2]
+    assert [record["epoch"] for record in epochs] == [1, 2, 3, 1]
     assert records[-1]["event"] == "finished"
     losses = [record["cross_entropy"] for record in epochs]
     assert losses[2] < 0.8 * losses[0]  # six steps each; it learns the grammar of scenes at once
@@ -85,7 +85,7 @@ def test_same_seed_same_model(run_captioner: Run, recipe: Path, tmp_path: Path) 
     losses = []
     for name in ("one", "two"):
         result = run_captioner(
-            "train", recipe, "--out", tmp_path / name, "--stages.0.epochs", 1, timeout=300
+            "train", recipe, "--out", tmp_path / name, "--stages.1.epochs", 1, timeout=300
         )
         assert result.returncode == 0, result.stderr
         records = (tmp_path / name / "log.jsonl").read_text().splitlines()
@@ -96,7 +96,7 @@ def test_same_seed_same_model(run_captioner: Run, recipe: Path, tmp_path: Path) 
 def test_errors_come_before_work(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
     result = run_captioner("train", "flickr8k", "--data.root", tmp_path, "--out", tmp_path / "o")
     assert (result.returncode, result.stdout) == (1, "")
-    assert "captions_train.json cannot be read" in result.stderr
+    assert "is not a prepared data set" in result.stderr
     (tmp_path / "file").write_text("")
     result = run_captioner("train", recipe, "--out", tmp_path / "file")
     assert result.returncode == 1 and "cannot be written" in result.stderr
@@ -112,17 +112,18 @@ def test_weights_follow_their_words(recipe: Path, tiny_file: Path, tmp_path: Pat
         "decoder.hidden_dim": "24", "decoder.attention_dim": "8", "decoder.value_dim": "null",
     }  # fmt: skip
     vocabulary = Vocabulary(["zebra", "dog", "a"])
-    model = build_model(load_recipe(str(recipe), fields), vocabulary)
+    loaded = load_recipe(str(recipe), fields)
     source = load_checkpoint(tiny_file)
+    model = build_model(loaded, vocabulary, origin=load_origin(loaded))
     theirs = source.model.decoder.embedding.weight[source.vocabulary.encode(["dog", "a"])]
     ours = model.decoder.embedding.weight[vocabulary.encode(["dog", "a"])]
     assert torch.equal(theirs, ours)
     other = {**fields, "decoder.hidden_dim": "25"}
     with pytest.raises(CheckpointMismatchError, match=r"does not have the recipe's architecture"):
-        build_model(load_recipe(str(recipe), other), vocabulary)
+        build_model(load_recipe(str(recipe), other), vocabulary, origin=source)
     missing = {**fields, "weights": str(tmp_path / "missing.safetensors")}
     with pytest.raises(CheckpointNotFoundError, match="missing"):
-        build_model(load_recipe(str(recipe), missing), vocabulary)
+        load_origin(load_recipe(str(recipe), missing))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,7 @@ def test_shipped_recipes_run_dry(run_captioner: Run, tmp_path: Path, name: str) 
     stages = load_recipe(name).stages
     fields = [
         field
-        for number, _ in enumerate(stages)
+        for number, _ in enumerate(stages, start=1)
         for field in (f"--stages.{number}.epochs", 1, f"--stages.{number}.batch_size", 8)
     ]
     weights = ["--encoder-weights", "random"] if name == "coco" else []
@@ -180,27 +181,28 @@ def test_shipped_recipes_run_dry(run_captioner: Run, tmp_path: Path, name: str) 
     result = run_captioner(
         "train", name, "--data.root", tmp_path / "data", "--out", out, "--transform.size", 64,
         "--data.minimum_count", 1, "--data.workers", 1, "--log-every", 1, *weights, *fields,
-        "--max-steps", 2 * len(stages), timeout=300,
+        "--max-steps", 2, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["event"] == "step"]
-    assert [record["stage"] for record in steps] == [s for s in range(len(stages)) for _ in "ab"]
+    numbers = [number for number, _ in enumerate(stages, start=1) for _ in "ab"]
+    assert [record["stage"] for record in steps] == numbers
     assert all("reward" in record for record in steps) == (name == "coco-scst")
 
 
 def test_early_stopping_ends_a_stage(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
     """At a rate of zero nothing gets better, so that patience runs out at once."""
     result = run_captioner(
-        "train", recipe, "--out", tmp_path / "run", "--stages.0.learning_rate", 0,
-        "--stages.0.epochs", 9, "--stages.0.patience", 1, "--stages.1.epochs", 1,
+        "train", recipe, "--out", tmp_path / "run", "--stages.1.learning_rate", 0,
+        "--stages.1.epochs", 9, "--stages.1.patience", 1, "--stages.2.epochs", 1,
         "--tensorboard", "true", timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "no better CIDEr for 1 epochs: the stage ends here" in result.stderr
+    assert "no better CIDEr for 1 epoch: the stage ends here" in result.stderr
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     epochs = [record for record in map(json.loads, lines) if record["event"] == "epoch"]
-    assert [(record["stage"], record["epoch"]) for record in epochs] == [(0, 0), (0, 1), (1, 0)]
+    assert [(record["stage"], record["epoch"]) for record in epochs] == [(1, 1), (1, 2), (2, 1)]
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )

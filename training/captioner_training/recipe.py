@@ -1,21 +1,22 @@
-"""Recipes: everything that decides a training run, in one typed YAML file."""
+"""Recipes: everything that decides a training run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from annotated_types import Ge, Gt
+from pydantic import ConfigDict
 
+from captioner.bounds import Fraction, NotNegative, Positive, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner.transforms import TransformConfig
+from captioner.vocabulary import Tokenizer
 
 __all__ = [
     "DataConfig",
@@ -24,11 +25,13 @@ __all__ = [
     "SelfCritical",
     "Source",
     "Stage",
-    "load_recipe",
-    "shipped_recipes",
+    "resolve",
 ]
 
 _STRICT = ConfigDict(extra="forbid")
+_ENCODER_RATE = 1e-4  # small: the encoder knows images already
+
+PositiveFloat = Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,11 @@ class ScenesConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    train: int = 3000
-    validation: int = 300
+    train: Positive = 3000
+    validation: Positive = 300
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,34 +72,36 @@ class DataConfig:
     train: tuple[str | Source, ...] = ()
     validation: tuple[str | Source, ...] = ()
     scenes: ScenesConfig | None = None  # instead of train and validation
-    minimum_count: int = 5  # rarer words become <unk>: too few examples to learn from
-    maximum_length: int = 22  # words a caption; longer ones are cut, they are few and slow
-    workers: int = 2  # processes that decode images; no more than there are cores
+    minimum_count: Positive = 5  # rarer words become <unk>: too few examples to learn from
+    maximum_length: Positive = 22  # words a caption; longer ones are cut, they are few and slow
+    # "characters" for languages that are written without spaces, such as Chinese.
+    tokenizer: Tokenizer = "words"
+    workers: Annotated[int, Ge(0)] = 2  # processes that decode images; no more than cores are used
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if (self.scenes is None) == (not self.train or not self.validation):
             raise ConfigError("data needs either scenes, or both train and validation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCritical:
-    """Self-critical sequence training (Rennie et al. 2017); see scst.py."""
+    """Self-critical sequence training (Rennie et al. 2017); see objectives/self_critical.py."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    samples: int = 5  # captions drawn an image
+    samples: Positive = 5  # captions drawn an image
     # The policy is the softmax of scores / temperature. Label smoothing has left a tenth of the
     # probability on words that make no sense; drawn at 1, most samples would have one of them.
-    temperature: float = 0.5
+    temperature: PositiveFloat = 0.5
     # What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
     # the reward of the greedy caption (Rennie et al. 2017).
     baseline: Literal["mean", "greedy"] = "mean"
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature {self.temperature} is not positive")
-        if self.samples < (2 if self.baseline == "mean" else 1):
-            raise ConfigError(f"samples {self.samples} are too few for a baseline {self.baseline}")
+        check_bounds(self)
+        if self.samples < 2 and self.baseline == "mean":
+            raise ConfigError("samples 1 is too few for the baseline mean: use 2 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,34 +110,50 @@ class Stage:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    epochs: int
-    batch_size: int = 64  # images of all processes together, each with all its captions
-    learning_rate: float = 1e-3  # of the decoder, at its peak
-    encoder_learning_rate: float = 1e-4  # small: the encoder knows images already
-    fine_tune_from: int | None = None  # first encoder stage that is trained; None: grids are cached
-    warmup: int = 200  # steps; Adam's second moments need them
+    epochs: Positive
+    batch_size: Positive = 64  # images of all processes together, each with all its captions
+    learning_rate: NotNegative = 1e-3  # of the decoder, at its peak
+    encoder_learning_rate: NotNegative | None = None  # null: 1e-4 where the encoder is trained
+    # The first encoder stage that is trained; null: the encoder is frozen, its grids are cached.
+    fine_tune_from: Annotated[int, Ge(0)] | None = None
+    warmup: Annotated[int, Ge(0)] = 200  # steps; Adam's second moments need them
     flip: bool = False  # mirror images whose captions do not tell left from right
-    crop: float = 0.0  # the largest share of a side that a random crop cuts away
-    doubly_stochastic: float = 0.05  # asks the words to look at different cells; see loss.py
-    attention_entropy: float = 0.03  # asks every word to look at few cells; see loss.py
-    accumulate: int = 1  # parts that a batch is computed in, one after the other: less memory
+    crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
+    # Asks the words to look at different cells; see objectives/cross_entropy.py.
+    doubly_stochastic: NotNegative = 0.05
+    attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
+    accumulate: Positive = 1  # parts that a batch is computed in, one by one: less memory
     # The share of words, at the end of the stage, that are the model's own and not the caption's.
-    scheduled_sampling: float = 0.0  # see step.py; 0.1 to 0.25 is usual
-    patience: int | None = None  # epochs without a better validation CIDEr that end the stage
+    scheduled_sampling: Share = 0.0  # see step.py; 0.1 to 0.25 is usual
+    patience: Positive | None = None  # epochs without a better validation CIDEr that end the stage
     self_critical: SelfCritical | None = None  # learn from CIDEr-D of sampled captions instead
 
     def __post_init__(self) -> None:
-        checks = {
-            "epochs": self.epochs >= 1,
-            "batch_size": self.batch_size >= 1,
-            "warmup": self.warmup >= 0,
-            "crop": 0 <= self.crop < 1,
-            "accumulate": self.accumulate >= 1,
-            "scheduled_sampling": 0 <= self.scheduled_sampling <= 1,
-            "patience": self.patience is None or self.patience >= 1,
-        }
-        if bad := [f"{name} {getattr(self, name)}" for name, good in checks.items() if not good]:
-            raise ConfigError(f"out of range: {', '.join(bad)}")
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.fine_tune_from is None:
+            given = {
+                "flip": self.flip,
+                "crop": self.crop > 0,
+                "encoder_learning_rate": self.encoder_learning_rate is not None,
+            }
+            if names := [name for name, there in given.items() if there]:
+                yield (
+                    f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
+                    "fine_tune_from, or leave it out"
+                )
+        if self.self_critical is not None and self.scheduled_sampling > 0:
+            yield (
+                "scheduled_sampling has no effect in a self-critical stage, which draws whole "
+                "captions: leave it out"
+            )
+
+    @property
+    def encoder_rate(self) -> float:
+        """The peak learning rate of what is trained of the encoder."""
+        rate = self.encoder_learning_rate
+        return _ENCODER_RATE if rate is None else rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,124 +168,45 @@ class Recipe:
     # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
     # of a safetensors file: a Captioner checkpoint or the backbone's stages.
     encoder_weights: str = "bundled"
-    # A Captioner checkpoint to go on from ("bundled" or a path), decoder included; words it lacks
-    # start afresh. It takes the place of encoder_weights, and must have the recipe's architecture.
+    # A Captioner checkpoint to go on from ("bundled" or a path), decoder and words included; words
+    # of the data that it lacks are added. It takes the place of encoder_weights, and must have the
+    # recipe's architecture.
     weights: str | None = None
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    stochastic_depth: float | None = None  # of the encoder's blocks in training; None: its own
+    # The chance that a block of the encoder is left out in training; null: the backbone's own.
+    stochastic_depth: Fraction | None = None
     seed: int = 1
     precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32
-    weight_decay: float = 0.02  # AdamW's; matrices only
-    gradient_clip: float = 1.0  # norm; recurrent gradients burst now and then
-    label_smoothing: float = 0.1
-    ema: float = 0.999  # of the averaged weights that are validated and kept; 0: no average
+    weight_decay: NotNegative = 0.02  # AdamW's; matrices only
+    gradient_clip: PositiveFloat = 1.0  # norm; recurrent gradients burst now and then
+    label_smoothing: Fraction = 0.1
+    ema: Fraction = 0.999  # of the averaged weights that are validated and kept; 0: no average
     # How the checkpoint makes its captions, in validation and wherever it is used later.
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     compile: bool = False  # torch.compile for the encoder: see docs/training.md for where it pays
     tensorboard: bool = False  # write event files for TensorBoard into DIR/tensorboard
-    log_every: int = 50  # steps between two lines of the log
-    save_every_minutes: float = 10.0  # between two states; one is saved after every epoch too
-    save_every_steps: int | None = None
-    keep_states: int = 2  # the newest; each holds weights, their average, and two moments
-    max_steps: int | None = None  # stop after so many steps, for a dry run
+    log_every: Positive = 50  # steps between two lines of the log, which has 20 a stage at least
+    save_every_minutes: PositiveFloat = 10.0  # between two states; each epoch ends with one too
+    save_every_steps: Positive | None = None
+    keep_states: Positive = 2  # the newest; each holds weights, their average, and two moments
+    keep_files: bool = False  # keep states and cached grids of a finished run too
+    max_steps: Positive | None = None  # a dry run: so many steps of each stage, on so much data
 
     def __post_init__(self) -> None:
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
         if not self.stages:
-            raise ConfigError("a recipe needs at least one stage")
-        checks = {
-            "ema": 0 <= self.ema < 1,
-            "label_smoothing": 0 <= self.label_smoothing < 1,
-            "gradient_clip": self.gradient_clip > 0,
-            "log_every": self.log_every >= 1,
-            "save_every_minutes": self.save_every_minutes > 0,
-            "save_every_steps": self.save_every_steps is None or self.save_every_steps >= 1,
-            "keep_states": self.keep_states >= 1,
-            "max_steps": self.max_steps is None or self.max_steps >= 1,
-        }
-        if bad := [f"{name} {getattr(self, name)}" for name, good in checks.items() if not good]:
-            raise ConfigError(f"out of range: {', '.join(bad)}")
-
-
-def shipped_recipes() -> list[str]:
-    """The names of the recipes that come with Captioner."""
-    folder = files("captioner_training") / "recipes"
-    return sorted(Path(entry.name).stem for entry in folder.iterdir() if ".yaml" in entry.name)
-
-
-def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """Read a shipped recipe by its name, or a YAML file, and set single fields anew.
-
-    Args:
-        name: "flickr8k", say, or a path that ends in .yaml or .yml.
-        overrides: dotted field names and YAML values: {"stages.0.epochs": "3"}.
-
-    Raises:
-        ConfigError: no such recipe, not YAML, or fields that do not fit: all of them at once.
-
-    """
-    values = _read(name)
-    problems = [
-        problem for key, text in (overrides or {}).items() if (problem := _set(values, key, text))
-    ]
-    recipe = None
-    try:
-        recipe = TypeAdapter(Recipe).validate_python(values)
-    except ValidationError as error:
-        problems += [_sentence(dict(one)) for one in error.errors()]
-    if problems or recipe is None:
-        raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
-    return recipe
-
-
-def _read(name: str) -> dict[str, Any]:
-    if name.endswith((".yaml", ".yml")):
-        source = Path(name)
-    elif name in shipped_recipes():
-        source = Path(str(files("captioner_training") / "recipes" / f"{name}.yaml"))
-    else:
-        raise ConfigError(
-            f"there is no recipe {name!r}: name a .yaml file, or one of "
-            f"{', '.join(shipped_recipes())}"
-        )
-    try:
-        values = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
-    values.setdefault("name", source.stem)
-    return values
-
-
-def _set(values: dict[str, Any], key: str, text: str) -> str | None:
-    """Set one dotted field; return what is wrong with it, if anything."""
-    *path, last = key.split(".")
-    target: Any = values
-    for part in path:
-        if isinstance(target, list) and part.isdigit() and int(part) < len(target):
-            target = target[int(part)]
-        elif isinstance(target, dict):
-            target = target.setdefault(part, {})
-        else:
-            return f"{key}: there is no such field"
-    if not isinstance(target, dict):
-        return f"{key}: there is no such field"
-    try:
-        target[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        target[last] = text
-    return None
-
-
-def _sentence(error: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "recipe"
-    given = error.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return f"{place}: {error['msg']}{shown}"
+            yield "a recipe needs at least one stage"
+        size, stride = self.transform.size, self.encoder.stride
+        if size % stride:
+            below = size - size % stride
+            near = f"{below} or {below + stride}" if below else f"{stride}"
+            yield (
+                f"transform.size {size} is not a multiple of encoder.stride {stride}: use {near}"
+            )
 
 
 def resolve(root: str, path: str) -> Path:

@@ -1,258 +1,261 @@
-"""A run's folder: its recipe, its log, its state, and how an interrupted run is taken up again."""
+"""A run that is under way: its data, model and state, and what the loop of train.py asks of it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from captioner.errors import ConfigError, GenerationError, OutputError
-from captioner.model import CaptionModel
-from captioner_training.build import Data
-from captioner_training.engine import Engine
-from captioner_training.machinery.lock import locked
+from captioner.checkpoint import Checkpoint
+from captioner_training.data.batches import stage_sampler
+from captioner_training.data.corpus import Corpus
+from captioner_training.data.dataset import encode_captions
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.validation import validate
+from captioner_training.initialization import build_model
+from captioner_training.machinery.interrupts import Interrupts
 from captioner_training.machinery.processes import Processes
-from captioner_training.recipe import Recipe
-from captioner_training.reporting.board import Board
-from captioner_training.reporting.log import RunLog
-from captioner_training.state import Progress, StateFiles, capture_random, restore_random
+from captioner_training.reporting.clock import Clock
+from captioner_training.reporting.report import Report
+from captioner_training.run_folder import RunFolder
+from captioner_training.stage import StageRun
+from captioner_training.state import Progress, TrainState
+from captioner_training.step import autocast_of
 
 __all__ = ["Run"]
 
-# Fields that a run may be taken up with anew: they do not change what is computed.
-_FREE = ("data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states")
-
 
 class Run:
-    """A run of a recipe in a folder. The main process writes; all know how far it is."""
+    """The parts of a run, put together from its recipe and its folder.
 
-    def __init__(
-        self, recipe: Recipe, out: Path, processes: Processes, state: dict[str, Any] | None
-    ) -> None:
-        self.recipe, self.out, self.processes = recipe, out, processes
-        self.progress = Progress(**state["progress"]) if state else Progress()
-        self._state = state
-        self._files = StateFiles(out / "state", keep=recipe.keep_states)
-        self._log: RunLog | None = None
-        self._board: Board | None = None
-        self._data_digest = ""
+    Args:
+        folder: opened for the recipe.
+        corpus: of the recipe.
+        origin: the checkpoint that the recipe goes on from.
+
+    """
+
+    report: Report
+
+    def __init__(self, folder: RunFolder, corpus: Corpus, origin: Checkpoint | None) -> None:
+        self.corpus, self.origin = corpus, origin
+        self.folder, self.recipe, self.processes = folder, folder.recipe, folder.processes
+        self.autocast = autocast_of(self.recipe, self.processes.device)
+        self.interrupts = Interrupts()
+        self._digest = corpus.digest()
+        folder.refuse_other_data(self._digest)
+        captions = encode_captions(self.corpus.train, self.corpus.vocabulary)
+        for number in range(len(self.recipe.stages)):  # refused now rather than hours later
+            stage_sampler(self.recipe, number, captions, self.processes)
+        self.state = self._state()
         self._saved = time.monotonic()
+        self._validating = False
 
     @classmethod
     @contextmanager
-    def open(cls, recipe: Recipe, out: Path, processes: Processes) -> Iterator[Run]:
-        """Open a folder: a new one, or that of an interrupted run of the same recipe.
-
-        Raises:
-            ConfigError: it has the run of another recipe.
-            DataError: it has states, none of which can be read.
-            OutputError: it cannot be written, or another process trains in it.
-            MissingExtraError: the recipe wants TensorBoard, which is not installed.
-
-        """
-        with ExitStack() as stack:
-            if processes.main:
-                stack.enter_context(locked(out / "lock", verb="train", what=out))
-            yield stack.enter_context(cls._taken_up(recipe, out, processes))
-
-    @classmethod
-    @contextmanager
-    def _taken_up(cls, recipe: Recipe, out: Path, processes: Processes) -> Iterator[Run]:
-        files = StateFiles(out / "state", keep=recipe.keep_states)
-        state = files.load()
-        if state is not None:
-            _refuse_another(recipe, state["recipe"], out)
-        processes.wait()  # all have read before anyone writes
-        run = cls(recipe, out, processes, state)
-        try:
-            if processes.main and not run.progress.finished:
-                run._open_files()
+    def begin(cls, folder: RunFolder, corpus: Corpus, origin: Checkpoint | None) -> Iterator[Run]:
+        """Put the parts together, say what there is, and take a finished run for what it is."""
+        run = cls(folder, corpus, origin)
+        if run.state.progress.finished:
+            if run.processes.main:
+                _say_finished(folder)
             yield run
-        finally:
-            if run._log:
-                run._log.close()
-            if run._board:
-                run._board.close()
-
-    def _open_files(self) -> None:
-        if self.recipe.tensorboard:
-            self._board = Board(self.out / "tensorboard", step=self.progress.total)
+            return
+        folder.begin()
+        run.report = Report(run.recipe, folder.out, processes=run.processes, state=run.state)
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(_plain(self.recipe), indent=2) + "\n"
-            (self.out / "recipe.json").write_text(text)
-        except OSError as error:
-            raise OutputError(f"{self.out} cannot be written: {error.strerror}") from error
-        self._log = RunLog(self.out / "log.jsonl", keep=self.progress.log_bytes)
+            with run.interrupts.heard():
+                run._say_where_it_begins()
+                yield run
+        except KeyboardInterrupt:
+            run._say_where_it_stopped()
+            raise
+        finally:
+            run.report.close()
 
-    @property
-    def done(self) -> bool:
-        """Whether the steps of a dry run are over."""
-        return self.recipe.max_steps is not None and self.progress.total >= self.recipe.max_steps
+    def _state(self) -> TrainState:
+        """Make the model, and give it the weights that it goes on from."""
+        recipe, processes, folder = self.recipe, self.processes, self.folder
+        torch.backends.cudnn.benchmark = True  # every image has the same size
+        torch.manual_seed(recipe.seed)
+        finished = folder.finished
+        origin = folder.checkpoint_of_finished() if finished else self.origin
+        model = build_model(recipe, self.corpus.vocabulary, origin=origin).to(processes.device)
+        model.requires_grad_(True)
+        model.encoder.to(memory_format=torch.channels_last)
+        if recipe.compile:
+            model.encoder.compile()
+        torch.manual_seed(recipe.seed + 7919 * processes.rank)  # each drops out other units
+        state = TrainState(model, processes=processes)
+        if finished is not None:
+            state.progress = Progress(**finished["progress"])
+            if folder.longer:
+                self._lengthen(state.progress)
+        elif folder.state is not None:
+            state.load_state_dict(folder.state)
+        return state
 
-    def restore_model(self, model: CaptionModel, data: Data) -> None:
-        """Give a fresh model the weights of the interrupted run.
+    def _lengthen(self, progress: Progress) -> None:
+        """Go back from the end of a finished run to the end of its last stage's epochs."""
+        number = len(self.recipe.stages) - 1
+        stage = self.recipe.stages[number]
+        progress.finished, progress.stage = False, number
+        progress.epoch, progress.stage_best = progress.last_epoch, progress.best
+        batches = -(-len(self.corpus.train) // stage.batch_size)
+        progress.taken = progress.epoch * batches
+
+    def _say_where_it_begins(self) -> None:
+        folder, progress, say = self.folder, self.state.progress, self.report.say
+        for line in self.corpus.described(self.recipe.data):
+            say(line)
+        if self.origin is not None:
+            added = len(self.corpus.vocabulary) - len(self.origin.vocabulary)
+            say(f"{len(self.origin.vocabulary) - 4:,} words are those of the model, {added:,} new")
+        if folder.longer:
+            say(f"going on from {folder.best} with more epochs, after epoch {progress.epoch}")
+            self.save()
+        elif folder.state is not None:
+            say(
+                f"going on after step {progress.total:,} (stage {progress.stage + 1}, epoch "
+                f"{progress.epoch + 1})"
+            )
+            here = _conditions(self.processes)
+            if folder.state["conditions"] != here:
+                say(
+                    f"note: the run began with {folder.state['conditions']} and goes on with "
+                    f"{here}; the numbers will differ in their last bits from those of an "
+                    "uninterrupted run"
+                )
+        elif self.origin is not None:
+            self._score_origin(self.origin)
+
+    def _score_origin(self, origin: Checkpoint) -> None:
+        """Score the model that the run goes on from, as it is."""
+        origin.model.to(self.processes.device)
+        scores, _ = validate(
+            origin.model,
+            self.corpus.validation,
+            replace(self.recipe, encoder=origin.model.config.encoder, transform=origin.transform),
+            vocabulary=origin.vocabulary,
+            autocast=self.autocast,
+            processes=self.processes,
+        )
+        self.state.progress.untouched = scores["CIDEr"]
+        self.report.origin(scores)
+
+    def _say_where_it_stopped(self) -> None:
+        if self._validating and self.processes.world == 1:  # all is as after the last step
+            self.save()
+        if self.folder.files.paths():
+            self.report.say(
+                f"stopped after step {self.state.progress.total:,}: the same command goes on from "
+                f"{self.folder.files.paths()[0]}"
+            )
+        else:
+            self.report.say("stopped: the same command begins again, with the grids that are done")
+
+    def begin_stage(self) -> StageRun:
+        """Make the batches, the step and the validation of the stage that the run is at."""
+        return StageRun(
+            self.recipe,
+            self.state,
+            corpus=self.corpus,
+            cache=self.folder.out / "cache",
+            processes=self.processes,
+        )
+
+    def validate(self, stage: StageRun) -> tuple[dict[str, float], list[Captioned]]:
+        """Score the model, which has the averaged weights, on the validation split."""
+        boxes = None
+        if self.recipe.data.scenes is not None:
+            boxes = self.folder.out / "scenes" / "boxes_val.json"
+        self._validating = True
+        result = validate(
+            self.state.model,
+            self.corpus.validation,
+            self.recipe,
+            vocabulary=self.corpus.vocabulary,
+            autocast=self.autocast,
+            processes=self.processes,
+            boxes=boxes,
+            grids=stage.validation_grids,
+        )
+        self._validating = False
+        return result
+
+    def keep_checkpoint(self, scores: dict[str, float], *, best: bool) -> None:
+        """Write the checkpoint of the epoch; the model has the averaged weights."""
+        checkpoint = Checkpoint(
+            model=self.state.model,
+            vocabulary=self.corpus.vocabulary,
+            transform=self.recipe.transform,
+            name=self.recipe.name,
+            metrics=scores,
+            generation=self.recipe.generation,
+        )
+        self.folder.keep(checkpoint, best=best)
+
+    def save_if_due(self, clock: Clock) -> None:
+        """Save a state where it is time, and stop where somebody asked for it.
 
         Raises:
-            ConfigError: the training data are not what they were.
+            KeyboardInterrupt: somebody did; the state is saved.
 
         """
-        self._data_digest = _digest(data)
-        if self._state is None:
-            return
-        if self._state["data"] != self._data_digest:
-            raise ConfigError(
-                f"{self.out} has an unfinished run on other images or captions: start with "
-                "another --out"
-            )
-        model.load_state_dict(self._state["model"])
-        position = self.progress
-        self.say(
-            f"going on after step {position.total:,} (stage {position.stage}, epoch "
-            f"{position.epoch})"
-        )
-        here = _conditions(self.processes)
-        if self._state["conditions"] != here:
-            self.say(
-                f"note: the run began with {self._state['conditions']} and goes on with {here}; "
-                "the numbers will not be those of an uninterrupted run to the last bit"
-            )
+        every, together = self.recipe.save_every_steps, self.processes.world > 1
+        due = every is not None and self.state.progress.total % every == 0
+        asked = self.interrupts.asked
+        if together:  # what one process hears or reads off its clock counts for all
+            asked = False
+            if self.report.logs_now():
+                asked = any(self.processes.gather(self.interrupts.asked))
+                due = due or self.processes.broadcast(self._overdue())
+        if asked or due or (not together and self._overdue()):
+            with clock.paused():
+                self.save()
+        if asked:
+            raise KeyboardInterrupt
 
-    def restore_stage(self, engine: Engine) -> None:
-        """Give a fresh engine what its stage had, and every process its random numbers."""
-        state, self._state = self._state, None
-        if state is None:
-            return
-        if state["engine"] is not None:
-            engine.load_state_dict(state["engine"])
-        each = state["processes"]
-        self._restore_random(each)
-        if len(each) == self.processes.world:
-            engine.sums.copy_(each[self.processes.rank]["sums"])
-        elif self.processes.main:  # of another number of processes: their sum is what counts
-            engine.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))
+    def _overdue(self) -> bool:
+        return time.monotonic() - self._saved > 60 * self.recipe.save_every_minutes
 
-    def _restore_random(self, each: Sequence[Mapping[str, Any]]) -> None:
-        if len(each) == self.processes.world:
-            restore_random(each[self.processes.rank]["random"], self.processes.device)
-
-    def save(self, model: CaptionModel, engine: Engine | None) -> None:
+    def save(self) -> None:
         """Save the state as it is between two steps.
 
-        Args:
-            model: of the run.
-            engine: of the stage that goes on; None between two stages.
-
         Raises:
-            GenerationError: the weights are no numbers any more; the last state stays.
+            GenerationError: the weights are NaN or infinite; the last state stays.
             OutputError: it cannot be written; the last state stays.
 
         """
-        mine = {
-            "random": capture_random(self.processes.device),
-            "sums": torch.zeros(4) if engine is None else engine.sums.cpu(),
-        }
-        each = self.processes.gather(mine)
-        if self.processes.main:
-            weights = model.state_dict()
-            if not all(bool(t.isfinite().all()) for t in weights.values()):
-                raise GenerationError(
-                    f"the weights are not numbers any more at step {self.progress.total}: lower "
-                    "learning_rate, or use --precision float32"
-                )
-            if self._log:
-                self.progress.log_bytes = self._log.force()
-            state = {
-                "progress": asdict(self.progress),
-                "recipe": _plain(self.recipe),
-                "data": self._data_digest,
-                "conditions": _conditions(self.processes),
-                "model": weights,
-                "engine": None if engine is None else engine.state_dict(),
-                "processes": each,
-            }
-            self._files.save(state, step=self.progress.total)
+        self.state.progress.log_bytes = self.report.force()
+        state: dict[str, Any] = self.state.state_dict()
+        state["conditions"] = _conditions(self.processes)
+        self.folder.save(state, digest=self._digest)
         self._saved = time.monotonic()
-        self.processes.wait()
 
-    def overdue(self) -> bool:
-        """Whether the last state is older than the recipe wants."""
-        return time.monotonic() - self._saved > 60 * self.recipe.save_every_minutes
-
-    def finish(self, model: CaptionModel) -> None:
+    def finish(self) -> None:
         """Note that the run is over, so that starting it again says so."""
-        if self._state is not None:  # killed after its last stage, and before it came to this
-            self._restore_random(self._state["processes"])
-        self.progress.finished = True
-        self.log({"event": "finished", "steps": self.progress.total, "best": self.progress.best})
-        self.save(model, None)
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Append a record to the log."""
-        if self._log:
-            self._log.write(record)
-
-    @property
-    def board(self) -> Board | None:
-        """TensorBoard, in the main process, where the recipe wants it."""
-        return self._board
-
-    def say(self, text: str) -> None:
-        """Tell a person how it goes."""
-        if self.processes.main:
-            print(text, file=sys.stderr, flush=True)
+        self.state.restore_random()  # killed after its last stage, and before it came to this
+        self.report.finished(self.folder.best)
+        self.state.progress.finished = True
+        self.save()
+        self.folder.finish(digest=self._digest, progress=asdict(self.state.progress))
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    """Give a recipe as JSON would."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    return plain
-
-
-def _refuse_another(recipe: Recipe, before: Mapping[str, Any], out: Path) -> None:
-    """Name the fields in which a recipe differs from that of an interrupted run."""
-    old, new = _flat(before), _flat(_plain(recipe))
-    changed = [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if name not in _FREE and old.get(name) != new.get(name)
-    ]
-    if changed:
-        raise ConfigError(
-            f"{out} has the run of another recipe:\n  "
-            + "\n  ".join(changed)
-            + "\nstart it with another --out, or go on with the fields as they were"
-        )
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Name every leaf of nested mappings and lists by its dotted path."""
-    if not isinstance(values, dict | list) or not values:
-        return {prefix.rstrip("."): values}
-    pairs = values.items() if isinstance(values, dict) else enumerate(values)
-    return {
-        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
-    }
+def _say_finished(folder: RunFolder) -> None:
+    """Say that there is nothing left to do."""
+    folder.checkpoint_of_finished()
+    print(f"this run is finished: {folder.best} is its best checkpoint", file=sys.stderr)
 
 
 def _conditions(processes: Processes) -> str:
-    """Say what a run's last bits depend on."""
+    """Say what the last bits of a run depend on."""
     return (
         f"torch {torch.__version__}, {processes.world} x {processes.device.type}, "
         f"{torch.get_num_threads()} threads"
     )
-
-
-def _digest(data: Data) -> str:
-    digest = hashlib.sha256("\n".join(data.vocabulary.words).encode())
-    for image in (*data.train, *data.validation):
-        digest.update("\n".join((image.name, *image.captions, "")).encode())
-    return digest.hexdigest()[:16]

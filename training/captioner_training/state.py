@@ -1,157 +1,202 @@
-"""The state of a run on disk: all that is needed to go on as if it had never stopped."""
+"""The state of a run: all that is needed to go on as if it had never stopped, in one place."""
 
 from __future__ import annotations
 
-import os
-import random
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from pickle import UnpicklingError
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
-from captioner.errors import DataError, OutputError
+from captioner.errors import GenerationError
+from captioner.model import CaptionModel
+from captioner_training.machinery.averaged_weights import AveragedWeights
+from captioner_training.machinery.optimizer import build_optimizer, build_scheduler
+from captioner_training.machinery.processes import Processes
+from captioner_training.machinery.random_numbers import capture_random, restore_random
+from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["Progress", "StateFiles", "capture_random", "restore_random"]
+__all__ = ["Progress", "TrainState"]
 
-_FORMAT = 1
-_NAME = re.compile(r"step-(\d+)\.pt")
+_SUMS = 4  # what a step returns: loss, cross-entropy, reward, norm of the gradient
 
 
 @dataclass(kw_only=True)
 class Progress:
     """How far a run is. Everything here and in the model stands as after the last step."""
 
-    stage: int = 0
+    stage: int = 0  # from 0, as are the next two; people are told of them from 1
     epoch: int = 0  # of the stage
     step: int = 0  # of the epoch
+    taken: int = 0  # steps of the stage
     total: int = 0  # steps of the whole run
     best: float = -1.0  # the highest CIDEr on validation so far
-    stage_best: float = -1.0  # of this stage
+    untouched: float | None = None  # CIDEr of the checkpoint that the run began from
+    stage_best: float = -1.0  # the highest CIDEr of this stage
     stale: int = 0  # epochs since stage_best
     log_bytes: int = 0  # how long the log is
+    last_epoch: int = 0  # epochs of the stage before this one
     finished: bool = False
 
 
-class StateFiles:
-    """The newest states of a run, in a folder of their own.
-
-    Each is written beside its place, forced to disk, and only then moved there: a state is either
-    whole or not there, whenever the process or the machine stops.
+class TrainState:
+    """A model in training: its weights, what its stage remembers, and how far the run is.
 
     Args:
-        folder: made when the first state is saved.
-        keep: states that stay; older ones are removed after a new one is safe.
+        model: on the device of this process.
+        processes: of the run; each has random numbers and sums of its own.
 
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self.folder = folder
-        self.keep = keep
+    optimizer: AdamW
+    scheduler: LambdaLR
+    average: AveragedWeights
+    sums: Tensor  # (4,), on the device: of what the steps of this epoch returned
+    steps: int  # of the whole stage
 
-    def paths(self) -> list[Path]:
-        """Name the states that are there, the newest first."""
-        found = [path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name)]
-        return sorted(found, reverse=True)
+    def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
+        self.model, self.processes = model, processes
+        self.progress = Progress()
+        self._best: dict[str, Tensor] | None = None  # the averaged weights at stage_best
+        self._in_stage = False
+        self._loaded: Mapping[str, Any] | None = None  # until its stage begins
 
-    def save(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Write a state.
+    def begin_stage(self, recipe: Recipe, stage: Stage, *, steps: int) -> None:
+        """Make what a stage remembers; after `load_state_dict`, as it was when it was saved.
 
-        Raises:
-            OutputError: it cannot be written; the states before it are as they were.
-
-        """
-        path = self.folder / f"step-{step:09d}.pt"
-        temporary = path.with_suffix(".part")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save({"format": _FORMAT, **state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            self._sync_folder()
-            for old in self.paths()[self.keep :]:
-                old.unlink()
-        except (OSError, RuntimeError) as error:  # torch wraps what its writer cannot write
-            temporary.unlink(missing_ok=True)
-            before = self.paths()
-            rest = f"the last state, {before[0]}, is whole: " if before else ""
-            raise OutputError(
-                f"{path} cannot be written ({_reason(error)}); {rest}make room and start the same "
-                "command again"
-            ) from error
-
-    def load(self) -> dict[str, Any] | None:
-        """Read the newest state that is whole; None where there is none.
-
-        Raises:
-            DataError: there are states, but none can be read.
+        Args:
+            recipe: of the run.
+            stage: what it trains is thawed already.
+            steps: of the whole stage.
 
         """
-        paths = self.paths()
-        reason = ""
-        for path in paths:
-            try:
-                state = torch.load(path, map_location="cpu", weights_only=True)
-            except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
-                reason = reason or f"{path}: {_reason(error)}"
-                continue
-            if isinstance(state, dict) and state.get("format") == _FORMAT:
-                return state
-            reason = reason or f"{path}: of another version"
-        if paths:
-            raise DataError(
-                f"no state of this run can be read ({reason}): remove {self.folder} to start anew"
+        self.steps, self._in_stage = steps, True
+        self.optimizer = build_optimizer(self.model, recipe, stage)
+        self.scheduler = build_scheduler(
+            self.optimizer, stage, steps=steps, taken=self.progress.taken
+        )
+        self.average = AveragedWeights(self.model, decay=recipe.ema)
+        self.sums = torch.zeros(_SUMS, device=self.processes.device)
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        if (remembered := loaded["stage"]) is not None:
+            self.optimizer.load_state_dict(remembered["optimizer"])
+            self.scheduler.load_state_dict(remembered["scheduler"])
+            self.average.load_state_dict(remembered["average"])
+            self._best = remembered["best"]
+        self._restore_processes(loaded["processes"])
+
+    def end_stage(self) -> None:
+        """Hand on the weights that scored best on validation to the next stage."""
+        if self._best is not None:
+            device = self.processes.device
+            weights = {name: tensor.to(device) for name, tensor in self._best.items()}
+            self.model.load_state_dict(weights, strict=False)
+        self._best, self._in_stage = None, False
+        progress = self.progress
+        progress.last_epoch, progress.stage = progress.epoch, progress.stage + 1
+        progress.epoch = progress.step = progress.taken = 0
+        progress.stage_best, progress.stale = -1.0, 0
+
+    def stage_is_over(self, stage: Stage) -> bool:
+        """Whether the stage has had its steps, or has not become better for long enough."""
+        progress = self.progress
+        if stage.patience is not None and progress.stale >= stage.patience:
+            return True
+        # A dry run's steps may end inside an epoch, which is validated like any other.
+        dry = progress.step == 0 and progress.taken >= self.steps
+        return progress.epoch >= stage.epochs or dry
+
+    def count_step(self, values: Tensor) -> None:
+        """Take down a step: the (4,) values that it returned."""
+        self.sums += values
+        self.progress.step += 1
+        self.progress.taken += 1
+        self.progress.total += 1
+
+    def means(self) -> Tensor:
+        """Give the means (4,) of what the steps of the epoch returned, over all processes."""
+        return self.processes.sum(self.sums.clone()) / max(1, self.progress.step)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the model have the averaged weights, which are validated and kept, for a while."""
+        with self.average.applied():
+            yield
+
+    def count_epoch(self, cider: float) -> bool:
+        """Take down an epoch's score, inside `averaged`; say whether it is the best of the run."""
+        progress = self.progress
+        progress.epoch, progress.step = progress.epoch + 1, 0
+        self.sums.zero_()
+        progress.stale += 1
+        if cider > progress.stage_best:
+            progress.stage_best, progress.stale = cider, 0
+            self._best = {
+                name: parameter.detach().clone()
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            }
+        best = cider > progress.best
+        progress.best = max(progress.best, cider)
+        return best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all of it. Every process calls this; each adds its random numbers and its sums.
+
+        Raises:
+            GenerationError: the weights are NaN or infinite.
+
+        """
+        mine = {
+            "random": capture_random(self.processes.device),
+            "sums": self.sums.cpu() if self._in_stage else torch.zeros(_SUMS),
+        }
+        each = self.processes.gather(mine)
+        weights = self.model.state_dict()
+        if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+            raise GenerationError(
+                f"the weights became NaN or infinite by step {self.progress.total}: lower "
+                "learning_rate, or use --precision float32"
             )
-        return None
+        stage = None
+        if self._in_stage:
+            stage = {
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "average": self.average.state_dict(),
+                "best": self._best,
+            }
+        return {
+            "progress": asdict(self.progress),
+            "model": weights,
+            "stage": stage,
+            "processes": each,
+        }
 
-    def _sync_folder(self) -> None:
-        """Force the new name to disk too."""
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state_dict; what belongs to a stage waits for `begin_stage`."""
+        self.progress = Progress(**state["progress"])
+        self.model.load_state_dict(state["model"])
+        self._loaded = state
 
+    def restore_random(self) -> None:
+        """Set the random numbers of a state after which no stage begins any more."""
+        if self._loaded is not None:
+            each = self._loaded["processes"]
+            if len(each) == self.processes.world:
+                restore_random(each[self.processes.rank]["random"], self.processes.device)
 
-def _reason(error: BaseException) -> str:
-    """Find the operating system's word for it below what torch made of it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return str(error).splitlines()[0]
-
-
-def capture_random(device: torch.device) -> dict[str, Any]:
-    """Take down every generator of random numbers of this process."""
-    version, words, gauss = random.getstate()
-    numpy: dict[str, Any] = dict(np.random.get_state(legacy=False))
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "python": (version, words, gauss),
-        "numpy": {
-            **{name: numpy[name] for name in ("bit_generator", "has_gauss", "gauss")},
-            "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64)),
-            "pos": numpy["state"]["pos"],
-        },
-    }
-
-
-def restore_random(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set every generator of random numbers of this process as it was."""
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    numpy = dict(state["numpy"])
-    numpy["state"] = {"key": numpy.pop("key").numpy().astype(np.uint32), "pos": numpy.pop("pos")}
-    np.random.set_state(numpy)
+    def _restore_processes(self, each: Sequence[Mapping[str, Any]]) -> None:
+        """Give every process its own; of another number of processes, the sum is what counts."""
+        if len(each) == self.processes.world:
+            mine = each[self.processes.rank]
+            restore_random(mine["random"], self.processes.device)
+            self.sums.copy_(mine["sums"])
+        elif self.processes.main:
+            self.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))

@@ -1,41 +1,133 @@
-"""What a step computes: from pixels or grids and captions to the loss, in one module.
+"""One step of the training: forward and backward over the parts of a batch, clip, update.
 
-DistributedDataParallel can wrap one module's forward; so the loss is inside.
+The parts hold pixels, or grids that are cached; captions of the data, or captions that the model
+draws itself.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from captioner.decoders.decoder import DecoderOutput
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START
-from captioner_training.objectives.cross_entropy import CaptionLoss, Counts, caption_loss
+from captioner_training.data.dataset import Batch
+from captioner_training.machinery.processes import Processes
+from captioner_training.objectives.cross_entropy import (
+    CaptionLoss,
+    Captions,
+    Counts,
+    caption_loss,
+    count,
+)
+from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import Recipe, Stage
+from captioner_training.state import TrainState
 
-__all__ = ["Captions", "LossModule", "features_of"]
+__all__ = ["LossModule", "TrainStep", "autocast_of"]
 
 
-class Captions(NamedTuple):
-    """What the model is to say of B images.
+def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Make the context in which a recipe computes."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16")
 
-    tokens: (B, K, T), <start> first; targets: (B, K, T - 1), the same shifted by one, on the CPU;
-    weights: (B, K), what a caption is worth, or None where all are worth the same; reward: the sum
-    of the rewards of captions that were drawn.
+
+class TrainStep:
+    """Takes the steps of one stage.
+
+    Args:
+        state: of the run, whose stage has begun.
+        recipe: of the run.
+        stage: of the recipe.
+        transform: of the recipe.
+        processes: each of which has its share of every batch.
+        self_critical: draws the captions of a self-critical stage.
+
     """
 
-    tokens: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-    reward: Tensor | None = None
+    def __init__(
+        self,
+        state: TrainState,
+        recipe: Recipe,
+        stage: Stage,
+        *,
+        transform: Transform,
+        processes: Processes,
+        self_critical: SelfCriticalCaptions | None = None,
+    ) -> None:
+        self.state, self.recipe, self.stage = state, recipe, stage
+        self.transform, self.processes = transform, processes
+        self.self_critical = self_critical
+        self.autocast = autocast_of(recipe, processes.device)
+        loss = LossModule(state.model, recipe, stage, transform=transform)
+        self._ddp = None
+        if processes.world > 1:
+            self._ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True)
+        self._module: nn.Module = loss if self._ddp is None else self._ddp
+
+    def __call__(self, parts: Sequence[Batch]) -> Tensor:
+        """Learn from this process's share of one batch.
+
+        Args:
+            parts: of the share; their gradients are added up.
+
+        Returns:
+            (4,), on the device: this process's shares of the loss, the cross-entropy, the mean
+            reward and the gradient's norm before clipping. Summed over the processes they are those
+            of the whole batch.
+
+        """
+        model = self.state.model
+        model.train(self.self_critical is None)
+        images = [part.images.to(self.processes.device, non_blocking=True) for part in parts]
+        captions = [self._captions(*pair) for pair in zip(parts, images, strict=True)]
+        counts = self._count(captions)
+        own_words = self.stage.scheduled_sampling * self.state.progress.taken / self.state.steps
+        sums = torch.zeros(3, device=self.processes.device)
+        for number, (pixels, wanted) in enumerate(zip(images, captions, strict=True), start=1):
+            more = number < len(parts) and self._ddp is not None
+            with self._ddp.no_sync() if more and self._ddp else contextlib.nullcontext():
+                with self.autocast:
+                    loss: CaptionLoss = self._module(pixels, wanted, counts, own_words)
+                # DistributedDataParallel takes the mean over processes; the loss is a sum.
+                torch.autograd.backward(loss.total * self.processes.world)
+            sums[:2] += torch.stack([loss.total.detach(), loss.cross_entropy])
+            if wanted.reward is not None:
+                sums[2] += wanted.reward / counts.captions
+        norm = nn.utils.clip_grad_norm_(model.parameters(), self.recipe.gradient_clip)
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        self.state.scheduler.step()
+        self.state.average.update()
+        return torch.cat([sums, norm.unsqueeze(0) / self.processes.world])
+
+    def _captions(self, part: Batch, images: Tensor) -> Captions:
+        """The captions of the batch, or captions that the model draws itself."""
+        if self.self_critical is None:
+            tokens = part.tokens.to(self.processes.device, non_blocking=True)
+            return Captions(tokens, part.tokens[..., 1:])
+        model = self.state.model
+        with torch.no_grad(), self.autocast:
+            features = _features_of(model, images, self.transform)
+            return self.self_critical.draw(model.decoder, features, part.positions.tolist())
+
+    def _count(self, captions: Sequence[Captions]) -> Counts:
+        """Count the tokens and captions of the whole batch, in all its parts and processes."""
+        each = [torch.stack(count(one.targets)) for one in captions]
+        total = torch.stack(each).sum(dim=0)
+        if self.processes.world > 1:
+            total = self.processes.sum(total.to(self.processes.device))
+        return Counts(*total.unbind())
 
 
 class LossModule(nn.Module):
-    """The model with its loss, under the settings of a stage."""
+    """The model with its loss, since DistributedDataParallel wraps the forward of one module."""
 
     def __init__(
         self, model: CaptionModel, recipe: Recipe, stage: Stage, *, transform: Transform
@@ -60,7 +152,7 @@ class LossModule(nn.Module):
                 output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
 
         """
-        features = features_of(self.model, images, self.transform)
+        features = _features_of(self.model, images, self.transform)
         inputs = captions.tokens[..., :-1]
         if own_words > 0:
             inputs = self._mixed(features, inputs, own_words)
@@ -83,8 +175,17 @@ class LossModule(nn.Module):
         """Replace a share of the words (B, K, T), never <start> or what follows the end."""
         if inputs.shape[-1] < 2:
             return inputs
-        before = self.model.decoder(features.detach(), inputs[..., :-1])
-        logits = self.model.decoder.logits(before.deep).float()
+        kind = features.device.type
+        # Autocast remembers its copies of the weights. One that is made here has no gradient, and
+        # older versions of torch use it in the pass that should have one: nothing is learned then.
+        with torch.autocast(
+            kind,
+            dtype=torch.get_autocast_dtype(kind),
+            enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
+        ):
+            before = self.model.decoder(features.detach(), inputs[..., :-1])
+            logits = self.model.decoder.logits(before.deep).float()
         logits[..., [PAD, START, END]] = -torch.inf
         drawn = torch.multinomial(logits.flatten(0, 2).softmax(dim=-1), 1).view_as(inputs[..., 1:])
         chosen = torch.rand(drawn.shape, device=drawn.device) < own_words
@@ -93,7 +194,7 @@ class LossModule(nn.Module):
         return torch.cat([inputs[..., :1], mixed], dim=-1)
 
 
-def features_of(model: CaptionModel, images: Tensor, transform: Transform) -> Tensor:
+def _features_of(model: CaptionModel, images: Tensor, transform: Transform) -> Tensor:
     """Encode pixels (B, 3, S, S) into features (B, L, D); a cached grid has them already."""
     if images.dtype != torch.uint8:
         return images.float()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from captioner_training.data.dataset import read_dataset
+from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import SceneConfig, draw_scene
 from captioner_training.prepare.coco import CocoFiles
 from captioner_training.prepare.manifest import Manifest

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner_training.data.dataset import read_dataset
+from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare.manifest import Manifest
 

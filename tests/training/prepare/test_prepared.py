@@ -17,7 +17,8 @@ import pytest
 
 from captioner import DataError
 from captioner.transforms import Transform, TransformConfig
-from captioner_training.data.dataset import ImageDataset, read_coco, read_dataset
+from captioner_training.data.dataset import ImageDataset
+from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
 

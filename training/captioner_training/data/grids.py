@@ -1,60 +1,78 @@
-"""Grids computed once for a frozen encoder, kept as float16 in a file that is mapped, not read."""
+"""Grids computed once for a frozen encoder, kept as float16 in files that are mapped, not read."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from captioner.cores import cores
 from captioner.errors import OutputError
+from captioner.files import replace_file
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
-from captioner_training.data.dataset import CaptionedImage, ImageDataset
+from captioner_training.data.dataset import CaptionedImage, Item, ItemDataset
+from captioner_training.data.loader import make_split_loader
 from captioner_training.machinery.processes import Processes
 
-__all__ = ["CachedGrids"]
+__all__ = ["GRIDS_A_FILE", "CachedGrids", "GridDataset"]
 
-_UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for a file of COCO's
+GRIDS_A_FILE = 1000  # what an interruption costs at most; 125 MB of 7 x 7 cells x 1,280 features
+_UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO
+_BATCH = 32  # images that are encoded at once
 
 
 class CachedGrids:
     """The grids (N, L, D) of N images on disk.
 
     Takes N * L * D * 2 bytes: 125 kB an image for 7 x 7 cells of 1,280 features.
+
+    Args:
+        paths: the files, with as many grids each but the last.
+        shape: (N, L, D).
+
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int, int]) -> None:
-        self._path, self._shape, self._reads = path, shape, 0
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._grids = np.frombuffer(self._map, np.float16).reshape(shape)
+    def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
+        self._paths, self.shape, self._reads = list(paths), shape, 0
+        self._each = GRIDS_A_FILE if len(paths) > 1 else shape[0]
+        self._maps: list[mmap.mmap] = []
+        self._grids: list[NDArray[np.float16]] = []
+        for path in paths:
+            with path.open("rb") as file:
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            values = np.frombuffer(self._maps[-1], np.float16)
+            self._grids.append(values.reshape(-1, *shape[1:]))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return CachedGrids, (self._path, self._shape)  # another process maps the file itself
+        return CachedGrids, (self._paths, self.shape)  # another process maps the files itself
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, indices: Sequence[int]) -> Tensor:
         """Read the grids (B, L, D) of these images."""
-        rows = np.stack([self._grids[index] for index in indices])
+        each = self._each
+        rows = np.stack([self._grids[index // each][index % each] for index in indices])
         self._reads += len(indices)
-        # Let go of the pages just read, or an epoch of COCO would grow by the whole file. They stay
-        # in the system's cache of files, which gives room when it is needed.
-        if self._reads >= _UNMAP_AFTER and hasattr(self._map, "madvise"):  # not on Windows
-            self._map.madvise(mmap.MADV_DONTNEED)
+        # Let go of the pages just read, or an epoch of COCO would grow by all files. They stay in
+        # the system's cache of files, which gives room when it is needed.
+        if self._reads >= _UNMAP_AFTER:
+            for mapped in self._maps:
+                if hasattr(mapped, "madvise"):  # not on Windows
+                    mapped.madvise(mmap.MADV_DONTNEED)
             self._reads = 0
         return torch.from_numpy(rows)
 
     @classmethod
-    @torch.inference_mode()
     def compute(
         cls,
         model: CaptionModel,
@@ -65,76 +83,100 @@ class CachedGrids:
         processes: Processes,
         autocast: torch.autocast,
         workers: int,
-        batch_size: int = 32,
     ) -> CachedGrids:
-        """Encode every image once, or find the file that an earlier run finished.
+        """Encode every image once, but for those that an earlier run has encoded.
 
-        The name of the file holds a digest of encoder, transform and images, and it only gets
-        that name when it is whole: what is found is never stale and never half. Each process
-        encodes its share of the images.
+        The names of the files hold a digest of encoder, transform and images, and a file only gets
+        its name when it is whole: what is found is never stale and never half. Each process writes
+        files of its own, so that processes on several machines never share one.
 
         Raises:
             OutputError: the disk is full, or the folder cannot be written.
 
         """
+        model.eval()
         side = transform.config.size // model.config.encoder.stride
         shape = (len(images), side * side, model.encoder.channels())
-        path = folder / f"grids-{_digest(model, images, transform)}.f16"
-        if processes.broadcast(path.exists()):
-            return cls(path, shape)
-        temporary = path.with_suffix(".part")
-        row = 2 * shape[1] * shape[2]
-        first, last = (len(images) * (processes.rank + end) // processes.world for end in (0, 1))
-        loader = DataLoader(
-            ImageDataset(images[first:last], transform),
-            batch_size=batch_size,
-            num_workers=min(workers, cores()),
-            pin_memory=processes.device.type == "cuda",
-            generator=torch.Generator(),  # of its own: see make_loader
-        )
-        try:
-            if processes.main:
-                _make_room(temporary, row * len(images))
-            processes.wait()
-            with temporary.open("r+b") as file:
-                file.seek(first * row)
-                bar = tqdm(loader, desc="grids", leave=False, disable=_bar_off(processes))
-                for pixels, _ in bar:
-                    with autocast:
-                        device_pixels = pixels.to(processes.device, non_blocking=True)
-                        grid = model.encode(transform.normalize(device_pixels))
-                    file.write(grid.features.half().cpu().numpy().tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            processes.wait()
-            if processes.main:
-                temporary.replace(path)
-            processes.wait()
-        except OSError as error:
-            raise OutputError(f"{temporary} cannot be written: {error.strerror}") from error
-        return cls(path, shape)
+        digest = processes.broadcast(_digest(model, images, transform) if processes.main else "")
+        count = -(-len(images) // GRIDS_A_FILE)
+        paths = [folder / f"grids-{digest}-{number:05d}.f16" for number in range(count)]
+        missing = processes.broadcast([n for n, path in enumerate(paths) if not path.exists()])
+        if missing and processes.main:
+            still = sum(len(_share(images, number)) for number in missing)
+            _check_room(folder, 2 * shape[1] * shape[2] * still)
+        processes.wait()
+        mine = missing[processes.rank :: processes.world]
+        with tqdm(
+            desc="grids",
+            unit="image",
+            total=sum(len(_share(images, number)) for number in mine),
+            leave=False,
+            disable=processes.no_bar,
+        ) as bar:
+            for number in mine:
+                loader = make_split_loader(
+                    _share(images, number),
+                    transform,
+                    workers=workers,
+                    batch_size=_BATCH,
+                )
+                with replace_file(paths[number]) as file:
+                    for grids in _encode(model, loader, transform, processes, autocast):
+                        file.write(grids.tobytes())
+                        bar.update(len(grids))
+        processes.wait()
+        return cls(paths, shape)
 
 
-def _bar_off(processes: Processes) -> bool | None:
-    return None if processes.main else True  # None: off where no terminal is
+class GridDataset(ItemDataset):
+    """Cached grids (L, D), one an image; the same in every epoch."""
+
+    def __init__(self, grids: CachedGrids) -> None:
+        self.grids = grids
+
+    def __len__(self) -> int:
+        return len(self.grids)
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(self.grids[[index]][0], index)
 
 
-def _make_room(path: Path, size: int) -> None:
-    """Make a file of this size, if the disk has so much.
+def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedImage]:
+    return images[number * GRIDS_A_FILE : (number + 1) * GRIDS_A_FILE]
+
+
+@torch.inference_mode()
+def _encode(
+    model: CaptionModel,
+    loader: DataLoader[Item],
+    transform: Transform,
+    processes: Processes,
+    autocast: torch.autocast,
+) -> Iterator[NDArray[np.float16]]:
+    for pixels, _ in loader:
+        with autocast:
+            device_pixels = pixels.to(processes.device, non_blocking=True)
+            grid = model.encode(transform.normalize(device_pixels))
+        yield grid.features.half().cpu().numpy()
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Refuse to begin what the disk cannot hold.
 
     Raises:
-        OutputError: it has not.
+        OutputError: the disk is too full.
 
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free + (path.stat().st_size if path.exists() else 0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     if free < size:
         raise OutputError(
-            f"the cached grids take {size / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB "
+            f"the cached grids take {size / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB "
             "free: make room, or choose another --out"
         )
-    with path.open("wb") as file:
-        file.truncate(size)
 
 
 def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Transform) -> str:
@@ -142,5 +184,5 @@ def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Tr
     for tensor in model.encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
-        digest.update(f"{image.store.identity}/{image.name}\n".encode())
+        digest.update(f"{image.store.mark(image.name)}/{image.name}\n".encode())
     return digest.hexdigest()[:16]

@@ -38,10 +38,11 @@ class ImageStore:
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
-        self.pattern = Path(pattern)
-        # What the images are, for those who cache what they computed from them.
+        self.pattern = Path(pattern).expanduser()
         self.identity = str(self.pattern)
+        self._scanned = True
         self._descriptors: dict[Path, int] = {}
+        self._marks: dict[Path, str] = {}  # of the tar files
         self._members: dict[str, Member] = {}
         paths = sorted(self.pattern.parent.glob(self.pattern.name))
         if not paths:
@@ -59,6 +60,7 @@ class ImageStore:
         store = cls.__new__(cls)
         store.pattern, store.identity = pattern, identity
         store._descriptors, store._members, store._folders = {}, dict(members), []
+        store._scanned, store._marks = False, {}
         return store
 
     def _index(self, path: Path) -> None:
@@ -68,10 +70,35 @@ class ImageStore:
                     if member.isfile():
                         self._members[member.name] = Member(path, member.offset_data, member.size)
         except (tarfile.TarError, OSError) as error:
-            raise DataError(f"{path} is no readable uncompressed tar file: {error}") from error
+            raise DataError(
+                f"{path} is not an uncompressed tar file, or is damaged: {error}"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
-        return name in self._members or any((folder / name).is_file() for folder in self._folders)
+        return name in self._members or self._path(name) is not None
+
+    def size(self, name: str) -> int:
+        """Say how many bytes an image file has; 0 where there is none."""
+        if name in self._members:
+            return self._members[name].size
+        path = self._path(name)
+        return path.stat().st_size if path else 0
+
+    def mark(self, name: str) -> str:
+        """Tell an image file from any other that may come in its place under its name."""
+        if not self._scanned:
+            return self.identity  # a prepared data set: its manifest has the hashes
+        if name not in self._members:
+            path = self._path(name)
+            return _mark(path) if path else ""
+        tar = self._members[name].path
+        if tar not in self._marks:
+            self._marks[tar] = _mark(tar)
+        return self._marks[tar]
+
+    def _path(self, name: str) -> Path | None:
+        there = (folder / name for folder in self._folders if (folder / name).is_file())
+        return next(there, None)
 
     def read(self, name: str) -> bytes:
         """Read one image file.
@@ -88,9 +115,8 @@ class ImageStore:
                 if len(data) != size:
                     raise DataError(f"{path} ends inside {name}: copy or prepare it again")
                 return data
-            for folder in self._folders:
-                if (folder / name).is_file():
-                    return (folder / name).read_bytes()
+            if found := self._path(name):
+                return found.read_bytes()
         except OSError as error:
             raise DataError(f"{name} in {self.pattern} cannot be read: {error}") from error
         raise DataError(f"{self.pattern} has no image {name}")
@@ -108,3 +134,8 @@ class ImageStore:
     def __del__(self) -> None:
         for descriptor in self.__dict__.get("_descriptors", {}).values():
             os.close(descriptor)
+
+
+def _mark(path: Path) -> str:
+    stat = path.stat()
+    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"

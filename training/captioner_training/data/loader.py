@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from captioner.cores import cores
 from captioner.transforms import Transform
-from captioner_training.data.dataset import Batch, CaptionedImage, ImageDataset, Item, collate
-from captioner_training.data.grids import CachedGrids
+from captioner_training.data.dataset import (
+    Batch,
+    CaptionedImage,
+    ImageDataset,
+    Item,
+    ItemDataset,
+    collate,
+)
 from captioner_training.data.sampler import BucketSampler
 
-__all__ = ["GridDataset", "make_loader", "make_split_loader"]
-
-
-class GridDataset(Dataset[Item]):
-    """Cached grids (L, D), one an image."""
-
-    def __init__(self, grids: CachedGrids, count: int) -> None:
-        self.grids = grids
-        self.count = count
-        self.epoch = 0  # as ImageDataset has it; a grid is the same in every epoch
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(self.grids[[index]][0], index)
+__all__ = ["make_loader", "make_split_loader"]
 
 
 class _Collate:
@@ -49,7 +41,7 @@ class _Collate:
 
 
 def make_loader(
-    dataset: ImageDataset | GridDataset,
+    dataset: ItemDataset,
     sampler: BucketSampler,
     captions: Sequence[Sequence[Sequence[int]]],
     *,
@@ -70,6 +62,7 @@ def make_loader(
         collate_fn=_Collate(captions, maximum_length),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
+        worker_init_fn=_leave_interrupts,
     )
 
 
@@ -82,4 +75,10 @@ def make_split_loader(
         batch_size=batch_size,
         num_workers=min(workers, cores()),
         generator=torch.Generator(),  # of its own: see make_loader
+        worker_init_fn=_leave_interrupts,
     )
+
+
+def _leave_interrupts(_: int) -> None:
+    """Leave Ctrl-C to the main process, which asks for the rest of its step first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.encoder import Grid
 from captioner.errors import DataError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
-from captioner.transforms import Box, Transform
+from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.loader import make_split_loader
+from captioner_training.evaluation.boxes import read_boxes
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import (
     PERSON_WORDS,
     center_weighted_attention,
@@ -32,17 +33,16 @@ from captioner_training.evaluation.grounding import (
 from captioner_training.evaluation.scores import bleu
 from captioner_training.objectives.cider import CiderD
 
-__all__ = ["Captioned", "caption_split", "person_grounding", "score_split"]
+__all__ = ["StoredGrids", "caption_split", "person_grounding", "score_split"]
+
+_BATCH = 50  # images that are captioned at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Captioned:
-    """One image of a split with the sentence made for it."""
+class StoredGrids(Protocol):
+    """Grids that have been made before."""
 
-    image: CaptionedImage
-    hypothesis: Hypothesis
-    words: list[str]
-    attention: Tensor | None  # (words, rows, columns); None where the model does not attend
+    def __getitem__(self, indices: Sequence[int]) -> Tensor:
+        """Read the grids (B, L, D) of these images."""
 
 
 @torch.inference_mode()
@@ -55,29 +55,69 @@ def caption_split(
     config: GenerationConfig,
     autocast: torch.autocast,
     workers: int = 2,
-    batch_size: int = 50,
+    no_bar: bool | None = None,
+    grids: tuple[StoredGrids, Sequence[int]] | None = None,
 ) -> list[Captioned]:
-    """Caption every image, in order, on the model's device."""
+    """Caption every image, in order, on the model's device.
+
+    Args:
+        model: in whatever arithmetic `autocast` gives it.
+        images: the split.
+        transform: of the model.
+        vocabulary: of the model.
+        config: how captions are made.
+        autocast: how the model computes.
+        workers: processes that decode images.
+        no_bar: as tqdm takes `disable`; None hides the bar where no terminal is.
+        grids: of the images, where they have been made before, and their places there.
+
+    """
     device = next(model.parameters()).device
     model.eval()
-    loader = make_split_loader(images, transform, workers=workers, batch_size=batch_size)
     captioned: list[Captioned] = []
-    for pixels, _ in tqdm(loader, desc="captions", leave=False, disable=None):
-        with autocast:
-            grid = model.encode(transform.normalize(pixels.to(device)))
-            results = generate(model.decoder, grid.features, config)
-        for hypotheses in results:
-            best = hypotheses[0]
-            maps = best.attention
-            captioned.append(
-                Captioned(
-                    image=images[len(captioned)],
-                    hypothesis=best,
-                    words=vocabulary.decode(best.tokens),
-                    attention=None if maps is None else maps.reshape(-1, grid.rows, grid.columns),
+    with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
+        batches = (
+            _encoded(model, images, transform, autocast=autocast, workers=workers)
+            if grids is None
+            else _cached(*grids, transform.config.size // model.config.encoder.stride)
+        )
+        for grid in batches:
+            with autocast:
+                results = generate(model.decoder, grid.features.to(device), config)
+            for hypotheses in results:
+                best = hypotheses[0]
+                attention = best.attention
+                if attention is not None:
+                    attention = attention.reshape(-1, grid.rows, grid.columns)
+                captioned.append(
+                    Captioned(
+                        image=images[len(captioned)],
+                        hypothesis=best,
+                        words=vocabulary.decode(best.tokens),
+                        attention=attention,
+                    )
                 )
-            )
+            bar.update(len(results))
     return captioned
+
+
+def _encoded(
+    model: CaptionModel,
+    images: Sequence[CaptionedImage],
+    transform: Transform,
+    *,
+    autocast: torch.autocast,
+    workers: int,
+) -> Iterator[Grid]:
+    device = next(model.parameters()).device
+    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=_BATCH):
+        with autocast:
+            yield model.encode(transform.normalize(pixels.to(device)))
+
+
+def _cached(grids: StoredGrids, places: Sequence[int], side: int) -> Iterator[Grid]:
+    for first in range(0, len(places), _BATCH):
+        yield Grid(grids[places[first : first + _BATCH]].float(), side, side)
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
@@ -125,7 +165,7 @@ def person_grounding(
         DataError: the file cannot be read, or has boxes for none of the images.
 
     """
-    found = _read_boxes(boxes, transform)
+    found = {id: [one.box for one in each] for id, each in read_boxes(boxes, transform).items()}
     sums: dict[str, float] = defaultdict(float)
     for one in captioned:
         if one.attention is None:
@@ -144,30 +184,3 @@ def person_grounding(
     return {
         name: value if name == "words" else value / sums["words"] for name, value in sums.items()
     }
-
-
-def _read_boxes(path: Path, transform: Transform) -> dict[int | str, list[Box]]:
-    """Read boxes by image, in fractions of the square that the grid covers."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        found: dict[int | str, list[Box]] = defaultdict(list)
-        for annotation in content["annotations"]:
-            width, height = sizes[annotation["image_id"]]
-            left, top, across, down = annotation["bbox"]
-            box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
-            found[annotation["image_id"]].append(_on_square(box, transform.box(width, height)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not readable as COCO instances: {error!r}") from error
-    return found
-
-
-def _on_square(box: Box, seen: Box) -> Box:
-    """Turn fractions of the photo into fractions of the part of it that the encoder sees."""
-    width, height = seen.right - seen.left, seen.bottom - seen.top
-    return Box(
-        (box.left - seen.left) / width,
-        (box.top - seen.top) / height,
-        (box.right - seen.left) / width,
-        (box.bottom - seen.top) / height,
-    )

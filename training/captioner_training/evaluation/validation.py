@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from captioner.errors import DataError
-from captioner.geometry import Box
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import CaptionedImage
+from captioner_training.evaluation.boxes import read_boxes
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
-from captioner_training.evaluation.split import Captioned, caption_split, score_split
+from captioner_training.evaluation.split import StoredGrids, caption_split, score_split
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 
@@ -28,17 +27,25 @@ def validate(
     recipe: Recipe,
     *,
     vocabulary: Vocabulary,
-    transform: Transform,
     autocast: torch.autocast,
     processes: Processes,
-    boxes: Path | None,
+    boxes: Path | None = None,
+    grids: StoredGrids | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split, each process its share; the scores are the same in every process.
 
     Args:
+        model: with the weights that are to be scored.
+        images: the split.
+        recipe: of the run.
+        vocabulary: of the model.
+        autocast: how the model computes.
+        processes: of the run.
         boxes: of drawn scenes, to see whether attention points at the right shape.
+        grids: of the images, where a frozen encoder has made them before.
 
     """
+    transform = Transform(recipe.transform)
     mine = list(range(len(images)))[processes.rank :: processes.world]
     captioned = caption_split(
         model,
@@ -48,6 +55,8 @@ def validate(
         config=recipe.generation,
         autocast=autocast,
         workers=recipe.data.workers,
+        no_bar=processes.no_bar,
+        grids=None if grids is None else (grids, mine),
     )
     share = [(one.hypothesis, one.words, one.attention) for one in captioned]
     shares = processes.gather(share)
@@ -60,32 +69,27 @@ def validate(
     if processes.main:
         scores = score_split(together)
         if boxes is not None:
-            scores["pointing"] = scene_pointing(together, boxes=boxes)
+            scores["pointing"] = scene_pointing(together, boxes=boxes, transform=transform)
     return processes.broadcast(scores), together
 
 
-def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path) -> float:
+def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Transform) -> float:
     """Say how often, in percent, a word for a shape looks most at the very shape that it names.
 
     The first shape of a scene's caption is its first object, the second its second. A word that
     names another shape than its object counts as a miss.
 
+    Args:
+        captioned: scenes.
+        boxes: of their objects, in COCO's instances format.
+        transform: of the model, to find the boxes on the grid.
+
     Raises:
         DataError: the boxes cannot be read.
 
     """
-    try:
-        content = json.loads(boxes.read_text(encoding="utf-8"))
-        names = {category["id"]: category["name"] for category in content["categories"]}
-        sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
-        objects: dict[int | str, list[tuple[str, Box]]] = {}
-        for item in content["annotations"]:
-            (width, height), (x, y, across, down) = sizes[item["image_id"]], item["bbox"]
-            box = Box(x / width, y / height, (x + across) / width, (y + down) / height)
-            objects.setdefault(item["image_id"], []).append((names[item["category_id"]], box))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{boxes} is not readable as COCO instances: {error!r}") from error
-    shapes = set(names.values())
+    objects = read_boxes(boxes, transform)
+    shapes = {one.category for each in objects.values() for one in each}
     right = total = 0
     for one in captioned:
         looks = [] if one.attention is None else zip(one.words, one.attention, strict=True)
@@ -93,7 +97,7 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path) -> float:
         wanted = objects[one.image.id]
         total += len(wanted)
         right += sum(
-            word == shape and points_at(attention, [box])
-            for (word, attention), (shape, box) in zip(said, wanted, strict=False)
+            word == there.category and points_at(attention, [there.box])
+            for (word, attention), there in zip(said, wanted, strict=False)
         )
     return 100 * right / max(1, total)

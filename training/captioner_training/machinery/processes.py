@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 class Processes:
     """The `world` processes of a run, seen from one of them.
 
-    Every method but `main` is called by all of them together; alone, each does nothing.
+    Every method is called by all of them together; alone, each does nothing.
     """
 
     device: torch.device
@@ -35,6 +35,11 @@ class Processes:
     def main(self) -> bool:
         """Whether this process writes the files and speaks."""
         return self.rank == 0
+
+    @property
+    def no_bar(self) -> bool | None:
+        """What tqdm takes as `disable`: off but in the main process, and where no terminal is."""
+        return None if self.main else True
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor of the same shape from every process, in place."""
@@ -57,6 +62,13 @@ class Processes:
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self.device)
         return cast(Value, values[0])
+
+    def main_first(self, work: Callable[[], Value]) -> Value:
+        """Do something in the main process, which may write files, and then in the others."""
+        if self.main:
+            result = work()
+        self.wait()
+        return result if self.main else work()
 
     def wait(self) -> None:
         """Go on only when all have come this far."""

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import NEVER_SAID, PAD
 
-__all__ = ["CaptionLoss", "Counts", "caption_loss", "count"]
+__all__ = ["CaptionLoss", "Captions", "Counts", "caption_loss", "count"]
 
 
 class Counts(NamedTuple):
@@ -19,6 +19,20 @@ class Counts(NamedTuple):
 
     tokens: Tensor
     captions: Tensor
+
+
+class Captions(NamedTuple):
+    """What the model is to say of B images.
+
+    tokens: (B, K, T), <start> first; targets: (B, K, T - 1), the same shifted by one, on the CPU;
+    weights: (B, K), what a caption is worth, or None where all are worth the same; reward: the sum
+    of the rewards of captions that were drawn.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+    reward: Tensor | None = None
 
 
 class CaptionLoss(NamedTuple):

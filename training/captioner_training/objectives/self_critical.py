@@ -22,8 +22,8 @@ from captioner.generation.constraints import Constraints
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
 from captioner.vocabulary import END, PAD, START, Vocabulary
 from captioner_training.objectives.cider import CiderD
+from captioner_training.objectives.cross_entropy import Captions
 from captioner_training.recipe import SelfCritical
-from captioner_training.step import Captions
 
 __all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
 

@@ -15,7 +15,7 @@ from captioner.errors import MissingExtraError
 from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import join
-from captioner_training.evaluation.split import Captioned
+from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["Board"]
 

@@ -14,7 +14,7 @@ from captioner.errors import ConfigError
 
 if TYPE_CHECKING:
     from captioner.transforms import Transform
-    from captioner_training.evaluation.split import Captioned
+    from captioner_training.evaluation.captioned import Captioned
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from captioner.predictor import Captioner
-    from captioner_training.data.dataset import read_coco, read_dataset
+    from captioner_training.data.reading import read_coco, read_dataset
     from captioner_training.evaluation.calibration import measure_calibration
     from captioner_training.evaluation.scores import check_official_scorers
     from captioner_training.evaluation.split import caption_split

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
-    grids = CachedGrids(path, SHAPE)
+    grids = CachedGrids([path], SHAPE)
     there = torch.from_numpy(np.fromfile(path, np.float16).reshape(SHAPE))
     order = torch.randperm(768, generator=torch.Generator().manual_seed(0)).tolist()
     for first in range(0, 768, 64):
@@ -34,7 +34,7 @@ def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="/proc/self/smaps is Linux's")
 def test_an_epoch_leaves_no_page_mapped(path: Path) -> None:
-    grids = CachedGrids(path, SHAPE)
+    grids = CachedGrids([path], SHAPE)
     for index in torch.randperm(768, generator=torch.Generator().manual_seed(1)).tolist():
         grids[[index]]
     lines = Path("/proc/self/smaps").read_text().splitlines()

@@ -1,0 +1,68 @@
+"""The data of a run: its images, their captions, and the words that the model learns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from captioner.vocabulary import Vocabulary
+from captioner_training.data.dataset import CaptionedImage
+from captioner_training.recipe import DataConfig
+
+__all__ = ["Corpus"]
+
+_RARE = 0.05  # a larger share of dropped words is worth a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The images of a run and the words in their captions."""
+
+    train: list[CaptionedImage]
+    validation: list[CaptionedImage]
+    vocabulary: Vocabulary
+
+    def digest(self) -> str:
+        """Tell these images and captions from others, wherever they lie."""
+        digest = hashlib.sha256("\n".join(self.vocabulary.words).encode())
+        for image in (*self.train, *self.validation):
+            size = image.store.size(image.name)
+            digest.update("\n".join((image.name, str(size), *image.captions, "")).encode())
+        return digest.hexdigest()[:16]
+
+    def described(self, data: DataConfig) -> Iterator[str]:
+        """Say how much there is, and what of it the model will not learn."""
+        counts = Counter(word for image in self.train for words in image.words for word in words)
+        known = {word: count for word, count in counts.items() if word in self.vocabulary}
+        yield (
+            f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
+            f"{len(self.vocabulary) - 4:,} words"
+        )
+        dropped = sum(counts.values()) - sum(known.values())
+        if dropped:
+            share = dropped / sum(counts.values())
+            line = (
+                f"{len(counts) - len(known):,} of the {len(counts):,} words in the training "
+                f"captions are rarer than data.minimum_count {data.minimum_count} and become "
+                f"<unk>: {100 * share:.1f} % of the text"
+            )
+            if share > _RARE and data.minimum_count > 1:
+                line += f"; for a set this small try --data.minimum_count {_threshold(counts)}"
+            yield line
+        lengths = [len(words) for image in self.train for words in image.words]
+        if long := sum(length > data.maximum_length for length in lengths):
+            yield (
+                f"{long:,} of {len(lengths):,} captions are cut at data.maximum_length "
+                f"{data.maximum_length} words; the longest has {max(lengths)}"
+            )
+
+
+def _threshold(counts: Counter[str]) -> int:
+    """Find the highest threshold of 5 at most that drops little of the text."""
+    total = sum(counts.values())
+    for threshold in (4, 3, 2):
+        if sum(count for count in counts.values() if count < threshold) <= _RARE * total:
+            return threshold
+    return 1

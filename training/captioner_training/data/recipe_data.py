@@ -1,0 +1,82 @@
+"""The corpus that a recipe asks for: read, or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.errors import DataError
+from captioner.vocabulary import Vocabulary, has_no_spaces
+from captioner_training.data.corpus import Corpus
+from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.reading import read_coco, read_dataset
+from captioner_training.data.scenes import write_scenes
+from captioner_training.recipe import DataConfig, Recipe, Source, resolve
+
+__all__ = ["read_corpus"]
+
+_DRY_VALIDATION = 50  # images that a dry run looks at after each stage
+_LOOKED_AT = 1000  # images whose captions tell in which script they are written
+
+
+def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corpus:
+    """Read the data sets of a recipe, or draw its scenes into `out`.
+
+    Args:
+        recipe: of the run; a dry run gets as many images as its steps take.
+        out: the folder of the run.
+        known: words of the checkpoint that the run goes on from. They keep their numbers.
+
+    Raises:
+        DataError: a data set cannot be read, or no word of it is frequent enough.
+
+    """
+    data = recipe.data
+    if data.scenes is None:
+        train = _read(data, data.train, "train")
+        validation = _read(data, data.validation, "val")
+    else:
+        folder = out / "scenes"
+        splits = {"train": data.scenes.train, "val": data.scenes.validation}
+        write_scenes(folder, splits=splits, seed=recipe.seed)
+        train = read_dataset(folder, split="train")
+        validation = read_dataset(folder, split="val")
+    found = Vocabulary.build(
+        (words for image in train for words in image.words), minimum_count=data.minimum_count
+    ).words[4:]
+    if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
+        raise DataError(
+            "most of the training captions are in a script without spaces between words, so that "
+            "a whole sentence would count as one word: set --data.tokenizer characters"
+        )
+    if not found:
+        longest = max((len(image.captions) for image in train), default=0)
+        raise DataError(
+            f"no word stands {data.minimum_count} times in the training captions "
+            f"({len(train)} images with up to {longest} captions): lower --data.minimum_count, or "
+            "add images"
+        )
+    there = set(known)
+    vocabulary = Vocabulary(
+        [*known, *(word for word in found if word not in there)], tokenizer=data.tokenizer
+    )
+    if recipe.max_steps is not None:
+        train = train[: recipe.max_steps * max(stage.batch_size for stage in recipe.stages)]
+        validation = validation[:_DRY_VALIDATION]
+    return Corpus(train=train, validation=validation, vocabulary=vocabulary)
+
+
+def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
+    return [caption for image in images[:_LOOKED_AT] for caption in image.captions]
+
+
+def _read(data: DataConfig, entries: Sequence[str | Source], split: str) -> list[CaptionedImage]:
+    images: list[CaptionedImage] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            folder = resolve(data.root, entry)
+            images += read_dataset(folder, split=split, tokenizer=data.tokenizer)
+        else:
+            captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
+            images += read_coco(captions, files, tokenizer=data.tokenizer)
+    return images

@@ -1,0 +1,90 @@
+"""Boxes of objects, in COCO's instances format, placed on the grid that a model attends over.
+
+    {"images": [{"id": 7, "width": 640, "height": 480}, ...],
+     "annotations": [{"image_id": 7, "category_id": 1, "bbox": [x, y, width, height]}, ...],
+     "categories": [{"id": 1, "name": "person"}, ...]}
+
+`bbox` is in pixels of the photo as it is seen, x to the right and y down from the top left corner.
+Categories may be left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from captioner.errors import DataError
+from captioner.transforms import Box, Transform
+
+__all__ = ["BoxedObject", "read_boxes"]
+
+
+class BoxedObject(NamedTuple):
+    """An object of a photo.
+
+    box: in fractions of the square that the grid covers; what the model does not see of the photo
+    lies outside 0 to 1.
+    """
+
+    category: str
+    box: Box
+
+
+def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
+    """Read the boxes of each image, by its id, in the order of the file.
+
+    Raises:
+        DataError: the file cannot be read, or is not in COCO's instances format.
+
+    """
+    content = _content(path)
+    try:
+        names = {item["id"]: str(item["name"]) for item in content.get("categories", [])}
+        sizes = {item["id"]: (item["width"], item["height"]) for item in content["images"]}
+        found: dict[int | str, list[BoxedObject]] = defaultdict(list)
+        for item in content["annotations"]:
+            width, height = sizes[item["image_id"]]
+            left, top, across, down = item["bbox"]
+            box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
+            placed = _on_square(box, transform.box(width, height))
+            category = names.get(item.get("category_id"), "")
+            found[item["image_id"]].append(BoxedObject(category, placed))
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise DataError(
+            f"{path} is not in COCO's instances format: an entry lacks {error}, or has a value of "
+            "another kind; each annotation needs image_id and bbox [x, y, width, height], each "
+            "image id, width and height"
+        ) from error
+    return found
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    missing = [
+        part
+        for part in ("images", "annotations")
+        if not isinstance(content, dict) or not isinstance(content.get(part), list)
+    ]
+    if missing:
+        lists = " and no list ".join(missing)
+        raise DataError(f"{path} is not in COCO's instances format: it has no list {lists}")
+    found: dict[str, Any] = content
+    return found
+
+
+def _on_square(box: Box, seen: Box) -> Box:
+    """Turn fractions of the photo into fractions of the part of it that the encoder sees."""
+    width, height = seen.right - seen.left, seen.bottom - seen.top
+    return Box(
+        (box.left - seen.left) / width,
+        (box.top - seen.top) / height,
+        (box.right - seen.left) / width,
+        (box.bottom - seen.top) / height,
+    )

@@ -1,0 +1,22 @@
+"""An image of a split with the sentence that was made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from captioner.generation.hypothesis import Hypothesis
+from captioner_training.data.dataset import CaptionedImage
+
+__all__ = ["Captioned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captioned:
+    """One image of a split with the sentence made for it."""
+
+    image: CaptionedImage
+    hypothesis: Hypothesis
+    words: list[str]
+    attention: Tensor | None  # (words, rows, columns); None where the model does not attend

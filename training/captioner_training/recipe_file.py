@@ -1,0 +1,152 @@
+"""Recipes as files: typed YAML, shipped or one's own, with single fields set anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from captioner.errors import ConfigError
+from captioner_training.paths import did_you_mean
+from captioner_training.recipe import Recipe
+
+__all__ = ["load_recipe", "recipe_text", "shipped_recipes"]
+
+
+def shipped_recipes() -> list[str]:
+    """The names of the recipes that come with Captioner."""
+    folder = files("captioner_training") / "recipes"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if ".yaml" in entry.name)
+
+
+def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read a shipped recipe by its name, or a YAML file, and set single fields anew.
+
+    Args:
+        name: "flickr8k", say, or a path that ends in .yaml or .yml.
+        overrides: dotted field names and YAML values; stages are counted from 1:
+            {"stages.1.epochs": "3"}.
+
+    Raises:
+        ConfigError: no such recipe, not YAML, or fields that do not fit: all of them at once.
+
+    """
+    values = _read(name)
+    problems = [
+        problem for key, text in (overrides or {}).items() if (problem := _set(values, key, text))
+    ]
+    recipe = None
+    try:
+        recipe = TypeAdapter(Recipe).validate_python(values)
+    except ValidationError as error:
+        problems += [_sentence(dict(one)) for one in error.errors()]
+    if problems or recipe is None:
+        raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
+    return recipe
+
+
+def recipe_text(name: str) -> str:
+    """Give a shipped recipe, or a file's, as it is written.
+
+    Raises:
+        ConfigError: there is no such recipe, or it cannot be read.
+
+    """
+    source = _source(name)
+    try:
+        return source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+
+
+def _source(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name).expanduser()
+    shipped = shipped_recipes()
+    if name in shipped:
+        return Path(str(files("captioner_training") / "recipes" / f"{name}.yaml"))
+    raise ConfigError(
+        f"there is no recipe {name!r}{did_you_mean(name, shipped)}: name a .yaml file, or one of "
+        f"{', '.join(shipped)}"
+    )
+
+
+def _read(name: str) -> dict[str, Any]:
+    source = _source(name)
+    try:
+        values = yaml.safe_load(recipe_text(name))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
+    values.setdefault("name", source.stem)
+    return values
+
+
+def _set(values: dict[str, Any], key: str, text: str) -> str | None:
+    """Set one dotted field; return what is wrong with it, if anything."""
+    *path, last = key.split(".")
+    target: Any = values
+    for part in path:
+        if isinstance(target, list):
+            if not part.isdigit() or not 1 <= int(part) <= len(target):
+                return f"{key}: there is no {part} among {len(target)}, which are counted from 1"
+            target = target[int(part) - 1]
+        elif isinstance(target, dict):
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+        else:
+            return f"{key}: there is no such field"
+    if not isinstance(target, dict):
+        return f"{key}: there is no such field"
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[last] = text
+    if isinstance(target[last], str):  # YAML takes 1e-3 for a text: it wants 1.0e-3
+        target[last] = _number(target[last])
+    return None
+
+
+def _number(text: str) -> str | float:
+    try:
+        return float(text) if any(sign.isdigit() for sign in text) else text
+    except ValueError:
+        return text
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """Say what pydantic found, with the place as the command line names it."""
+    parts = [part + 1 if isinstance(part, int) else part for part in error["loc"]]
+    place = ".".join(map(str, parts)) or "recipe"
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        near = did_you_mean(str(parts[-1]), _names_at(error["loc"]))
+        return f"{place}: there is no such field{near}"
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
+    given = error.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"{place}: {message}{shown}"
+
+
+def _names_at(loc: tuple[str | int, ...]) -> list[str]:
+    """Name the fields of the configuration that a place of a recipe lies in."""
+    kind: Any = Recipe
+    for part in loc[:-1]:
+        if isinstance(part, str) and part in get_type_hints(kind):
+            kind = _dataclass_in(get_type_hints(kind)[part]) or kind
+    return [field.name for field in fields(kind)]
+
+
+def _dataclass_in(hint: Any) -> Any:
+    """Find the configuration inside `Stage | None` or `tuple[Stage, ...]`."""
+    if is_dataclass(hint):
+        return hint
+    return next((found for one in get_args(hint) if (found := _dataclass_in(one))), None)

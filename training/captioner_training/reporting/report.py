@@ -1,0 +1,175 @@
+"""What a run tells of itself: the log, the bar, TensorBoard, and lines for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor
+from tqdm import tqdm
+
+from captioner.transforms import Transform
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.machinery.processes import Processes
+from captioner_training.recipe import Recipe, Stage
+from captioner_training.reporting.board import Board
+from captioner_training.reporting.clock import Clock
+from captioner_training.reporting.log import RunLog
+from captioner_training.state import TrainState
+
+__all__ = ["Report"]
+
+_LINES = 20  # of the log in a stage, at least
+
+
+class Report:
+    """Tells how a run goes. The main process does; in the others every method is silent.
+
+    Args:
+        recipe: of the run.
+        out: the folder of the run.
+        processes: of the run.
+        state: of the run: the log is cut back to it, and TensorBoard goes on from it.
+
+    Raises:
+        OutputError: the log cannot be written.
+        MissingExtraError: the recipe wants TensorBoard, which is not installed.
+
+    """
+
+    def __init__(
+        self, recipe: Recipe, out: Path, *, processes: Processes, state: TrainState
+    ) -> None:
+        self.recipe, self.processes, self.state = recipe, processes, state
+        self._log: RunLog | None = None
+        self._board: Board | None = None
+        self._bar: tqdm[NoReturn] | None = None
+        if processes.main:
+            if recipe.tensorboard:
+                self._board = Board(out / "tensorboard", step=state.progress.total)
+            self._log = RunLog(out / "log.jsonl", keep=state.progress.log_bytes)
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in (self._log, self._board):
+            if one is not None:
+                one.close()
+
+    def say(self, text: str) -> None:
+        """Tell a person how it goes."""
+        if self.processes.main:
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+
+    def force(self) -> int:
+        """Force the log to disk and return how long it is."""
+        return self._log.force() if self._log else 0
+
+    @contextmanager
+    def epoch_bar(self, stage: Stage) -> Iterator[None]:
+        """Show a bar of the stage's steps."""
+        progress, stages = self.state.progress, len(self.recipe.stages)
+        with tqdm(
+            desc=f"stage {progress.stage + 1}/{stages} epoch {progress.epoch + 1}/{stage.epochs}",
+            total=self.state.steps,
+            initial=progress.taken,
+            unit="step",
+            disable=self.processes.no_bar,
+        ) as self._bar:
+            yield
+
+    def logs_now(self) -> bool:
+        """Whether the step just taken is one that is logged."""
+        every = min(self.recipe.log_every, max(1, self.state.steps // _LINES))
+        return self.state.progress.taken % every == 0
+
+    def step(self, values: Tensor, clock: Clock) -> None:
+        """Move the bar on, and log the step where one is due.
+
+        Args:
+            values: (4,), of `TrainStep`: the shares of this process.
+            clock: of the epoch.
+
+        """
+        if self._bar is not None:
+            self._bar.update()
+        if not self.logs_now():
+            return
+        named = self._named(self.processes.sum(values.clone()).tolist())
+        named["learning_rate"] = float(self.state.scheduler.get_last_lr()[0])
+        timing = clock.timing()
+        self._write({"event": "step", **self._place(), **named, "timing": timing})
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
+        if self._board:
+            rates = {**named, "images_per_second": timing["images_per_second"]}
+            self._board.curves("train", rates, step=self.state.progress.total)
+
+    def origin(self, scores: Mapping[str, float]) -> None:
+        """Tell what the checkpoint scores that the run goes on from."""
+        self._write({"event": "origin", "validation": scores})
+        self.say(f"the model as it is: CIDEr {scores['CIDEr']:.1f}, BLEU-4 {scores['BLEU-4']:.1f}")
+
+    def epoch(
+        self, values: Sequence[float], scores: Mapping[str, float], captioned: Sequence[Captioned],
+        *, clock: Clock, stage: Stage,
+    ) -> None:  # fmt: skip
+        """Log the epoch just counted, and say in a line how it went.
+
+        Args:
+            values: the means of what its steps returned.
+            scores: of the validation.
+            captioned: the validation split.
+            clock: of the epoch.
+            stage: of the epoch.
+
+        """
+        result, timing, progress = self._named(values), clock.timing(), self.state.progress
+        place = {**self._place(), "epoch": progress.epoch}
+        self._write({"event": "epoch", **place, **result, "validation": scores, "timing": timing})
+        if self._board:
+            self._board.curves("validation", scores, step=progress.total)
+            self._board.photos(captioned, Transform(self.recipe.transform), step=progress.total)
+        left = timing["seconds"] / max(1, clock.steps) * (self.state.steps - progress.taken)
+        learned = "cross_entropy" if stage.self_critical is None else "reward"
+        extra = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
+        self.say(
+            f"stage {progress.stage + 1}/{len(self.recipe.stages)} "
+            f"epoch {progress.epoch}/{stage.epochs}: "
+            f"{learned.replace('_', '-')} {result[learned]:.3f}, CIDEr {scores['CIDEr']:.1f}, "
+            f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
+            f"{left / 60:.0f} min left in this stage"
+        )
+        if stage.patience is not None and progress.stale >= stage.patience:
+            epochs = "epoch" if progress.stale == 1 else "epochs"
+            self.say(f"no better CIDEr for {progress.stale} {epochs}: the stage ends here")
+
+    def finished(self, best: Path) -> None:
+        """Log the end, and compare with the model that the run began from."""
+        progress = self.state.progress
+        record = {"event": "finished", "steps": progress.total, "best": progress.best}
+        self._write(record)
+        if progress.untouched is not None:
+            gain = progress.best - progress.untouched
+            verdict = "the run gained" if gain > 0 else "keep the model as it was: the run lost"
+            self.say(
+                f"CIDEr {progress.best:.1f}, before the training {progress.untouched:.1f}: "
+                f"{verdict} {abs(gain):.1f} ({best})"
+            )
+
+    def _named(self, values: Sequence[float]) -> dict[str, float]:
+        loss, cross_entropy, reward, norm = values
+        named = {"loss": loss, "cross_entropy": cross_entropy, "gradient_norm": norm}
+        critic = self.recipe.stages[self.state.progress.stage].self_critical
+        return named if critic is None else {**named, "reward": reward}
+
+    def _place(self) -> dict[str, int]:
+        progress = self.state.progress
+        return {"stage": progress.stage + 1, "epoch": progress.epoch + 1, "step": progress.total}
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._log:
+            self._log.write(record)

@@ -1,0 +1,215 @@
+"""A run's folder: whose run it has, what can be gone on with, and what stays when it is over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.errors import ConfigError, OutputError
+from captioner.files import replace_file
+from captioner_training.machinery.lock import locked
+from captioner_training.machinery.processes import Processes
+from captioner_training.machinery.state_files import StateFiles
+from captioner_training.recipe import Recipe
+
+__all__ = ["RunFolder", "plain"]
+
+# Fields that a run may be taken up with anew: they do not change what is computed.
+_FREE = (
+    "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
+    "keep_files",
+)  # fmt: skip
+
+
+class RunFolder:
+    """The folder that a run writes into. Only the main process writes.
+
+    Attributes:
+        state: of the interrupted run that is there, or None.
+        finished: what is known of the finished run that is there, or None.
+        longer: whether the recipe has more epochs than that finished run, and goes on from it.
+
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, *, processes: Processes) -> None:
+        self.recipe, self.out, self.processes = recipe, out, processes
+        self.files = StateFiles(out / "state", keep=recipe.keep_states)
+        self.best, self.last = out / "best.safetensors", out / "last.safetensors"
+        self.state = self.files.load()
+        self.finished = _read(out / "finished.json")
+        self.longer = False
+
+    @classmethod
+    @contextmanager
+    def open(cls, recipe: Recipe, out: Path, processes: Processes) -> Iterator[RunFolder]:
+        """Open a folder: a new one, or that of a run of the same recipe.
+
+        Raises:
+            ConfigError: it has the run of another recipe.
+            DataError: it has states, none of which can be read.
+            OutputError: it cannot be written, or another process trains in it.
+
+        """
+        with ExitStack() as stack:
+            if processes.main:
+                stack.enter_context(locked(out / "lock", verb="train", what=out))
+            folder = cls(recipe, out, processes=processes)
+            folder._check_recipe()
+            processes.wait()  # all have read before anyone writes
+            yield folder
+
+    def _check_recipe(self) -> None:
+        """Compare the recipe with that of the run that is there."""
+        there = self.finished or self.state
+        if there is None:
+            return
+        before, now = there["recipe"], plain(self.recipe)
+        if before["max_steps"] is not None and now["max_steps"] is None:
+            self.state = self.finished = None  # a dry run does not stand in the way of a real one
+        elif self.finished is not None and _has_more_epochs(before, now):
+            self.longer = True
+        else:
+            _refuse_another(before, now, self.out)
+
+    def begin(self) -> None:
+        """Write the recipe; remove what is left of a run that does not go on.
+
+        Raises:
+            OutputError: the folder cannot be written.
+
+        """
+        if not self.processes.main:
+            return
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if self.state is None:
+                shutil.rmtree(self.files.folder, ignore_errors=True)
+            if not self.longer:
+                (self.out / "finished.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{self.out} cannot be written: {error.strerror}") from error
+        with replace_file(self.out / "recipe.json") as file:
+            file.write((json.dumps(plain(self.recipe), indent=2) + "\n").encode())
+
+    def save(self, state: Mapping[str, Any], *, digest: str) -> None:
+        """Write a state of the run; a finished run that goes on is an unfinished one from then on.
+
+        Raises:
+            OutputError: it cannot be written; the last state stays.
+
+        """
+        if self.processes.main:
+            about = {"recipe": plain(self.recipe), "data": digest}
+            self.files.save({**state, **about}, step=state["progress"]["total"])
+            (self.out / "finished.json").unlink(missing_ok=True)
+        self.processes.wait()
+
+    def refuse_other_data(self, digest: str) -> None:
+        """Refuse to go on with other images or captions than the run began with.
+
+        Raises:
+            ConfigError: they are others.
+
+        """
+        there = self.finished or self.state
+        if there is not None and there["data"] != digest:
+            kind = "a finished" if self.finished else "an unfinished"
+            raise ConfigError(
+                f"{self.out} has {kind} run on other images or captions: start with another --out"
+            )
+
+    def checkpoint_of_finished(self) -> Checkpoint:
+        """Read the best checkpoint of the finished run.
+
+        Raises:
+            ConfigError: it is no longer there.
+
+        """
+        if not self.best.is_file():
+            raise ConfigError(
+                f"the run in {self.out} is finished, but {self.best} is gone: put it back, or "
+                f"remove {self.out / 'finished.json'} and start again"
+            )
+        return load_checkpoint(self.best)
+
+    def keep(self, checkpoint: Checkpoint, *, best: bool) -> None:
+        """Write last.safetensors, and best.safetensors where it is the best.
+
+        Raises:
+            OutputError: they cannot be written.
+
+        """
+        if self.processes.main:
+            checkpoint.save(self.last)
+            if best:
+                checkpoint.save(self.best)
+
+    def finish(self, *, digest: str, progress: Mapping[str, Any]) -> None:
+        """Note that the run is over, and remove what only an unfinished one needs.
+
+        Raises:
+            OutputError: the note cannot be written.
+
+        """
+        if not self.processes.main:
+            return
+        note = {"recipe": plain(self.recipe), "data": digest, "progress": progress}
+        with replace_file(self.out / "finished.json") as file:
+            file.write((json.dumps(note, indent=2) + "\n").encode())
+        if not self.recipe.keep_files:
+            for name in ("state", "cache"):
+                shutil.rmtree(self.out / name, ignore_errors=True)
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """Give a recipe as JSON would."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
+    return values
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return note
+
+
+def _has_more_epochs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the last stage has more epochs, and nothing else is different."""
+    old, new = _flat(before), _flat(now)
+    epochs = f"stages.{len(now['stages'])}.epochs"
+    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    return changed - {*_FREE} == {epochs} and new[epochs] > old[epochs]
+
+
+def _refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
+    """Name the fields in which a recipe differs from that of the run in its folder."""
+    old, new = _flat(before), _flat(now)
+    changed = [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if name not in _FREE and old.get(name) != new.get(name)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{out} has the run of another recipe:\n  "
+            + "\n  ".join(changed)
+            + "\nstart with another --out, or go on with the fields as they were"
+        )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Name every leaf of nested mappings and lists by its dotted path, as --FIELD does."""
+    if not isinstance(values, dict | list) or not values:
+        return {prefix.rstrip("."): values}
+    pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
+    return {
+        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
+    }
