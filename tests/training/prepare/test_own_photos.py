@@ -90,7 +90,8 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     Image.new("RGB", (32, 24), "red").save(tmp_path / "set" / "4.jpg")
     table.write_text("image,caption\nx/0.jpg,a\ny/0.jpg,b\nz/4.jpg,c\nnone.jpg,d\n5.jpg,e\n")
     said = prepare(run_captioner, tmp_path / "no", "csv", table, status=1)
-    assert "missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg; none.jpg)" in said
+    twice = f"which one of {tmp_path}/set/4.jpg, {inner}/4.jpg?"
+    assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
     assert f"looked in {tmp_path}/set and its subfolders; --images PLACE names other places" in said
 
 
@@ -107,6 +108,8 @@ def test_wrong_paths_say_what_is_there(run_captioner: Run, photos: Path, tmp_pat
     assert f"there is no file or folder {tmp_path}/phtoos, did you mean {photos}?" in said
     said = prepare(run_captioner, tmp_path / "to", "folder", table, status=1)
     assert "captions.csv is a file: name the folder that it is in" in said
+    said = prepare(run_captioner, tmp_path / "to", "csv", photos, status=1)
+    assert f"{photos} is a folder: name the file in it" in said
     assert not (tmp_path / "to").exists()
 
 

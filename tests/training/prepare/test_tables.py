@@ -123,3 +123,23 @@ def test_encodings(tmp_path: Path, problems: Problems) -> None:
             read(tmp_path, content, problems)
     with pytest.raises(DataError, match=r"table\.csv is empty"):
         read(tmp_path, " \n", problems)
+
+
+def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
+    table = tmp_path / "t.json"
+    table.write_text('[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n')
+    assert [one.captions for one in read_jsonl(table, Columns(), problems)] == [("a", "b")]
+    assert "item 2 is not a JSON object" in problems.report()
+    table.write_text("[]")
+    with pytest.raises(DataError, match="one a line is expected, or a list of them"):
+        read_jsonl(table, Columns(), problems)
+
+
+def test_numbered_captions_and_columns_that_look_like_splits(
+    tmp_path: Path, problems: Problems
+) -> None:
+    table = "image,caption_1,Caption 2,part\n1.jpg,a,b,train\n2.jpg,c,d,\n"
+    assert read(tmp_path, table, problems) == {"1.jpg": ("a", "b"), "2.jpg": ("c", "d")}
+    assert problems.notes() == [
+        "column part is not used, but looks like splits: --split-column part"
+    ]

@@ -24,6 +24,12 @@ def coco_images(
         DataError: the content is not in that format.
 
     """
+    if isinstance(content, list):
+        raise DataError(
+            f"{name} is not in COCO's captions format, an object with images and annotations, but "
+            "a list: if each of its objects names an image and its captions, `captioner prepare "
+            "jsonl` reads it"
+        )
     try:
         coco = _index(content)
         images: list[dict[str, Any]] = coco.dataset["images"]

@@ -88,10 +88,13 @@ def _locate(
     places = [place or sure.get(name) for name, place in zip(names, places, strict=True)]
     for name, place in zip(names, places, strict=True):
         if place is None:
-            problems.add("missing image", name)
+            problems.add("missing image", name + files.why_not(name))
     for name, place in sure.items():
         problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
-    problems.explain("missing image", f"looked in {files}; --images PLACE names other places")
+    hint = f"looked in {files}; --images PLACE names other places"
+    if any(name.startswith(("http://", "https://")) for name in names):
+        hint += "; what is named by URL has to be downloaded before"
+    problems.explain("missing image", hint)
     return places
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
+from captioner.vocabulary import has_no_spaces
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.flickr8k import read_flickr8k
 from captioner_training.prepare.gathering import gather
@@ -20,6 +21,8 @@ from captioner_training.prepare.tables import Columns, read_csv, read_jsonl
 from captioner_training.prepare.texts import read_json
 
 __all__ = ["read_coco_json", "read_flickr8k_folder", "read_photo_folder", "read_table"]
+
+_SAMPLE = 1000  # images whose captions tell the script
 
 
 def read_photo_folder(folder: Path, *, fractions: Fractions | None) -> SourceData:
@@ -99,5 +102,10 @@ def _gathered(
     chosen = fractions or Fractions()
     if any(image.split is None for image in listed):
         source = {**source, "val": chosen.val, "test": chosen.test}
+    if has_no_spaces(caption for image in listed[:_SAMPLE] for caption in image.captions):
+        problems.note(
+            "the captions are written without spaces between words: train with "
+            "--data.tokenizer characters"
+        )
     images = gather(listed, ImageFiles(places), problems, fractions=chosen)
     return SourceData(name=name, images=images, problems=problems, source=source)

@@ -98,11 +98,17 @@ class ImageFiles:
 
         Letters may be in the other case, and a name without a suffix is that of an image.
         """
+        found = self._named(name)
+        return _loose(found[0]) if len(found) == 1 else None
+
+    def why_not(self, name: str) -> str:
+        """Say what is known of an image that was not found: nothing, or that it has namesakes."""
+        found = self._named(name)
+        return f" (which one of {found[0]}, {found[1]}?)" if len(found) > 1 else ""
+
+    def _named(self, name: str) -> list[Path]:
         base = name.replace("\\", "/").rsplit("/", 1)[-1]
-        for found in (self._loose.get(base), self._loose_alike.get(base.lower())):
-            if found is not None and len(found) == 1:
-                return _loose(found[0])
-        return None
+        return self._loose.get(base) or self._loose_alike.get(base.lower()) or []
 
     @cached_property
     def _loose(self) -> dict[str, list[Path]]:

@@ -40,6 +40,11 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
             if files
             else f"{folder} is empty"
         )
+    problems.explain(
+        "image without caption",
+        "captions are looked for beside each photo: photo.jpg has photo.txt or photo.caption; "
+        "captions in one file are read by other kinds: `captioner prepare --help`",
+    )
     if others:
         problems.note(f"files that were not taken: {others}")
     tops = {path.relative_to(folder).parts[0].lower() for path in images}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _CAPTION = (
     "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
     "alt_text",
 )  # fmt: skip
+_NUMBERED = re.compile(r"(caption|comment|sentence)[ _-]?\d+", re.IGNORECASE)  # caption_1, ...
 _SPLIT = "split"
 _DELIMITERS = {"\\t": "\t", "tab": "\t"}  # as they are typed in a shell
 _ROWS_LOOKED_AT = 50  # to tell which column of a table without a header is which
@@ -58,7 +60,8 @@ class Columns:
                 raise ConfigError(f"there is no column {name!r}{near}: {have}")
         image = self.image or _first(_IMAGE, names, ())
         caption = _first(_CAPTION, names, (image, self.split))
-        captions = self.captions or ((caption,) if caption else ())
+        numbered = tuple(name for name in names if _NUMBERED.fullmatch(name))
+        captions = self.captions or numbered or ((caption,) if caption else ())
         if image is None:
             raise ConfigError(f"{have}: which one names the image? --image-column NAME")
         if not captions:
@@ -100,6 +103,8 @@ def read_csv(
     else:
         names = [name.strip() for name in rows[0].cells]
         columns, rows = columns.find(names, path), rows[1:]
+        if not columns.split:
+            _note_splits(rows, names, problems)
     return _listed(_cells(rows, names, columns, problems), columns, problems)
 
 
@@ -136,6 +141,16 @@ def _headless(
     return found
 
 
+def _note_splits(rows: Sequence[Row], names: Sequence[str], problems: Problems) -> None:
+    """Say that a column has nothing but names of splits, and is not taken for one."""
+    for index, name in enumerate(names):
+        values = {row.cells[index].strip().lower() for row in rows if index < len(row.cells)}
+        if values - {""} and values - {""} <= SPLIT_NAMES:
+            problems.note(
+                f"column {name} is not used, but looks like splits: --split-column {name}"
+            )
+
+
 def _cells(
     rows: Iterable[Row], names: Sequence[str], columns: Columns, problems: Problems
 ) -> Iterator[tuple[str, dict[str, str]]]:
@@ -157,20 +172,37 @@ def _cells(
 
 
 def read_jsonl(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
-    """Read a JSON object a line; rows of the same image belong together.
+    """Read a JSON object a line, or a list of objects; rows of the same image belong together.
 
     Raises:
         ConfigError: the columns are in none of the objects.
         DataError: the file cannot be read.
 
     """
-    lines = read_text(path, problems).split("\n")  # JSON may have other line ends inside
-    rows = list(_objects(lines, problems))
+    text = read_text(path, problems)
+    if text.lstrip().startswith("["):
+        rows = list(_array(text, problems))
+    else:
+        rows = list(_objects(text.split("\n"), problems))  # JSON may have other line ends inside
     if not rows:
-        raise DataError(f"{path} has no JSON objects: one a line is expected")
+        raise DataError(f"{path} has no JSON objects: one a line is expected, or a list of them")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     columns = columns.find(names, path)
     return _listed(iter(rows), columns, problems)
+
+
+def _array(text: str, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read a JSON list of objects, which is what many call JSON lines."""
+    try:
+        items = json.loads(text)
+    except ValueError:  # or lines, of which the first is no object
+        yield from _objects(text.split("\n"), problems)
+        return
+    for number, item in enumerate(items, 1):
+        if isinstance(item, dict):
+            yield f"item {number}", item
+        else:
+            problems.add("incomplete row", f"item {number} is not a JSON object")
 
 
 def _objects(lines: Iterable[str], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:

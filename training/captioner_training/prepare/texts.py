@@ -54,6 +54,8 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(there_is_no("file", path)) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder: name the file in it") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from captioner_training.prepare.images import SourceData
     from captioner_training.prepare.manifest import Manifest
     from captioner_training.prepare.target import Options
-
-    Kinds = argparse._SubParsersAction[argparse.ArgumentParser]
 
 HELP = "Prepare a data set to train on: images resized once, in tar shards, with a manifest."
 EXAMPLES = """examples:
@@ -27,32 +26,32 @@ together, and nothing is prepared from it; --skip-bad goes on without them. The 
 finishes a run that was interrupted. The folder's path is printed on standard output."""
 
 
+class _Kind(NamedTuple):
+    """A kind of data set, as the command line has it."""
+
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+    add: Callable[[argparse.ArgumentParser], None]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the kinds and their options."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for add in (_add_coco, _add_folder, _add_csv, _add_jsonl, _add_coco_json, _add_flickr8k):
-        _add_common(add(kinds))
+    for kind in _KINDS:
+        one = kinds.add_parser(
+            kind.name,
+            help=kind.summary,
+            description=f"Prepare {kind.summary}.",
+            epilog="examples:\n" + "\n".join(f"  captioner prepare {e}" for e in kind.examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        kind.add(one)
+        _add_common(one)
 
 
-def _add(kinds: Kinds, name: str, summary: str, *examples: str) -> argparse.ArgumentParser:
-    return kinds.add_parser(
-        name,
-        help=summary,
-        description=f"Prepare {summary}.",
-        epilog="examples:\n" + "\n".join(f"  captioner prepare {one}" for one in examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
-def _add_coco(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds,
-        "coco",
-        "COCO captions, downloaded",
-        "coco --to ~/coco",
-        "coco --to ~/coco --year 2017 --split official",
-    )
+def _add_coco(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--year", type=int, choices=(2014, 2017), default=2014, help="or 2017")
     parser.add_argument(
         "--split",
@@ -65,17 +64,9 @@ def _add_coco(kinds: Kinds) -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-downloads", action="store_true", help="do not delete the zip files at the end"
     )
-    return parser
 
 
-def _add_folder(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds,
-        "folder",
-        "photos with captions beside them (photo.jpg, photo.txt)",
-        "folder photos --to ~/mine",
-        "folder photos --to ~/mine --val 0.05 --test 0.05",
-    )
+def _add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         type=Path,
@@ -84,34 +75,17 @@ def _add_folder(kinds: Kinds) -> argparse.ArgumentParser:
         "val and test are splits",
     )
     _add_fractions(parser)
-    return parser
 
 
-def _add_csv(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds,
-        "csv",
-        "a CSV table, a row a caption",
-        "csv captions.csv --images photos --to ~/mine",
-        "csv results.csv --delimiter '|' --image-column image_name \\\n"
-        "      --caption-column comment --images photos.zip --to ~/mine",
-    )
-    parser.add_argument("path", type=Path, metavar="FILE", help="in UTF-8, with a header")
-    parser.add_argument("--delimiter", metavar="CHAR", help="default: a comma; a tab for .tsv")
+def _add_csv(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="FILE", help="with a header or without")
+    parser.add_argument("--delimiter", metavar="CHAR", help="default: found by the first row")
     _add_columns(parser)
-    return parser
 
 
-def _add_jsonl(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds,
-        "jsonl",
-        "a file with a JSON object a line",
-        "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
-    )
-    parser.add_argument("path", type=Path, metavar="FILE", help="in UTF-8")
+def _add_jsonl(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="FILE")
     _add_columns(parser)
-    return parser
 
 
 def _add_columns(parser: argparse.ArgumentParser) -> None:
@@ -128,26 +102,15 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     _add_fractions(parser)
 
 
-def _add_coco_json(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds,
-        "coco-json",
-        "captions in COCO's json format",
-        "coco-json train=train.json val=val.json --images photos --to ~/mine",
-        "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
-    )
+def _add_coco_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="[SPLIT=]FILE", help="json files with images and annotations"
     )
     _add_images(parser)
     _add_fractions(parser)
-    return parser
 
 
-def _add_flickr8k(kinds: Kinds) -> argparse.ArgumentParser:
-    parser = _add(
-        kinds, "flickr8k", "Flickr8k as it is handed out", "flickr8k downloads --to ~/flickr8k"
-    )
+def _add_flickr8k(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         type=Path,
@@ -156,7 +119,6 @@ def _add_flickr8k(kinds: Kinds) -> argparse.ArgumentParser:
         "and Flickr_8k.*Images.txt; or Kaggle's captions.txt",
     )
     _add_fractions(parser)
-    return parser
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +157,53 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
 
 
+_KINDS = (
+    _Kind(
+        "coco",
+        "COCO captions, downloaded",
+        ("coco --to ~/coco", "coco --to ~/coco --year 2017 --split official"),
+        _add_coco,
+    ),
+    _Kind(
+        "folder",
+        "photos with captions beside them (photo.jpg, photo.txt)",
+        ("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
+        _add_folder,
+    ),
+    _Kind(
+        "csv",
+        "a CSV table, a row a caption",
+        (
+            "csv captions.csv --images photos --to ~/mine",
+            "csv results.csv --image-column image_name --caption-column comment \\\n"
+            "      --images photos.zip --to ~/mine",
+        ),
+        _add_csv,
+    ),
+    _Kind(
+        "jsonl",
+        "a file with a JSON object a line",
+        ("jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",),
+        _add_jsonl,
+    ),
+    _Kind(
+        "coco-json",
+        "captions in COCO's json format",
+        (
+            "coco-json train=train.json val=val.json --images photos --to ~/mine",
+            "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
+        ),
+        _add_coco_json,
+    ),
+    _Kind(
+        "flickr8k",
+        "Flickr8k as it is handed out",
+        ("flickr8k downloads --to ~/flickr8k",),
+        _add_flickr8k,
+    ),
+)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
     from captioner.cores import cores
@@ -222,14 +231,12 @@ def _prepare(arguments: argparse.Namespace, options: Options) -> Manifest:
     from captioner_training.prepare.assemble import assemble
     from captioner_training.prepare.target import claimed, clear
 
-    original = _read(arguments)
-    original = replace(
-        original,
-        name=arguments.name or original.name,
-        licence=arguments.licence or original.licence,
+    data = _read(arguments)
+    data = replace(
+        data, name=arguments.name or data.name, licence=arguments.licence or data.licence
     )
     with claimed(options.to) as work:
-        manifest = assemble(original, options, work)
+        manifest = assemble(data, options, work)
         clear(work)
     return manifest
 
