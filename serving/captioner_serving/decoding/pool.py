@@ -56,6 +56,7 @@ class DecodePool:
         seconds: that one photo may take to be read and decoded.
         budget: pixels under way at once in all workers; a larger photo is decoded alone. None:
             twice `max_pixels`.
+        nice: how far the workers stand back for other processes, 0 to 19.
 
     """
 
@@ -67,6 +68,7 @@ class DecodePool:
         max_pixels: int = MAX_PIXELS,
         seconds: float = 120.0,
         budget: int | None = None,
+        nice: int = 0,
     ) -> None:
         self._transform = transform
         self._limits = Limits(
@@ -74,6 +76,7 @@ class DecodePool:
             seconds=seconds,
             unasked=_UNASKED,
             memory=_BYTES_A_PIXEL * max_pixels + _BYTES_BESIDE,
+            nice=nice,
         )
         self._budget = PixelBudget(2 * max_pixels if budget is None else budget)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()

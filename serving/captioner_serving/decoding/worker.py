@@ -34,12 +34,14 @@ class Limits:
     seconds: to read and decode it; the time that it waits for room does not count.
     unasked: photos of at most so many pixels are decoded without asking for room.
     memory: bytes of address space that a worker may take beyond what it has at its start.
+    nice: how far a worker stands back for other processes, 0 to 19.
     """
 
     max_pixels: int
     seconds: float
     unasked: int
     memory: int
+    nice: int = 0
 
 
 def serve(descriptor: int) -> None:
@@ -56,6 +58,8 @@ def serve(descriptor: int) -> None:
         connection.send(READY)
         _silence()
         _bound_memory(limits.memory)
+        if limits.nice and hasattr(os, "nice"):
+            os.nice(limits.nice)
         _answer(connection, config, limits)
     except (EOFError, ConnectionError):
         return

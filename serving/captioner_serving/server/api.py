@@ -14,7 +14,8 @@ from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner_serving.server.problems import RequestError, problem
+from captioner_serving.server.problems import ClientGoneError, RequestError, problem
+from captioner_serving.server.routes import visit_of
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Upload, read_form
 
@@ -123,6 +124,7 @@ def make_router(service: CaptionService) -> APIRouter:
         )
         work = service.caption(images, config)
         results = await _while_connected(request, work)
+        visit_of(request.scope).told = True
         return _answer(form.files, results, attention=fields.attention)
 
     @router.get(
@@ -185,7 +187,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do the work unless the client goes away, which takes its images out of the queue.
 
     Raises:
-        RequestError: it has gone; nobody reads this.
+        ClientGoneError: it has gone; nobody reads this.
         CaptionerError: what the work raises.
 
     """
@@ -194,7 +196,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise RequestError("the client has gone away")
+            raise ClientGoneError("the client has gone away")
         return task.result()
     finally:
         for each in (task, gone):

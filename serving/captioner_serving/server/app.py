@@ -1,10 +1,12 @@
 """The whole application: the API, and the page behind its guard.
 
-Before both stand one log, one set of headers and
-one password.
+Before both stand one door, one log, one set of headers, one list of names, one password and one
+count of what is under way.
 
-    AccessLog -> SecurityHeaders -> Access -> FastAPI: /api, /metrics, /docs, the page's uploads
-                                                 `-> GradioGuard -> Gradio: /
+    Door -> AccessLog -> SecurityHeaders -> Hosts -> Access -> Admission
+                                                                   |
+               FastAPI: /api, /metrics, /docs, the page's uploads <-'
+                  `-> GradioGuard -> Gradio: /
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -31,13 +33,17 @@ from captioner.errors import CaptionerError, ConfigError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access
+from captioner_serving.server.admission import Admission
 from captioner_serving.server.api import make_router
 from captioner_serving.server.captions import SENTENCES, PageCaptions, make_caption_router
-from captioner_serving.server.config import Credentials, ServerConfig
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.credentials import Credentials
+from captioner_serving.server.door import Door
 from captioner_serving.server.elements import STATIC, read_static
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders
+from captioner_serving.server.hosts import Hosts
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.page import make_page
@@ -48,6 +54,8 @@ from captioner_serving.server.store import UploadStore
 
 __all__ = ["Application"]
 
+
+_UNREAD = 256  # sessions whose results wait to be fetched; Gradio's own limit is 2,000
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -64,6 +72,7 @@ class Application:
         credentials: who may come in; None: everybody.
         samples: photos to try on the page, by their names; the first is shown at once.
         log: where the access log goes; None: nowhere.
+        say: told in words for people what became of photos and requests.
 
     """
 
@@ -76,11 +85,12 @@ class Application:
         credentials: Credentials | None = None,
         samples: dict[str, Path] | None = None,
         log: TextIO | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.service = CaptionService(captioner, config, self.metrics, threads=threads)
-        self.store = UploadStore(keep=config.keep)
+        self.service = CaptionService(captioner, config, self.metrics, threads=threads, say=say)
+        self.store = UploadStore(keep=config.keep, max_bytes=config.max_store)
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
         shelf = CaptionShelf(keep=config.keep)
@@ -103,12 +113,17 @@ class Application:
             api.add_exception_handler(kind, self._answer)
         api.include_router(make_router(self.service))
         api.include_router(make_caption_router(page))
-        api.include_router(make_picture_router(shelf))
+        api.include_router(make_picture_router(shelf, self.service.photos))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
-        api.mount("/", GradioGuard(self._gradio, self.store))
-        self.asgi: ASGIApp = AccessLog(SecurityHeaders(Access(api, credentials)), self.metrics, log)
+        api.mount("/", GradioGuard(self._gradio, self.store, set(blocks.fns)))
+        inside = Access(Admission(api, config, self.metrics), credentials)
+        named = Hosts(inside, host=config.host, allowed=config.allowed_hosts)
+        logged = AccessLog(SecurityHeaders(named), self.metrics, log, say)
+        self.asgi: ASGIApp = Door(
+            logged, root_path=config.root_path, trusted_proxies=config.trusted_proxies
+        )
 
     def refuse(self) -> None:
         """Take on nothing more; let streams that never end by themselves end."""
@@ -165,6 +180,8 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     """Put the page into an application of its own, so that the guard can stand before it."""
     # Without this, Gradio does not check the paths that clients name (see DESIGN.md).
     blocks.has_launched = True
+    # Results that nobody fetches wait here for ever, and one may have 200 kB.
+    blocks._queue.pending_messages_per_session.max_size = _UNREAD
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,

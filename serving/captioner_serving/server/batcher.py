@@ -15,28 +15,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from captioner.caption import Caption
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
-from captioner.image import ImageSource
 from captioner.predictor import PreparedImage
 
 __all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace"]
 
-Image = ImageSource | PreparedImage
-Result = Caption | ImageError
-CaptionBatch = Callable[[Sequence[Image], GenerationConfig], Sequence[Result]]
+CaptionBatch = Callable[[Sequence[PreparedImage], GenerationConfig], Sequence[Caption]]
 OnPlace = Callable[[int], None]
 """Told how many images of the queue come first, each time that changes, from any thread."""
 
 
 class BusyError(CaptionerError):
-    """The queue is full."""
+    """There is no room for the request now."""
 
     type = "busy"
     title = "The server has all the work that it takes on"
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full: try again in {retry_after} s")
+    def __init__(self, retry_after: int, reason: str = "the queue is full") -> None:
+        super().__init__(f"{reason}: try again in {retry_after} s")
         self.retry_after = retry_after
 
 
@@ -53,9 +50,9 @@ class ClosedError(CaptionerError):
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    image: Image
+    image: PreparedImage
     config: GenerationConfig
-    future: Future[Result]
+    future: Future[Caption]
     on_place: OnPlace | None
 
 
@@ -63,7 +60,7 @@ class Batcher:
     """Runs a model in one thread, on batches of what is waiting.
 
     Args:
-        caption_batch: from images to their captions, or what is wrong with them, in order.
+        caption_batch: from images to their captions, in order.
         max_batch: images in a batch.
         capacity: images admitted and not yet answered.
         on_start: called once, in the model's thread.
@@ -125,11 +122,11 @@ class Batcher:
             self._changed.notify_all()
 
     def submit(
-        self, image: Image, config: GenerationConfig, on_place: OnPlace | None = None
-    ) -> Future[Result]:
+        self, image: PreparedImage, config: GenerationConfig, on_place: OnPlace | None = None
+    ) -> Future[Caption]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
-        The future may raise GenerationError.
+        The future may raise whatever this one image makes the model raise.
         """
         job = _Job(image, config, Future(), on_place)
         with self._changed:
@@ -154,17 +151,27 @@ class Batcher:
         self._on_start()
         while batch := self._next_batch():
             start = time.monotonic()
-            try:
-                results = self._caption_batch([job.image for job in batch], batch[0].config)
-            except BaseException as error:
-                for job in batch:
-                    job.future.set_exception(error)
-            else:
-                for job, result in zip(batch, results, strict=True):
-                    job.future.set_result(result)
+            self._caption(batch)
             seconds = time.monotonic() - start
             self._seconds_per_image += 0.2 * (seconds / len(batch) - self._seconds_per_image)
             self._on_batch(len(batch), seconds)
+
+    def _caption(self, jobs: list[_Job]) -> None:
+        """Caption jobs of one kind; where that fails, each half, down to the one to blame."""
+        try:
+            results = self._caption_batch([job.image for job in jobs], jobs[0].config)
+            if len(results) != len(jobs):
+                raise RuntimeError(f"{len(jobs)} images gave {len(results)} results")
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].future.set_exception(error)
+                return
+            middle = len(jobs) // 2
+            self._caption(jobs[:middle])
+            self._caption(jobs[middle:])
+            return
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)
 
     def _next_batch(self) -> list[_Job]:
         """Wait for work, and take what has the first one's settings; empty when all is done."""

@@ -148,7 +148,7 @@ class PageCaptions:
         return await run_in_threadpool(describe, kept, token=token, sentence=0)
 
     def _save(self, file: Upload, owner: str | None) -> _Photo:
-        path = self.store.save(file.name, file.data, owner=owner)
+        path = self.store.save(file.name, file.data, owner=owner, used=True)
         return _Photo(Path(path), file.name or "photo", owner)
 
 

@@ -1,18 +1,19 @@
-"""What a server is told when it starts, and where its secret comes from."""
+"""What a server is told when it starts."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge, Interval
+
+from captioner.bounds import Positive, check_bounds
 from captioner.errors import ConfigError
+from captioner.image import MAX_PIXELS
 
-__all__ = ["AUTH_VARIABLE", "Credentials", "ServerConfig", "parse_size", "read_credentials"]
-
-AUTH_VARIABLE = "CAPTIONER_AUTH"
-"""The environment variable that may hold USER:PASSWORD in place of a file."""
+__all__ = ["ServerConfig", "parse_size"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -29,73 +30,45 @@ class ServerConfig:
     # Only this machine, until somebody decides otherwise.
     host: str = "127.0.0.1"
     # Gradio's own, so that what is written about Gradio pages holds. 0: any free one.
-    port: int = 7860
+    port: Annotated[int, Interval(ge=0, le=65535)] = 7860
     # Bytes of one request, all its images together: a 48-megapixel phone photo is about 15 MB.
-    max_upload: int = 20_000_000
+    max_upload: Annotated[int, Ge(1000)] = 20_000_000
     # Images encoded and decoded together. Beyond 16 a batch gains little and delays its first.
-    max_batch: int = 16
+    max_batch: Annotated[int, Interval(ge=1, le=1024)] = 16
     # Images accepted and not yet answered. Over it, 503: better than answers nobody waits for.
-    queue: int = 64
+    queue: Positive = 64
     # The path under which a proxy shows the server, such as /captioner.
     root_path: str = ""
     # Seconds that a page's upload, and its pictures for download, are kept: with the time between
     # two sweeps, within the ten minutes that the page promises.
-    keep: float = 540.0
+    keep: Annotated[float, Interval(ge=1, le=570)] = 540.0
+    # Width times height of the largest photo that is decoded.
+    max_pixels: Positive = MAX_PIXELS
+    # Bytes of all bodies in memory, on their way in and until they are answered.
+    max_bodies: int = 200_000_000
+    # Bytes of all photos that the page keeps; over it the oldest make way.
+    max_store: int = 500_000_000
+    # Half of the files that systems let a process have open. Half of these may be pages' streams.
+    max_connections: Annotated[int, Ge(8)] = 500
+    # Seconds in which a request's head has to come, and its body has to be on its way.
+    patience: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
+    # Names for which the server answers beside localhost and addresses.
+    allowed_hosts: tuple[str, ...] = ()
+    # Addresses and networks of proxies that say truly who their client is.
+    trusted_proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} is {value}: {rule}"
-            for name, value, good, rule in (
-                ("port", self.port, 0 <= self.port <= 65535, "use 0 to 65535"),
-                ("max_upload", self.max_upload, self.max_upload >= 1000, "use 1 kB or more"),
-                ("max_batch", self.max_batch, 1 <= self.max_batch <= 1024, "use 1 to 1024"),
-                ("keep", self.keep, 1 <= self.keep <= 570, "use 1 to 570 seconds"),
-                ("queue", self.queue, self.queue >= 1, "use 1 or more"),
-                (
-                    "root_path",
-                    self.root_path or "''",
-                    re.fullmatch(r"(/[\w.~-]+)*", self.root_path),
-                    "use a path such as /captioner, without a slash at its end",
-                ),
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in ("max_bodies", "max_store"):
+            if getattr(self, name) < self.max_upload:
+                yield f"{name} is {getattr(self, name)}: use max_upload, {self.max_upload}, or more"
+        if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path):
+            yield (
+                f"root_path is {self.root_path}: use a path such as /captioner, without a slash "
+                "at its end"
             )
-            if not good
-        ]
-        if problems:
-            raise ConfigError("; ".join(problems))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """Who may use the server. Its repr does not tell the password."""
-
-    user: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"Credentials(user={self.user!r}, password=...)"
-
-
-def read_credentials(path: str | None) -> Credentials | None:
-    """Read USER:PASSWORD from a file or the environment; None where neither is given.
-
-    Raises:
-        ConfigError: the file cannot be read, or there is no USER:PASSWORD in it.
-
-    """
-    if path is not None:
-        try:
-            text, place = Path(path).read_text(encoding="utf-8"), f"--auth-file {path}"
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise ConfigError(f"--auth-file {path} cannot be read: {reason}") from error
-    elif AUTH_VARIABLE in os.environ:
-        text, place = os.environ[AUTH_VARIABLE], AUTH_VARIABLE
-    else:
-        return None
-    user, colon, password = text.strip().partition(":")
-    if not (user and colon and password) or "\n" in password:
-        raise ConfigError(f"{place} must hold one line, USER:PASSWORD, neither of them empty")
-    return Credentials(user=user, password=password)
 
 
 def parse_size(text: str) -> int:

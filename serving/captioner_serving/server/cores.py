@@ -4,18 +4,14 @@ torch on a CPU shares a loop out to a pool of threads, one pool for each thread 
 pool waits for its next loop by spinning, which is fast; but when all pools together have more
 threads than the machine has cores, the runtime (libgomp) sends them to sleep after every loop. A
 second pool that once copied a few pixels so costs the model a third of its speed. Therefore only
-the model's thread may have a pool, and a decoder may use what the model leaves.
+the model's thread may have a pool, and photos are decoded in processes without torch.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-
 import torch
 
-__all__ = ["give_cores", "stand_back", "take_no_cores"]
+__all__ = ["give_cores", "take_no_cores"]
 
 
 def take_no_cores() -> int:
@@ -28,13 +24,3 @@ def take_no_cores() -> int:
 def give_cores(threads: int) -> None:
     """Let the calling thread have a pool of so many threads."""
     torch.set_num_threads(threads)
-
-
-def stand_back() -> None:
-    """Make the calling thread a decoder: no pool, and whatever time the model leaves.
-
-    On one of the model's cores it would make all of the model's threads wait for one.
-    """
-    take_no_cores()
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner_serving.server.routes import visit_of
+
 __all__ = ["SecurityHeaders"]
 
 # Gradio's page starts from inline scripts and compiles its templates, so scripts may be inline;
@@ -34,8 +36,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# These never change under their name; everything else may be about somebody's photo.
-_LASTING = ("/assets/", "/static/", "/static-offline-docs/")
 
 
 class SecurityHeaders:
@@ -53,7 +53,8 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if not scope["path"].startswith(_LASTING):
+                route = visit_of(scope).route
+                if route is None or not route.lasting:
                     headers["Cache-Control"] = "no-store"
             await send(message)
 

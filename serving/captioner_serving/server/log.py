@@ -1,89 +1,113 @@
-"""The access log, a JSON object a line, and the counting of requests."""
+"""What became of each request: counted, a line in the access log, a line for who watches.
+
+Also the last resort: whatever fails without an answer is answered here, as a problem.
+"""
 
 from __future__ import annotations
 
 import json
-import re
+import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import (
+    PROBLEM_TYPE,
+    ClientGoneError,
+    InternalError,
+    problem,
+    status_of,
+)
+from captioner_serving.server.routes import visit_of
 
 __all__ = ["AccessLog"]
 
-_CLIENT_GONE = 499  # nginx's: no answer was sent, for nobody was there to read it
+_GONE = status_of(ClientGoneError("nobody is there to read an answer"))
+_LOGGER = logging.getLogger("captioner.server")
 
 
 class AccessLog:
-    """Writes a line and counts a request when its answer is complete.
+    """Counts a request when its answer is complete, and writes of it.
 
     Neither queries nor the names of photos are written, nor what opens a photo to its reader.
+
+    Args:
+        app: what stands behind it.
+        metrics: where requests are counted.
+        stream: the access log, a JSON object for each request; None: none is kept.
+        say: told each failure, in words for people.
+
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, stream: TextIO | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, stream: TextIO | None, say: Callable[[str], None]
+    ) -> None:
         self.app = app
         self._metrics = metrics
         self._stream = stream
+        self._say = say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and note its answer."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start = time.perf_counter()
-        status, size = _CLIENT_GONE, 0
-
-        async def watch(message: Message) -> None:
-            nonlocal status, size
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif message["type"] == "http.response.body":
-                size += len(message.get("body", b""))
-            await send(message)
-
+        answer = _Answer(send)
         try:
-            await self.app(scope, receive, watch)
+            await self.app(scope, receive, answer)
+        except ClientDisconnect:
+            answer.status = _GONE
         except Exception:
-            status = 500
-            raise
-        finally:
-            self._record(scope, status, size, time.perf_counter() - start)
+            answer.failed = True
+            _LOGGER.exception("%s failed", visit_of(scope).shown_path)
+        if answer.failed and not answer.started:
+            await problem(InternalError())(scope, receive, answer)
+        return self._record(scope, answer, time.perf_counter() - start)
 
-    def _record(self, scope: Scope, status: int, size: int, seconds: float) -> None:
-        path = _without_secrets(scope["path"])
-        route = _route(path)
-        self._metrics.requests.labels(route, status).inc()
-        self._metrics.latency.labels(route).observe(seconds)
+    def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        visit = visit_of(scope)
+        name = visit.route.name if visit.route else "other"
+        self._metrics.requests.labels(name, answer.status).inc()
+        self._metrics.latency.labels(name).observe(seconds)
+        client = (scope.get("client") or ("",))[0]
+        if answer.status >= 400 and not visit.told:
+            self._say(f"{client} {scope['method'][:10]} {visit.shown_path}: {answer.status}")
         if self._stream is None:
             return
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "client": (scope.get("client") or ("",))[0],
-            "user": scope.get("user"),
+            "client": client,
+            "user": visit.user,
             "method": scope["method"],
-            "path": path,
-            "status": status,
+            "path": visit.shown_path,
+            "status": answer.status,
             "ms": round(1000 * seconds, 1),
-            "bytes": size,
+            "bytes": answer.size,
         }
         print(json.dumps(line), file=self._stream, flush=True)
 
 
-def _without_secrets(path: str) -> str:
-    """Leave out of a path the parts that give access to somebody's photo."""
-    path = re.sub(r"^(/gradio_api/file=).*", r"\1...", path)
-    path = re.sub(r"^(/gradio_api/heartbeat/).*", r"\1...", path)
-    return re.sub(r"^(/page/captions/)[^/]*", r"\1...", path)
+class _Answer:
+    """Passes an answer on and notes it; a 500 that is no problem document is held back."""
 
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status, self.size = _GONE, 0
+        self.started, self.failed = False, False
 
-def _route(path: str) -> str:
-    """One of a few names, so that no client can make the metrics grow."""
-    if path in ("/api/caption", "/api/health", "/metrics", "/docs"):
-        return path
-    if path.startswith("/gradio_api/"):
-        return "/gradio_api"
-    if path.startswith("/page/captions/"):
-        return "/page/captions"
-    return "/"
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not self.started:
+            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+            self.failed = message["status"] >= 500 and not kind.startswith(PROBLEM_TYPE)
+            if not self.failed:
+                self.started, self.status = True, message["status"]
+        elif message["type"] == "http.response.body" and self.started:
+            self.size += len(message.get("body", b""))
+        if self.started:
+            await self._send(message)

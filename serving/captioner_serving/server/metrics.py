@@ -52,6 +52,12 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.bodies = Gauge(
+            "captioner_body_bytes",
+            "Bytes of requests in memory, on their way in and until they are answered",
+            registry=self._registry,
+        )
+
     def record_batch(self, size: int, seconds: float) -> None:
         """Count one batch of the model."""
         self.batch_size.observe(size)

@@ -6,23 +6,27 @@ long as the upload is kept.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
+from starlette.concurrency import run_in_threadpool
 
 from captioner.caption import Caption
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
+from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.guard import COOKIE
+from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import GoneError
 
 __all__ = ["GONE", "CaptionShelf", "KeptCaption", "make_picture_router"]
@@ -34,6 +38,8 @@ GONE = "photos are deleted within ten minutes: choose it again"
 _LONGEST_SIDE = 2400
 # Sharp at 720 points on a high-density screen.
 _SHOWN_SIDE = 1440
+# Drawn at once, and wanted at once: a picture takes up to 100 MB while it is drawn.
+_DRAWN, _WANTED = 2, 16
 _MOST = 1000  # captions; one takes a few kilobytes, for the photo lies in the store
 
 
@@ -99,12 +105,29 @@ Strength = Annotated[float, Query(ge=0, le=1)]
 Picture = Literal["photo.jpg", "overlay.png", "sheet.png", "words.webp"]
 
 
-def make_picture_router(shelf: CaptionShelf) -> APIRouter:
+def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
     """The links under the caption."""
     router = APIRouter(prefix="/page/captions", include_in_schema=False)
+    turn = asyncio.Semaphore(_DRAWN)
+    wanted = 0
+
+    async def answer(caption: Caption, side: int, draw: Callable[[Caption], Response]) -> Response:
+        nonlocal wanted
+        if wanted >= _WANTED:
+            raise BusyError(2, "too many pictures are wanted at once")
+        wanted += 1
+        try:
+            async with turn:
+                photo = await photos.picture(str(caption.image), longest=side)
+                small = replace(caption, open_photo=photo.copy)
+                return await run_in_threadpool(draw, small)
+        except ImageNotFoundError as error:
+            raise GoneError(GONE) from error
+        finally:
+            wanted -= 1
 
     @router.get("/{token}/{picture}")
-    def draw(
+    async def show(
         token: str,
         picture: Picture,
         request: Request,
@@ -114,29 +137,21 @@ def make_picture_router(shelf: CaptionShelf) -> APIRouter:
         strength: Strength = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
     ) -> Response:
-        caption = shelf.get(token, request.cookies.get(COOKIE)).caption.choose(sentence)
-        try:
+        def draw(caption: Caption) -> Response:
             if picture == "photo.jpg":
-                return _jpeg(_open(caption, _SHOWN_SIDE))
-            caption = replace(caption, open_photo=partial(_open, caption, _LONGEST_SIDE))
+                return _jpeg(caption.open_photo())
             if picture == "words.webp":
                 frames = caption.animation(smooth=smooth, strength=strength, colors=colors)
                 return Response(encode_animation(frames, ".webp"), media_type="image/webp")
             if picture == "sheet.png":
-                drawn = caption.contact_sheet(smooth=smooth, strength=strength, colors=colors)
-            else:
-                drawn = caption.overlay(word + 1, smooth=smooth, strength=strength, colors=colors)
-        except ImageNotFoundError as error:
-            raise GoneError(GONE) from error
-        return _png(drawn)
+                return _png(caption.contact_sheet(smooth=smooth, strength=strength, colors=colors))
+            return _png(caption.overlay(word + 1, smooth=smooth, strength=strength, colors=colors))
+
+        caption = shelf.get(token, request.cookies.get(COOKIE)).caption.choose(sentence)
+        side = _SHOWN_SIDE if picture == "photo.jpg" else _LONGEST_SIDE
+        return await answer(caption, side, draw)
 
     return router
-
-
-def _open(caption: Caption, side: int) -> Image.Image:
-    photo = caption.open_photo()
-    photo.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3)
-    return photo
 
 
 def _png(image: Image.Image) -> Response:

@@ -16,17 +16,30 @@ from captioner.errors import (
 from captioner_serving.server.batcher import BusyError, ClosedError
 
 __all__ = [
+    "PROBLEM_TYPE",
+    "ClientGoneError",
+    "CrossSiteError",
     "ForbiddenError",
     "GoneError",
+    "HostError",
+    "InternalError",
     "MediaTypeError",
+    "MethodError",
     "NotReadyError",
+    "PhotoFailedError",
     "RequestError",
+    "RouteError",
+    "SlowUploadError",
     "ThrottledError",
     "UnauthorizedError",
     "UploadTooLargeError",
     "problem",
     "status_of",
 ]
+
+
+PROBLEM_TYPE = "application/problem+json"
+"""The media type of every error that the server answers."""
 
 
 class RequestError(CaptionerError):
@@ -54,7 +67,7 @@ class UnauthorizedError(CaptionerError):
     """The request has no credentials, or wrong ones."""
 
     type = "unauthorized"
-    title = "Who are you?"
+    title = "A user and a password are needed"
 
 
 class ThrottledError(CaptionerError):
@@ -68,7 +81,72 @@ class ForbiddenError(CaptionerError):
     """The file or route is not this client's."""
 
     type = "forbidden"
-    title = "Not yours"
+    title = "The file belongs to somebody else"
+
+
+class CrossSiteError(CaptionerError):
+    """A page of another site made the browser send the request."""
+
+    type = "cross-site"
+    title = "The request comes from another site"
+
+
+class HostError(CaptionerError):
+    """The request is for a name that is not this server's."""
+
+    type = "wrong-host"
+    title = "The server does not answer for this name"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the request is for {name!r}: start the server with --allowed-host NAME, "
+            "if this is its name"
+        )
+
+
+class RouteError(CaptionerError):
+    """There is no such route."""
+
+    type = "no-such-route"
+    title = "There is nothing at this path"
+
+
+class MethodError(CaptionerError):
+    """The route answers to other methods."""
+
+    type = "wrong-method"
+    title = "The route has another method"
+
+
+class SlowUploadError(CaptionerError):
+    """The request's body did not come in time."""
+
+    type = "upload-too-slow"
+    title = "The upload took too long"
+
+
+class ClientGoneError(CaptionerError):
+    """The client went away before it was answered; nobody reads this."""
+
+    type = "client-gone"
+    title = "The client has gone away"
+
+
+class PhotoFailedError(ImageError):
+    """Something failed at this photo that should not have."""
+
+    type = "internal-error"
+    title = "The server failed at this image"
+
+
+class InternalError(CaptionerError):
+    """Something failed that should not have."""
+
+    type = "internal-error"
+    title = "The server failed"
+
+    def __init__(self) -> None:
+        super().__init__("the server failed at this request, and its log says how: try again")
 
 
 class GoneError(CaptionerError):
@@ -89,14 +167,21 @@ _STATUS: dict[type[CaptionerError], int] = {
     RequestError: 400,
     UnauthorizedError: 401,
     ForbiddenError: 403,
+    CrossSiteError: 403,
+    RouteError: 404,
+    MethodError: 405,
+    SlowUploadError: 408,
     GoneError: 410,
     UploadTooLargeError: 413,
     ImageFormatError: 415,
     MediaTypeError: 415,
+    HostError: 421,
     ImageTooLargeError: 422,
     ImageError: 422,
     ConfigError: 422,
     ThrottledError: 429,
+    ClientGoneError: 499,  # nginx's own
+    PhotoFailedError: 500,
     BusyError: 503,
     ClosedError: 503,
     NotReadyError: 503,
@@ -121,5 +206,5 @@ def problem(error: CaptionerError, **members: Any) -> JSONResponse:
         {**error.record(), "status": status, **members},
         status_code=status,
         headers=headers,
-        media_type="application/problem+json",
+        media_type=PROBLEM_TYPE,
     )

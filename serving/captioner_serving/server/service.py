@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from PIL import Image
+import torch
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
-from captioner.image import ImageSource
+from captioner.geometry import Box
 from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.cores import give_cores, stand_back
+from captioner_serving.server.cores import give_cores
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import NotReadyError
+from captioner_serving.server.photos import PhotoReader
+from captioner_serving.server.problems import NotReadyError, PhotoFailedError
 
 __all__ = ["CaptionService"]
 
-# On a CPU the model's thread decodes its batch itself: decoders beside it would take its cores, and
-# cost more than they save. What is likely to be a large photo goes to a decoder all the same, or
-# everybody would wait for it; and beside a GPU the cores are free.
-_DECODERS, _LARGE = 2, 4_000_000  # threads; bytes
+_LOGGER = logging.getLogger("captioner.server")
 # /api/health believes a batch of the last seconds; after that it asks the model.
 _FRESH, _PATIENCE = 5.0, 10.0
 
@@ -41,31 +39,38 @@ class CaptionService:
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
         threads: of torch, for the model's own thread; see captioner_serving.server.cores.
+        say: told in words for people what became of photos.
 
     """
 
     def __init__(
-        self, captioner: Captioner, config: ServerConfig, metrics: Metrics, *, threads: int
+        self,
+        captioner: Captioner,
+        config: ServerConfig,
+        metrics: Metrics,
+        *,
+        threads: int,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.captioner = captioner
         self.config = config
         self.metrics = metrics
+        self._say = say
         self._answered = 0.0
+        self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
-            captioner.caption_each,
+            self._caption_batch,
             max_batch=config.max_batch,
             capacity=config.queue,
             on_start=partial(give_cores, threads),
             on_batch=self._on_batch,
         )
-        self._decoders = ThreadPoolExecutor(
-            _DECODERS, thread_name_prefix="decode", initializer=stand_back
-        )
+        self.photos = PhotoReader(captioner.transform.config, max_pixels=captioner.max_pixels)
         metrics.queue.set_function(lambda: self._batcher.admitted)
 
     async def caption(
         self,
-        images: Sequence[ImageSource],
+        images: Sequence[bytes | str | Path],
         config: GenerationConfig,
         *,
         on_place: OnPlace | None = None,
@@ -82,9 +87,9 @@ class CaptionService:
         Raises:
             BusyError: no room in the queue.
             ClosedError: the server is shutting down.
-            GenerationError: the model's scores are not numbers.
 
         """
+        start = time.monotonic()
         self._batcher.admit(len(images))
         tasks = [
             asyncio.create_task(self._caption_one(image, config, on_place)) for image in images
@@ -98,7 +103,7 @@ class CaptionService:
             raise
         finally:
             self._batcher.release(len(images))
-        self.metrics.captions.inc(sum(isinstance(result, Caption) for result in results))
+        self._tell(results, time.monotonic() - start)
         return results
 
     def require_room(self) -> None:
@@ -128,8 +133,18 @@ class CaptionService:
         age = time.monotonic() - self._answered
         if age < _FRESH:
             return age
+        # One question for all who ask at the same time, however many and however long they stay.
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._ask())
+            self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
+        await asyncio.wait([self._probe])
+        self._probe.result()
+        return 0.0
+
+    async def _ask(self) -> None:
         side = self.captioner.transform.config.size
-        blank = Image.new("RGB", (side, side), "gray")
+        pixels = torch.full((3, side, side), 128, dtype=torch.uint8)
+        blank = PreparedImage(source=b"", pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
         short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
         try:
             future = self._batcher.submit(blank, short)
@@ -139,7 +154,6 @@ class CaptionService:
             raise NotReadyError(detail) from error
         except CaptionerError as error:
             raise NotReadyError(error.detail) from error
-        return 0.0
 
     def refuse(self) -> None:
         """Take on nothing more; what was accepted is finished."""
@@ -148,34 +162,44 @@ class CaptionService:
     def close(self) -> None:
         """Finish what was accepted, then stop."""
         self._batcher.close()
-        self._decoders.shutdown(cancel_futures=True)
+        self.photos.close()
 
     async def _caption_one(
-        self, image: ImageSource, config: GenerationConfig, on_place: OnPlace | None
+        self, image: bytes | str | Path, config: GenerationConfig, on_place: OnPlace | None
     ) -> Caption | ImageError:
         # All captions of one beam size share a batch; how many of them are wanted is cut here.
         full = replace(config, captions=config.beam_size)
         try:
-            ready = await self._decode(image) if self._decodes_apart(image) else image
-            result = await asyncio.wrap_future(self._batcher.submit(ready, full, on_place))
+            prepared = await self.photos.square(image)
+            result: Caption | ImageError
+            result = await asyncio.wrap_future(self._batcher.submit(prepared, full, on_place))
         except ImageError as error:
             result = error
+        except ClosedError:
+            raise
+        except Exception as error:
+            _LOGGER.exception("a photo failed")
+            reason = error.detail if isinstance(error, CaptionerError) else "its log says how"
+            result = PhotoFailedError(f"the server failed at the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
             return result
         return replace(result, alternatives=result.alternatives[: config.captions - 1])
 
-    async def _decode(self, image: ImageSource) -> PreparedImage:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._decoders, self.captioner.prepare, image)
+    def _caption_batch(
+        self, images: Sequence[PreparedImage], config: GenerationConfig
+    ) -> Sequence[Caption]:
+        return self.captioner.caption_prepared(images, config)
 
-    def _decodes_apart(self, image: ImageSource) -> bool:
-        if self.captioner.device.type != "cpu":
-            return True
-        if isinstance(image, bytes):
-            return len(image) > _LARGE
-        path = Path(image) if isinstance(image, str | Path) else None
-        return path is not None and path.is_file() and path.stat().st_size > _LARGE
+    def _tell(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
+        captions = sum(isinstance(result, Caption) for result in results)
+        self.metrics.captions.inc(captions)
+        if captions:
+            photos = "a photo" if captions == 1 else f"{captions} photos"
+            self._say(f"captioned {photos} in {seconds:.2f} s")
+        for result in results:
+            if isinstance(result, ImageError):
+                self._say(f"a photo was not captioned: {result.title}")
 
     def _on_batch(self, size: int, seconds: float) -> None:
         self._answered = time.monotonic()

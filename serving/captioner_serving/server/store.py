@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ class _Entry:
     owner: str | None
     session: str | None
     until: float
+    size: int
+    used: bool
 
 
 class UploadStore:
@@ -31,23 +34,38 @@ class UploadStore:
 
     Args:
         keep: seconds that a file is kept.
+        max_bytes: of all files; for a new one the oldest make way, those that nobody captioned
+            first.
         folder: where; None makes one in the system's folder for temporary files.
 
     """
 
-    def __init__(self, *, keep: float, folder: Path | None = None) -> None:
+    def __init__(self, *, keep: float, max_bytes: int, folder: Path | None = None) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="captioner-"))  # readable by us only
         self._keep = keep
-        self._entries: dict[str, _Entry] = {}
+        self._max_bytes = max_bytes
+        self._entries: dict[str, _Entry] = {}  # the oldest first
+        self._lock = threading.Lock()  # files are saved in threads
 
-    def save(self, name: str | None, data: bytes, *, owner: str | None) -> str:
-        """Write a file under a path that cannot be guessed; its own name is only decoration."""
+    def save(self, name: str | None, data: bytes, *, owner: str | None, used: bool = False) -> str:
+        """Write a file under a path that cannot be guessed; its own name is only decoration.
+
+        Args:
+            name: of the file, as its owner calls it.
+            data: the file.
+            owner: the browser that it comes from.
+            used: it is captioned at once; other files count as used when a session claims them.
+
+        """
         folder = self.folder / secrets.token_urlsafe(16)
-        folder.mkdir(mode=0o700)
         path = folder / _harmless(name)
+        with self._lock:
+            self._make_room(len(data))
+            until = time.monotonic() + self._keep
+            self._entries[str(path)] = _Entry(owner, None, until, len(data), used)
+        folder.mkdir(mode=0o700)
         with path.open("xb") as file:
             file.write(data)
-        self._entries[str(path)] = _Entry(owner, None, time.monotonic() + self._keep)
         return str(path)
 
     def claim(self, path: str, session: str | None) -> bool:
@@ -56,7 +74,7 @@ class UploadStore:
         if entry is None or not session or entry.until < time.monotonic():
             return False
         if entry.session is None:
-            entry.session = session
+            entry.session, entry.used = session, True
         return secrets.compare_digest(entry.session.encode(), session.encode())
 
     def owns(self, path: str, owner: str | None) -> bool:
@@ -69,15 +87,27 @@ class UploadStore:
     def sweep(self) -> None:
         """Delete what has been kept long enough, and whatever else has come into the folder."""
         now = time.monotonic()
-        for path, entry in list(self._entries.items()):
-            if entry.until < now:
-                del self._entries[path]
-        known = {Path(path).parent for path in self._entries}
+        with self._lock:
+            for path, entry in list(self._entries.items()):
+                if entry.until < now:
+                    del self._entries[path]
+            known = {Path(path).parent for path in self._entries}
         old = time.time() - self._keep
         for item in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if item not in known and os.lstat(item).st_mtime < old:
                     shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def _make_room(self, size: int) -> None:
+        """Delete what has to go for a new file; the caller holds the lock."""
+        used = sum(entry.size for entry in self._entries.values())
+        unused = [path for path, entry in self._entries.items() if not entry.used]
+        others = [path for path, entry in self._entries.items() if entry.used]
+        for path in (*unused, *others):
+            if used + size <= self._max_bytes:
+                return
+            used -= self._entries.pop(path).size
+            shutil.rmtree(Path(path).parent, ignore_errors=True)
 
     def close(self) -> None:
         """Delete everything."""

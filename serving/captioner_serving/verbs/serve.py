@@ -6,21 +6,25 @@ import argparse
 import signal
 import socket
 import sys
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from captioner.errors import ConfigError, OutputError
+from captioner.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner_serving.server.app import Application
-    from captioner_serving.server.config import Credentials, ServerConfig
+    from captioner_serving.server.config import ServerConfig
+    from captioner_serving.server.credentials import Credentials
 
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
   captioner serve
   captioner serve --port 8000 --checkpoint mine.safetensors
   captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
+  captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
   curl -F image=@photo.jpg -F attention=true http://127.0.0.1:7860/api/caption
 
 The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password
@@ -30,45 +34,48 @@ captions that were accepted, and ends with status 0."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any free one")
-    parser.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    parser.add_argument(
-        "--max-upload", default="20MB", metavar="SIZE", help="of one request; default: 20MB"
-    )
-    parser.add_argument(
-        "--max-batch", type=int, default=16, metavar="N", help="images decoded together (16)"
-    )
-    parser.add_argument(
-        "--queue", type=int, default=64, metavar="N", help="images waiting before a 503 (64)"
-    )
-    parser.add_argument("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
+    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    add("--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept")
+    add("--log", metavar="FILE", help="an access log, a JSON line a request; -: on stderr")
+    add = parser.add_argument_group("what it takes on").add_argument
+    add("--max-upload", default="20MB", metavar="SIZE", help="of one request; default: 20MB")
+    add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
+        help="larger photos are refused; default: 100 million")  # fmt: skip
+    add("--max-batch", type=int, default=16, metavar="N", help="images captioned together (16)")
+    add("--queue", type=int, default=64, metavar="N", help="images waiting before a 503 (64)")
+    add("--max-bodies", metavar="SIZE", help="of all requests under way; default: ten uploads")
+    add("--max-store", default="500MB", metavar="SIZE", help="of the page's photos; default: 500MB")
+    add("--max-connections", type=int, default=500, metavar="N", help="open at a time (500)")
+    add("--patience", type=float, default=15, metavar="S",
+        help="seconds for a request's head, and for slow uploads to begin (15)")  # fmt: skip
+    add = parser.add_argument_group("for others than this machine").add_argument
+    add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
+    add("--hash-password", action="store_true",
+        help="read USER:PASSWORD from standard input, print USER:HASH, and end")  # fmt: skip
+    add("--allowed-host", action="append", default=[], metavar="NAME",
+        help="answer for this name too; may be repeated")  # fmt: skip
+    add(
         "--root-path", default="", metavar="PATH", help="where a proxy shows the server: /captioner"
     )
-    parser.add_argument(
-        "--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept"
-    )
-    parser.add_argument(
-        "--log", default="-", metavar="FILE", help="the access log, JSON lines; default: stderr"
-    )
+    add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
+        help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
-    from captioner_serving.server.config import ServerConfig, parse_size, read_credentials
+    from captioner_serving.server.credentials import is_exposed, read_credentials
 
-    config = ServerConfig(
-        host=arguments.host,
-        port=arguments.port,
-        max_upload=parse_size(arguments.max_upload),
-        max_batch=arguments.max_batch,
-        queue=arguments.queue,
-        root_path=arguments.root_path,
-        keep=arguments.keep,
-    )
+    if arguments.hash_password:
+        return _hash_password()
+    config = _config(arguments)
     credentials = read_credentials(arguments.auth_file)
+    if is_exposed(arguments.auth_file):
+        path = arguments.auth_file
+        _say(f"warning: others on this machine can read --auth-file {path}: chmod 600 {path}")
     log = _open_log(arguments.log)
     with _listen(config.host, config.port) as listener:
         application = _load(arguments, config, credentials, log)
@@ -82,11 +89,44 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _config(arguments: argparse.Namespace) -> ServerConfig:
+    from captioner_serving.server.config import ServerConfig, parse_size
+
+    max_upload = parse_size(arguments.max_upload)
+    bodies = arguments.max_bodies
+    return ServerConfig(
+        host=arguments.host,
+        port=arguments.port,
+        max_upload=max_upload,
+        max_pixels=arguments.max_pixels,
+        max_batch=arguments.max_batch,
+        queue=arguments.queue,
+        root_path=arguments.root_path,
+        keep=arguments.keep,
+        max_bodies=10 * max_upload if bodies is None else parse_size(bodies),
+        max_store=parse_size(arguments.max_store),
+        max_connections=arguments.max_connections,
+        patience=arguments.patience,
+        allowed_hosts=tuple(arguments.allowed_host),
+        trusted_proxies=tuple(arguments.trusted_proxy),
+    )
+
+
+def _hash_password() -> int:
+    from captioner_serving.server.credentials import hash_password
+
+    user, colon, password = sys.stdin.readline().strip().partition(":")
+    if not (user and colon and password):
+        raise ConfigError("--hash-password reads one line from standard input: USER:PASSWORD")
+    print(f"{user}:{hash_password(password)}")
+    return 0
+
+
 def _load(
     arguments: argparse.Namespace,
     config: ServerConfig,
     credentials: Credentials | None,
-    log: TextIO,
+    log: TextIO | None,
 ) -> Application:
     _say("loading the model ...")
     from captioner.bundled import sample_photos
@@ -95,7 +135,9 @@ def _load(
     from captioner_serving.server.cores import take_no_cores
 
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
-    captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint, device=arguments.device, max_pixels=config.max_pixels
+    )
     return Application(
         captioner,
         config,
@@ -103,6 +145,7 @@ def _load(
         credentials=credentials,
         samples=sample_photos(),
         log=log,
+        say=lambda text: _say(f"{datetime.now():%H:%M:%S} {text}"),
     )
 
 
@@ -112,6 +155,8 @@ def _say(text: str) -> None:
 
 def _serve(application: Application, listener: socket.socket) -> None:
     import uvicorn
+
+    from captioner_serving.server.connections import make_protocol
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -127,6 +172,10 @@ def _serve(application: Application, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         ws="none",
+        http=make_protocol(application.config),
+        # The protocol closes silent connections first; this is for when all of them are busy.
+        limit_concurrency=application.config.max_connections + 1,
+        proxy_headers=False,  # see --trusted-proxy
         timeout_graceful_shutdown=30,
     )
     Server(options).run(sockets=[listener])
@@ -149,7 +198,9 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _open_log(name: str) -> TextIO:
+def _open_log(name: str | None) -> TextIO | None:
+    if name is None:
+        return None
     if name == "-":
         return sys.stderr
     try:

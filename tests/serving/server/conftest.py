@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -19,6 +22,7 @@ from tests import launcher
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "assets" / "samples"
+T = TypeVar("T")
 
 
 @dataclass
@@ -74,6 +78,12 @@ def serve(folder: Path, *arguments: object, **variables: str) -> Iterator[Server
         reader.join()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; in a thread, for playwright has a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 @pytest.fixture(scope="session")

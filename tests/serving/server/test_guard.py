@@ -84,7 +84,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_other_path_is_taken(page: httpx.Client, path: str) -> None:
-    for image in (file_data(path), {"path": path}, {"path": path, "url": path}, [file_data(path)]):
+    for image in (file_data(path), {"path": path}, {"path": path, "url": path}):
         assert call(page, image).status_code == 403
 
 
@@ -97,10 +97,12 @@ def test_no_other_path_is_taken(page: httpx.Client, path: str) -> None:
         {"path": ["/etc/passwd"]},
         {"path": {"path": "/etc/passwd"}},
         {"nested": [{"deep": {"path": "/etc/passwd"}}]},
+        [file_data("/etc/passwd")],
+        {**file_data("/etc/passwd"), "more": {"path": "/etc/passwd"}},
     ],
 )
 def test_no_disguise_is_taken(page: httpx.Client, image: Any) -> None:
-    assert call(page, image).status_code == 403
+    assert call(page, image).status_code == 400
 
 
 def test_another_session_cannot_use_or_see_the_photo(server: Server, page: httpx.Client) -> None:
@@ -154,7 +156,7 @@ def test_the_limit_holds_for_the_page_too(page: httpx.Client) -> None:
     assert page.post("/gradio_api/upload", files=two).status_code == 413
 
 
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[" * 100_000, b"null", b"x" * 1_100_000])
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[" * 100_000, b"null", b"x" * 17_000])
 def test_a_malformed_call_is_refused(page: httpx.Client, body: bytes) -> None:
     answer = page.post(
         "/gradio_api/queue/join", content=body, headers={"Content-Type": "application/json"}

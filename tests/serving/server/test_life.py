@@ -29,14 +29,14 @@ def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--port", "99999"], "port is 99999"),
+        (["--port", "99999"], "--port 99999"),
         (["--max-upload", "plenty"], "no size"),
-        (["--max-batch", "0"], "max_batch is 0"),
-        (["--queue", "0"], "queue is 0"),
-        (["--root-path", "captioner/"], "root_path"),
+        (["--max-batch", "0"], "--max-batch 0"),
+        (["--queue", "0"], "--queue 0"),
+        (["--root-path", "captioner/"], "--root-path is captioner/"),
         (["--auth-file", "/nowhere"], "--auth-file /nowhere cannot be read"),
         (["--host", "203.0.113.7", "--port", "0"], "cannot be listened on"),
-        (["--keep", "9999"], "keep is 9999"),
+        (["--keep", "9999"], "--keep 9999"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(
@@ -98,7 +98,7 @@ def metric(client: httpx.Client, name: str) -> float:
 
 
 def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]) -> None:
-    server = start("--queue", 512, "--max-batch", 1)
+    server = start("--queue", 512, "--max-batch", 1, "--log", "-")
     with server.client() as client:
         request = client.build_request(
             "POST", "/api/caption", files=photos(400), data={"beam_size": "20"}
@@ -107,7 +107,7 @@ def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]
         where = urlsplit(server.url)
         with socket.create_connection((where.hostname, where.port)) as peer:
             kind = request.headers["content-type"]
-            head = f"POST /api/caption HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+            head = f"POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
             peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             while metric(client, "captioner_queue_images") == 0:
                 time.sleep(0.01)
@@ -116,6 +116,9 @@ def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]
             time.sleep(0.01)
         assert metric(client, "captioner_batch_images_sum") < 400
         assert metric(client, "captioner_queue_images") == 0
+        left = 'captioner_requests_total{route="/api/caption",status="499"} 1.0'
+        assert left in client.get("/metrics").text
+    assert any('"path": "/api/caption", "status": 499' in line for line in server.lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

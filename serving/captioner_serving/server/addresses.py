@@ -1,0 +1,50 @@
+"""Addresses of clients, proxies and names: told apart, compared, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from captioner.errors import ConfigError
+
+__all__ = ["Addresses", "parse_address", "whole_client"]
+
+
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Read an address, in brackets or not; an IPv4 one inside IPv6 is IPv4. None if it is none."""
+    try:
+        address = ip_address(text.strip().removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address
+
+
+def whole_client(host: str) -> str:
+    """Name the client behind an address: with IPv6 everybody has a /64, and 2^64 addresses."""
+    address = parse_address(host)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
+
+
+class Addresses:
+    """Addresses and networks.
+
+    Raises:
+        ConfigError: one is neither.
+
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        try:
+            self._networks = [ip_network(text, strict=False) for text in texts]
+        except ValueError as error:
+            raise ConfigError(
+                f"--trusted-proxy: {error}: give an address such as 127.0.0.1 or 10.0.0.0/8"
+            ) from error
+
+    def __contains__(self, host: str) -> bool:
+        address = parse_address(host)
+        return address is not None and any(address in network for network in self._networks)

@@ -1,0 +1,168 @@
+"""What is let in: known routes with their methods, and no more bodies and streams than fit.
+
+A body is in memory from its first byte until its request is answered. So all bodies are counted
+together, one that comes too slowly is given up, and when there is no room for a new one, the upload
+that has been silent longest makes way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner.errors import CaptionerError
+from captioner_serving.server.addresses import whole_client
+from captioner_serving.server.batcher import BusyError
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import MethodError, RouteError, SlowUploadError, problem
+from captioner_serving.server.routes import find_route, visit_of
+
+__all__ = ["Admission"]
+
+_RATE = 50_000  # bytes a second that a sender must reach when its patience is used up
+_SILENT = 1.0  # seconds after which an upload may have to make way for another
+
+
+@dataclass(eq=False)
+class _Body:
+    """One body on its way in."""
+
+    started: float
+    last: float
+    size: int = 0
+    complete: bool = False
+    displaced: bool = False
+    timer: asyncio.Timeout | None = field(default=None, repr=False)
+
+
+class Admission:
+    """Lets requests pass for which there is a route and room."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
+        self.app = app
+        self._config = config
+        self._bodies: set[_Body] = set()
+        self._streams: Counter[str] = Counter()
+        metrics.bodies.set_function(self._held)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        visit = visit_of(scope)
+        if visit.route is None:
+            missing = RouteError(_suggestion(visit.path))
+            return await problem(missing)(scope, receive, send)
+        if scope["method"] not in visit.route.methods:
+            wrong = MethodError(f"{scope['method'][:10]} does nothing here: {visit.route.hint}")
+            refusal = problem(wrong)
+            refusal.headers["Allow"] = ", ".join(visit.route.methods)
+            return await refusal(scope, receive, send)
+        if visit.route.stream:
+            return await self._stream(scope, receive, send)
+        if "POST" in visit.route.methods:
+            return await self._upload(scope, receive, send)
+        if scope["method"] == "HEAD":  # FastAPI's routes know only GET; uvicorn drops the body
+            scope = {**scope, "method": "GET"}
+        return await self.app(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        most = max(2, self._config.max_connections // 2)
+        client = whole_client((scope.get("client") or ("",))[0])
+        if self._streams.total() >= most or self._streams[client] >= max(2, most // 2):
+            full = BusyError(5, "as many pages are open as the server takes on")
+            return await problem(full)(scope, receive, send)
+        self._streams[client] += 1
+        try:
+            return await self.app(scope, receive, send)
+        finally:
+            self._streams[client] -= 1
+            if not self._streams[client]:
+                del self._streams[client]
+
+    async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        now = asyncio.get_running_loop().time()
+        body = _Body(started=now, last=now)
+
+        async def counted() -> Message:
+            return await receive() if body.complete else await self._next(body, receive)
+
+        async def closing(message: Message) -> None:
+            refused = message["type"] == "http.response.start" and message["status"] in (408, 503)
+            if refused and not body.complete:  # nobody will read the rest
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        self._bodies.add(body)
+        try:
+            return await self.app(scope, counted, closing)
+        finally:
+            self._bodies.discard(body)
+
+    async def _next(self, body: _Body, receive: Receive) -> Message:
+        """The next part of a body.
+
+        Raises:
+            SlowUploadError: it does not come in time.
+            BusyError: there is no room for it.
+
+        """
+        due = body.started + self._config.patience + body.size / _RATE
+        try:
+            async with asyncio.timeout_at(due) as body.timer:
+                message = await receive()
+        except TimeoutError as error:
+            raise self._given_up(body) from error
+        finally:
+            body.timer = None
+        if body.displaced:
+            raise self._given_up(body)
+        if message["type"] == "http.request":
+            body.last = asyncio.get_running_loop().time()
+            body.size += len(message.get("body", b""))
+            body.complete = not message.get("more_body", False)
+            self._make_room(body)
+        return message
+
+    def _make_room(self, body: _Body) -> None:
+        """Displace the uploads that have been silent longest until this one has room.
+
+        Raises:
+            BusyError: the others are complete, or on their way.
+
+        """
+        while self._held() > self._config.max_bodies:
+            silent = [one for one in self._bodies if not one.complete and one is not body]
+            oldest = min(silent, key=lambda one: one.last, default=None)
+            if oldest is None or oldest.last > body.last - _SILENT:
+                body.displaced = True
+                self._bodies.discard(body)
+                raise self._given_up(body)
+            oldest.displaced = True
+            self._bodies.discard(oldest)
+            if oldest.timer is not None:
+                oldest.timer.reschedule(body.last)
+
+    def _held(self) -> int:
+        return sum(body.size for body in self._bodies)
+
+    def _given_up(self, body: _Body) -> CaptionerError:
+        if body.displaced:
+            return BusyError(5, "the uploads under way take all the memory that they may")
+        return SlowUploadError(
+            f"after {self._config.patience:g} s a body has to come at {_RATE // 1000} kB/s or "
+            "more: try again over a faster connection, or send a smaller photo"
+        )
+
+
+def _suggestion(path: str) -> str:
+    """What a client may have meant."""
+    without = path.rstrip("/")
+    if without != path and find_route(without) is not None:
+        return f"the path is {without}, without a slash at its end"
+    return "the page is at /, the API at /api/caption, its documentation at /docs"
