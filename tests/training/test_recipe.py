@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captioner import ConfigError
+from captioner_training.recipe_fields import fields_text
 from captioner_training.recipe_file import load_recipe, shipped_recipes
 
 
@@ -59,3 +63,32 @@ def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> No
         load_recipe(str(path))
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         load_recipe(str(tmp_path / "nowhere.yaml"))
+
+
+def test_every_field_is_listed_with_its_reason() -> None:
+    """Every leaf of a loaded recipe is in the list; nearly every one has a comment beside it."""
+    listed: dict[str, list[str]] = {}
+    for line in fields_text().splitlines():
+        if not line.startswith(" "):
+            listed[line.partition(":")[0]] = [line]
+        else:
+            listed[next(reversed(listed))].append(line.strip())
+    plain = asdict(load_recipe("flickr8k"))
+    plain["stages"] = {"1": plain["stages"][0]}
+
+    def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name
+
+    assert {name for name in leaves(plain) if name not in listed} == set()
+    assert listed["data.minimum_count"][:2] == [
+        "data.minimum_count: 5", "rarer words become <unk>: too few examples to learn from"
+    ]  # fmt: skip
+    assert listed["data.tokenizer"][0] == "data.tokenizer: words  (words, characters)"
+    assert listed["stages.1.epochs"][0] == "stages.1.epochs: (required)"
+    assert "as the paper does" in listed["decoder.value_dim"][1]
+    bare = [name for name, lines in listed.items() if len(lines) == 1]
+    assert len(bare) < 0.2 * len(listed), bare

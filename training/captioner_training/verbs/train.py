@@ -17,7 +17,8 @@ EXAMPLES = """examples:
 
 The same command again goes on with a run that was interrupted, from its last state in DIR.
 Any field of the recipe can be set: --FIELD VALUE, with dots inside (--data.workers 4); stages are
-counted from 1. The path of the best checkpoint is printed on standard output."""
+counted from 1; --fields lists them all. The path of the best checkpoint is printed on standard
+output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     parser.add_argument("--show", action="store_true", help="print the recipe's file, and end")
+    parser.add_argument(
+        "--fields",
+        action="store_true",
+        dest="list_fields",
+        help="print all fields of a recipe with their defaults and reasons, and end",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
     from captioner_training.recipe_file import load_recipe, recipe_text, shipped_recipes
 
+    if arguments.list_fields:
+        from captioner_training.recipe_fields import fields_text
+
+        print(fields_text(), end="")
+        return 0
     if arguments.recipe is None:
         raise ConfigError(f"name a recipe: a .yaml file, or one of {', '.join(shipped_recipes())}")
     if arguments.show:
