@@ -80,5 +80,5 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:
-        raise ConfigError(f"{text!r} is no size: write a number and B, kB, MB or GB, like 20MB")
+        raise ConfigError(f"{text!r} is not a size: write a number and B, kB, MB or GB, like 20MB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

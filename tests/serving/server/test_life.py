@@ -30,7 +30,7 @@ def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
     ("arguments", "said"),
     [
         (["--port", "99999"], "--port 99999"),
-        (["--max-upload", "plenty"], "no size"),
+        (["--max-upload", "plenty"], "is not a size"),
         (["--max-batch", "0"], "--max-batch 0"),
         (["--queue", "0"], "--queue 0"),
         (["--root-path", "captioner/"], "--root-path is captioner/"),
