@@ -111,7 +111,6 @@ class BatchRun:
             raise
         self.resumed = self.twins = self.made = 0
         self._started = time.monotonic()
-        self._unwritten: dict[bytes, Record] = {}
 
     def __enter__(self) -> BatchRun:
         return self
@@ -161,13 +160,14 @@ class BatchRun:
             f"{self.made:,} photos in {duration(seconds)}, {self.made / seconds:.1f} a second; "
             f"{self.engine.description}"
         ]
-        kept = self._sidecars.kept if self._sidecars else 0
+        kept, apart = (self._sidecars.kept, self._sidecars.apart) if self._sidecars else (0, 0)
         counts = {
             "captions in all": captioned,
             f"unsure, in {self.config.review}": unsure,
             "the same file as another": self.twins,
             "were done before": self.resumed,
             "sidecars were there and stayed as they were": kept,
+            "sidecars have the photo's whole name, for another photo shares its stem": apart,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
@@ -200,6 +200,7 @@ class BatchRun:
         """Write what belongs to a photo, and last its record."""
         photo = outcome.photo
         file, record = self._sorted(outcome)
+        problem: Record = {}
         if file == RECORDS:
             try:
                 if self._sidecars is not None:
@@ -209,11 +210,12 @@ class BatchRun:
             except OutputError as error:
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL:
                     raise
-                if outcome.content:
-                    self._unwritten[outcome.content] = record
-                file, record = ERRORS, {"image": photo.name, "error": error.record()}
-        self.journal.add(digest(photo.name), outcome.content, file, record)
-        return record
+                problem = {"error": error.record()}
+        name = digest(photo.name)
+        self.journal.add(name, outcome.content, file, record)
+        if problem:  # the caption stays, and the photo counts as failed
+            self.journal.add(name, b"", ERRORS, {"image": photo.name, **problem})
+        return {**record, **problem}
 
     def _sorted(self, outcome: Outcome) -> tuple[int, Record]:
         """Find the record of a photo, and the file where it belongs."""
@@ -224,7 +226,9 @@ class BatchRun:
             record = self.config.wording.apply(outcome.record)
         else:
             self.twins += 1
-            twin = self.journal.twin(outcome.content) or self._unwritten[outcome.content]
+            twin = self.journal.twin(outcome.content)
+            if twin is None:
+                raise OutputError(f"the record of the photo that {name} equals is gone: try again")
             record = {**twin, "image": name}
         unsure = self.config.min_score is not None and record["score"] < self.config.min_score
         return (REVIEW if unsure else RECORDS), record

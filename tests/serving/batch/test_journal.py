@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal.journal import Journal
+from captioner_serving.batch.journal.commits import CommitLog
+from captioner_serving.batch.journal.journal import ERRORS, RECORDS, Journal
 
 Photos = Callable[..., Path]
 
@@ -64,3 +66,50 @@ def test_a_journal_that_was_shortened_is_refused(
     os.truncate(output, 10)
     with pytest.raises(OutputError, match="put the file back"):
         list(caption_batch(photos(3), output=output, captioner=tiny))
+
+
+def test_a_commit_that_ctrl_c_repeats_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "c.jsonl")
+    append = CommitLog.append
+
+    def interrupted(log: CommitLog, commit: Any) -> None:
+        append(log, commit)
+        raise KeyboardInterrupt
+
+    with Journal(path, BatchConfig(), {}) as journal:
+        journal.add(b"a" * 16, b"1" * 16, RECORDS, {"image": "a"})
+        monkeypatch.setattr(CommitLog, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.commit()
+        monkeypatch.undo()
+        journal.commit()
+    with Journal(path, BatchConfig(), {}) as journal:
+        assert journal.counts == [1, 0, 0]
+    assert len(Path(path).read_text().splitlines()) == 1
+
+
+def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
+    path, name, content = str(tmp_path / "c.jsonl"), b"a" * 16, b"1" * 16
+    with Journal(path, BatchConfig(), {}) as journal:
+        journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
+        journal.add(name, b"", ERRORS, {"image": "a", "error": {}})
+        journal.commit()
+    for counts in ([1, 0, 0], [1, 0, 0]):
+        with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
+            assert (journal.counts, name in journal.done) == (counts, False)
+            assert (journal.claim(content), journal.twin(content)) == (
+                False,
+                {"image": "a", "caption": "a dog"},
+            )
+            journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
+            journal.add(name, b"", ERRORS, {"image": "a", "error": {}})
+            journal.commit()
+            assert journal.counts == [1, 1, 0]
+    with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
+        journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
+        journal.commit()
+    with Journal(path, BatchConfig(), {}) as journal:
+        assert (journal.counts, journal.done) == ([1, 0, 0], {name})
+    assert len(Path(path).read_text().splitlines()) == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -198,7 +199,7 @@ def test_a_damaged_xmp_sidecar_stays_and_is_an_error(
     (folder / "p001.xmp").unlink()
     retry = BatchConfig(sidecar="xmp", retry_errors=True)
     again = list(caption_batch(folder, output=output, config=retry, captioner=tiny))
-    assert ["caption" in record for record in again] == [True, False]
+    assert ["error" in record for record in again] == [False, True]
 
 
 def test_darktable_names_its_sidecars_otherwise(tiny: Captioner, photos: Photos) -> None:
@@ -267,3 +268,37 @@ def test_a_sidecar_without_a_place(tiny: Captioner, photos: Photos, tmp_path: Pa
 )
 def test_combining(old: str | None, existing: Any, wanted: str | None) -> None:
     assert combine(old, "new", existing) == wanted
+
+
+def test_photos_that_share_a_stem_have_sidecars_of_their_own(
+    tiny: Captioner, photos: Photos
+) -> None:
+    folder = photos(2)
+    Image.open(folder / "p001.jpg").save(folder / "p000.PNG")
+    list(caption_batch(folder, config=BatchConfig(sidecar="txt"), captioner=tiny))
+    made = sorted(path.name for path in folder.glob("*.txt"))
+    assert made == ["p000.PNG.txt", "p000.jpg.txt", "p001.txt"]
+
+
+def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    (folder / "p000.txt").mkdir()
+    (folder / "p001.txt").write_text("mine")
+    (folder / "p001.txt").chmod(0o600)
+
+    def run(**options: Any) -> list[Any]:
+        config = BatchConfig(sidecar="txt", existing="append", **options)
+        return list(caption_batch(folder, output=output, config=config, captioner=tiny))
+
+    first, second = run()
+    assert "error" in first and first["caption"] and "error" not in second
+    assert len(output.read_text().splitlines()) == 2
+    assert (folder / "p001.txt").stat().st_mode & 0o777 == 0o600
+    (folder / "p000.txt").rmdir()
+    (again,) = run(retry_errors=True)
+    assert again == {key: value for key, value in first.items() if key != "error"}
+    assert (folder / "p000.txt").read_text() == first["caption"] + "\n"
+    assert len(output.read_text().splitlines()) == 2
+    assert not Path(f"{output}.errors.jsonl").exists()

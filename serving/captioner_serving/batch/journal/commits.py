@@ -106,11 +106,6 @@ class CommitLog:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Write the first line."""
         self._append({"format": _FORMAT, "settings": settings})
-        folder = os.open(self.path.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or the new files themselves could be missing after a power cut
-        finally:
-            os.close(folder)
 
     def append(self, commit: Commit) -> None:
         """Write a commit; when this returns it is on the disk."""

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
+from captioner.files import sync_folder
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.journal.commits import (
     Commit,
@@ -69,6 +70,7 @@ class Journal:
         self.counts = [0, 0, 0]
         self.batch_size: int | None = None
         self._failed: set[bytes] = set()
+        self._standing: set[bytes] = set()  # have a record, and failed at what belongs to it
         self._ends = [0, 0, 0]
         self._pending: list[tuple[Entry, int]] = []  # with the end of its file
         self._files: list[BinaryIO | None] = [None, None, None]
@@ -108,6 +110,9 @@ class Journal:
     def add(self, name: bytes, content: bytes, file: int, record: Mapping[str, Any]) -> None:
         """Append a record; it counts with the next commit.
 
+        An error may follow the record of the same photo: then the record stands, and a retry adds
+        none.
+
         Args:
             name: digest of the photo's name.
             content: digest of its bytes; b"" where they are not known.
@@ -118,15 +123,19 @@ class Journal:
             OutputError: the disk is full, or the like.
 
         """
-        line = json.dumps(record).encode() + b"\n"
-        with self._writing():
-            write_all(self._handle(file), line)
         begin = self._ends[file]
+        if file != ERRORS and name in self._standing:
+            line = b""  # tried again: the record is there
+        else:
+            line = json.dumps(record).encode() + b"\n"
+            with self._writing():
+                write_all(self._handle(file), line)
+        standing = bool(self._pending) and self._pending[-1][0].name == name
         entry = Entry(name, content or _NOTHING, file, begin)
         # In one go: Ctrl-C between an entry and the new end would lose the record, or double it.
         self._pending.append((entry, begin + len(line)))
         self._ends[file] = begin + len(line)
-        self._remember(entry)
+        self._remember(entry, standing=standing)
 
     def commit(self) -> None:
         """Bring everything that was added to the disk; from here on it is done.
@@ -174,13 +183,18 @@ class Journal:
             raise OutputError("there is no review file in this run")
         return handle
 
-    def _remember(self, entry: Entry) -> None:
+    def _remember(self, entry: Entry, *, standing: bool = False) -> None:
+        """Take an entry in; a standing error is that of a photo that has its record too."""
         self.done.add(entry.name)
-        self.counts[entry.file] += 1
         if entry.file == ERRORS:
+            self.counts[ERRORS] += 1
             self._failed.add(entry.name)
-        elif entry.content != _NOTHING and self._contents.get(entry.content) is None:
-            self._contents[entry.content] = (entry.file, entry.offset)
+            if standing:
+                self._standing.add(entry.name)
+        elif entry.name not in self._standing:
+            self.counts[entry.file] += 1
+            if entry.content != _NOTHING and self._contents.get(entry.content) is None:
+                self._contents[entry.content] = (entry.file, entry.offset)
 
     # Opening
 
@@ -202,6 +216,8 @@ class Journal:
                 self._files[number] = _open_at(file, self._ends[number])
         if known is None:
             self._log.begin(settings)
+            for file in filter(None, self.paths):
+                sync_folder(file.absolute().parent)  # or a power cut could take the new files
 
     def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Remove what the known run wrote; files of others stay, and are refused."""
@@ -218,7 +234,11 @@ class Journal:
         self._ends = list(commit.ends)
         self.batch_size = commit.batch_size
         for entry in commit.entries:
-            self._remember(entry)
+            # Ctrl-C may come after a commit has reached the disk and before its process knows it:
+            # then the same entries are there twice.
+            known = self._failed if entry.file == ERRORS else self.done
+            if entry.name not in known:
+                self._remember(entry, standing=entry.name in self.done)
 
     def _void_errors(self) -> None:
         """Take the photos that failed for not done; the log knows before the file is emptied."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
+from captioner.files import replace_file
 from captioner_serving.batch.journal.journal import Journal
 
 __all__ = ["check_output", "export"]
@@ -55,19 +55,13 @@ def export(output: str, journal: Journal) -> None:
     path, records = Path(output), journal.paths[0]
     if path == records:
         return
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        _WRITERS[path.suffix](temporary, _records(records))
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
+        with replace_file(path) as file:
+            _WRITERS[path.suffix](Path(file.name), _records(records))
+    except OutputError as error:
         raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}. Every record is in {records}: "
-            "put that right, and the same command writes it"
+            f"{error}. Every record is in {records}: put that right, and the same command writes it"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _records(path: Path) -> Iterator[Record]:

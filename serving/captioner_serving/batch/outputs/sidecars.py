@@ -1,18 +1,18 @@
 """Sidecars: a file with the caption beside each photo, which is never opened for writing itself.
 
-A sidecar is written to a temporary file that then takes its name, so that it is the old one or
-wholly the new one; and writing it twice, as a run that was killed and goes on may, changes nothing.
+A sidecar is the old one or wholly the new one; and writing it twice, as a run that was killed and
+goes on may, changes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from contextlib import suppress
 from typing import Any
 
 from captioner.errors import OutputError
+from captioner.files import replace_file
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.outputs.merging import combine
@@ -25,12 +25,13 @@ class SidecarWriter:
     """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
 
     A photo.jpg.xmp, as darktable names it, is used where there is one. `kept` counts the sidecars
-    that were there already and stayed as they were.
+    that were there already and stayed as they were. Photos that differ only in their suffix
+    (photo.jpg, photo.png) have sidecars named by both, photo.jpg.txt; `apart` counts those.
     """
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self.kept = 0
+        self.kept = self.apart = 0
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
         """Write the sidecar of a photo.
@@ -48,18 +49,23 @@ class SidecarWriter:
             if os.path.exists(path) and os.path.samefile(path, photo.path):
                 raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
             old = _read(path)
-            new = self._content(path, old, record)
-            if new is None or new == old:
-                self.kept += new is None
-            else:
-                _replace(path, new)
         except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+        new = self._content(path, old, record)
+        if new is None or new == old:
+            self.kept += new is None
+        else:
+            with replace_file(path) as file:
+                file.write(new)
 
     def _path(self, photo: str) -> str:
+        """Name the sidecar: by the photo's stem, or by its whole name where a sibling shares it."""
         kind = self._config.sidecar
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
             return f"{photo}.xmp"
+        if _has_sibling(photo):
+            self.apart += 1
+            return f"{photo}.{kind}"
         return f"{os.path.splitext(photo)[0]}.{kind}"
 
     def _content(self, path: str, old: bytes | None, record: dict[str, Any]) -> bytes | None:
@@ -84,28 +90,20 @@ class SidecarWriter:
         return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
 
 
+def _has_sibling(photo: str) -> bool:
+    """Whether another photo beside this one has the same name but for the suffix."""
+    stem, own = os.path.splitext(photo)
+    return any(
+        os.path.lexists(f"{stem}{suffix}")
+        for known in IMAGE_SUFFIXES
+        for suffix in (known, known.upper())
+        if suffix != own
+    )
+
+
 def _read(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Write a file all or nothing; it reaches the disk before the record that says so."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".captioner-", dir=os.path.dirname(path) or ".")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files private; a sidecar is as public as others of this user.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
