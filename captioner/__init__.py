@@ -29,6 +29,7 @@ from captioner.errors import (
     ImageNotFoundError,
     ImageTooLargeError,
     ImageTruncatedError,
+    ImageTypeError,
     MissingExtraError,
     OutputError,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "ImageNotFoundError",
     "ImageTooLargeError",
     "ImageTruncatedError",
+    "ImageTypeError",
     "MissingExtraError",
     "OutputError",
     "Word",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -318,8 +317,3 @@ def _drawn(word: Word) -> float:
     if word.gate is not None:
         return word.gate
     return 0.0 if word.attention is None else float(word.attention.max())
-
-
-def image_name(source: object) -> str | None:
-    """The path of a source as it was given, or None."""
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else None

@@ -5,6 +5,7 @@ CaptionerError
 │   ├── ImageNotFoundError        no such file, or it cannot be read
 │   ├── ImageEmptyError           zero bytes, or zero pixels
 │   ├── ImageFormatError          not an image, or a format that is not read
+│   ├── ImageTypeError            an object that no image can be made of
 │   ├── ImageTruncatedError       begins as an image, ends too early or is damaged
 │   └── ImageTooLargeError        more pixels than the limit
 ├── CheckpointError             a model file cannot be used
@@ -46,6 +47,7 @@ __all__ = [
     "ImageNotFoundError",
     "ImageTooLargeError",
     "ImageTruncatedError",
+    "ImageTypeError",
     "MissingExtraError",
     "OutputError",
 ]
@@ -99,6 +101,13 @@ class ImageTruncatedError(ImageError):
 
     type = "image-truncated"
     title = "The image is cut off or damaged"
+
+
+class ImageTypeError(ImageError, TypeError):
+    """No image can be made of such an object."""
+
+    type = "image-type"
+    title = "Not an image"
 
 
 class ImageTooLargeError(ImageError):

@@ -66,7 +66,7 @@ def open_image(
         ImageFormatError: not an image, or in a format that is not read.
         ImageTruncatedError: cut off or damaged.
         ImageTooLargeError: more than `max_pixels`.
-        TypeError: `source` is none of the above.
+        ImageTypeError: `source` is none of the above.
         ValueError: `at_least` or `max_pixels` is below 1.
 
     """
@@ -91,10 +91,14 @@ def _name(source: object) -> str:
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source) or "''"
     if isinstance(source, io.TextIOBase):
-        raise TypeError("the image file is open as text: open it in binary mode, with 'rb'")
+        raise errors.ImageTypeError(
+            "the image file is open as text: open it in binary mode, with 'rb'"
+        )
     if not (isinstance(source, bytes | Image.Image) or callable(getattr(source, "read", None))):
         kind = type(source).__name__
-        raise TypeError(f"an image is a path, bytes, a binary file or a PIL image, not {kind}")
+        raise errors.ImageTypeError(
+            f"an image is a path, bytes, a binary file or a PIL image, not {kind}"
+        )
     label = getattr(source, "filename", getattr(source, "name", None))
     return label if isinstance(label, str) and label else "the image"
 
@@ -120,7 +124,9 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
         detail = f"{name} cannot be read ({reason}): check the path"
         raise errors.ImageNotFoundError(detail) from error
     if not isinstance(data, bytes):
-        raise TypeError(f"the file object gave {type(data).__name__}, not bytes: open it with 'rb'")
+        raise errors.ImageTypeError(
+            f"the file object gave {type(data).__name__}, not bytes: open it with 'rb'"
+        )
     return io.BytesIO(data)
 
 

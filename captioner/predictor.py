@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import overload
+from itertools import islice
+from typing import Any, Literal, cast, overload
 
 import torch
-from PIL import Image
 
-from captioner.caption import Alternative, Caption, ModelName, Word, image_name
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.encoder import Grid
-from captioner.errors import DeviceError, ImageError
+from captioner.errors import ConfigError, DeviceError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
+from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.transforms import Box, Transform
 
 __all__ = ["Captioner", "PreparedImage", "find_device", "prepare_image"]
+
+_BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,58 +95,97 @@ class Captioner:
         return cls(checkpoint, device=device, dtype=dtype, max_pixels=max_pixels)
 
     @overload
-    def caption(  # type: ignore[overload-overlap]  # a str is a sequence, but here a path
-        self, images: ImageSource, config: GenerationConfig | None = None
+    def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
+        self, images: ImageSource | ArrayImage, config: GenerationConfig | None = None
     ) -> Caption: ...
 
     @overload
     def caption(
-        self, images: Sequence[ImageSource], config: GenerationConfig | None = None
+        self,
+        images: Iterable[ImageSource | ArrayImage],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["raise"] = "raise",
     ) -> list[Caption]: ...
+
+    @overload
+    def caption(
+        self,
+        images: Iterable[ImageSource | ArrayImage],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["return"],
+    ) -> list[Caption | ImageError]: ...
 
     def caption(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: ImageSource | ArrayImage | Iterable[ImageSource | ArrayImage],
         config: GenerationConfig | None = None,
-    ) -> Caption | list[Caption]:
-        """Caption one image, or many at once: encoded and decoded as one batch.
+        *,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Caption | list[Caption] | list[Caption | ImageError]:
+        """Caption one image, or any number of them, 16 at a time.
 
         Args:
-            images: a path, bytes, binary file or PIL image; or a list of them.
+            images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
+                array (height, width, channels), a torch tensor (channels, height, width); or an
+                iterable of them. For shapes and ranges see captioner.sources.as_source.
             config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
                 takes the checkpoint's own, which is `generation` of this object.
+            errors: of several images: "raise" the first ImageError, or "return" each in the place
+                of its caption.
 
         Returns:
-            A Caption, or a list of them in order.
+            A Caption, or a list in the order of the images.
 
         Raises:
-            ImageError: an image cannot be opened.
+            ImageError: an image cannot be opened, or it is not an image.
             GenerationError: the model's scores are not numbers.
 
         """
-        if isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray):
-            return [_or_raise(result) for result in self.caption_each(images, config)]
-        return _or_raise(self.caption_each([images], config)[0])
+        if errors not in ("raise", "return"):
+            raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
+        if not is_many(images):
+            return _or_raise(self._caption_batch([images], config, as_source)[0])
+        results: list[Caption | ImageError] = []
+        waiting = iter(cast("Iterable[ImageSource]", images))
+        while batch := list(islice(waiting, _BATCH)):
+            results += self._caption_batch(batch, config, as_source)
+            if errors == "raise":
+                for result in results[-len(batch) :]:
+                    _or_raise(result)
+        return results
 
     def caption_each(
         self, sources: Sequence[ImageSource | PreparedImage], config: GenerationConfig | None = None
     ) -> list[Caption | ImageError]:
         """Caption many images as one batch; one that cannot be opened fails alone, in its place.
 
+        No address is followed.
+
         Raises:
             GenerationError: the model's scores are not numbers.
 
         """
+        return self._caption_batch(sources, config, rereadable)
+
+    def _caption_batch(
+        self,
+        images: Sequence[Any],
+        config: GenerationConfig | None,
+        take: Callable[[Any], ImageSource],
+    ) -> list[Caption | ImageError]:
         results: dict[int, Caption | ImageError] = {}
         prepared: dict[int, PreparedImage] = {}
-        for position, source in enumerate(sources):
+        for position, image in enumerate(images):
             try:
-                prepared[position] = self.prepare(source)
+                ready = isinstance(image, PreparedImage)
+                prepared[position] = image if ready else self.prepare(take(image))
             except ImageError as error:
                 results[position] = error
         captions = self.caption_prepared(list(prepared.values()), config)
         results.update(zip(prepared, captions, strict=True))
-        return [results[position] for position in range(len(sources))]
+        return [results[position] for position in range(len(images))]
 
     def prepare(self, source: ImageSource | PreparedImage) -> PreparedImage:
         """Decode an image and bring it to the encoder's square, unless it is there already.
@@ -155,8 +196,7 @@ class Captioner:
         """
         if isinstance(source, PreparedImage):
             return source
-        source = _rereadable(source)
-        return prepare_image(source, self.transform, max_pixels=self.max_pixels)
+        return prepare_image(rereadable(source), self.transform, max_pixels=self.max_pixels)
 
     def caption_prepared(
         self, images: Sequence[PreparedImage], config: GenerationConfig | None = None
@@ -258,12 +298,3 @@ def _or_raise(result: Caption | ImageError) -> Caption:
     if isinstance(result, ImageError):
         raise result
     return result
-
-
-def _rereadable(source: ImageSource) -> ImageSource:
-    """A file object can be read once; its caption may want the photo again."""
-    if isinstance(source, str | os.PathLike | bytes | bytearray | Image.Image):
-        return source
-    if isinstance(source, io.BytesIO):
-        return source.getvalue()[source.tell() :]
-    return source.read()

@@ -119,7 +119,7 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise errors.ImageTooLargeError(
             f"{name} has {width} x {height} pixels, more than the limit of {max_pixels:,}: "
-            "make it smaller, or raise the limit (--max-pixels, in Python max_pixels)"
+            "make it smaller, or raise the limit with --max-pixels or max_pixels"
         )
 
 

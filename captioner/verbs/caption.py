@@ -154,7 +154,8 @@ def _captions(
         checkpoint, device=arguments.device, max_pixels=arguments.max_pixels
     )
     for start in range(0, len(photos), _BATCH):
-        yield from captioner.caption_each(photos[start : start + _BATCH], config)
+        batch = photos[start : start + _BATCH]
+        yield from captioner.caption(batch, config, errors="return")
 
 
 def _print(caption: Caption, arguments: argparse.Namespace) -> None:

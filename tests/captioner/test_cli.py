@@ -97,7 +97,7 @@ def test_many_photos_and_one_bad_one(
     assert len(result.stderr.splitlines()) == 1
     result = run_captioner("caption", photo, "--checkpoint", tiny_file, "--max-pixels", 9599)
     assert result.returncode == 1
-    assert "limit of 9,599: make it smaller, or raise the limit (--max-pixels" in result.stderr
+    assert "limit of 9,599: make it smaller, or raise the limit with --max-pixels" in result.stderr
 
 
 def test_json_records(run_captioner: Run, tiny_file: Path, photo: Path) -> None:

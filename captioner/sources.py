@@ -1,0 +1,170 @@
+"""What is taken for an image from Python, and brought to what `open_image` opens.
+
+Only `Captioner.caption` downloads. Servers are given addresses by strangers: they follow none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from PIL import Image
+
+from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
+from captioner.image import ImageSource
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["ArrayImage", "Download", "as_source", "image_name", "is_many", "rereadable"]
+
+_LARGEST = 64 * 2**20  # bytes of a download: six times the JPEG of a good camera
+_SILENCE, _PATIENCE = 15.0, 60.0  # seconds: without a byte, and for the whole download
+
+_TAKEN = (
+    "an image is a path, an http or https address, bytes, a binary file, a PIL image, "
+    "a numpy array of shape (height, width), (height, width, 3) or (height, width, 4), "
+    "or a torch tensor of shape (1, 3 or 4, height, width)"
+)
+_RANGES = "integers run from 0 to 255, floats from 0 to 1"
+
+
+class ArrayImage(Protocol):
+    """A numpy array, a torch tensor, or what numpy takes for an array."""
+
+    def __array__(self) -> Any: ...
+
+
+class Download(bytes):
+    """The bytes of an image from the web; records and errors call it by its address."""
+
+    name: str
+
+
+def is_many(images: object) -> bool:
+    """Whether these are several images: a list, a generator; not an array, which is one."""
+    one = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, torch.Tensor, Mapping)
+    if isinstance(images, one) or hasattr(images, "__array__") or hasattr(images, "read"):
+        return False
+    return isinstance(images, Iterable)
+
+
+def image_name(source: object) -> str | None:
+    """The path or address of a source as it was given, or None."""
+    if isinstance(source, Download):
+        return source.name
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else None
+
+
+def as_source(image: Any) -> ImageSource:
+    """Bring an image of any kind to one that `open_image` opens, and can open again.
+
+    Addresses are downloaded, 64 MiB at most. Arrays hold red, green, blue and perhaps opacity, or
+    grey alone: in numpy (height, width, channels), in torch (channels, height, width), as each has
+    it; integers from 0 to 255, floats from 0 to 1.
+
+    Raises:
+        ImageTypeError: it is none of these, or an array of another shape or range.
+        ImageNotFoundError: the download failed.
+        ImageTooLargeError: the download is too large.
+
+    """
+    if isinstance(image, Image.Image):
+        return image
+    if isinstance(image, torch.Tensor):
+        return _from_tensor(image)
+    if hasattr(image, "__array__"):
+        import numpy as np
+
+        return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
+    if isinstance(image, str) and (scheme := re.match(r"([a-zA-Z][\w+.-]+)://", image)):
+        if scheme[1].lower() not in ("http", "https"):
+            raise ImageNotFoundError(f"{image} is not an http or https address: download it first")
+        return _download(image)
+    if isinstance(image, bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike | bytes) or callable(getattr(image, "read", None)):
+        return rereadable(image)
+    raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
+
+
+def rereadable(source: ImageSource) -> ImageSource:
+    """A file object can be read once; its caption may want the photo again."""
+    if isinstance(source, str | os.PathLike | bytes | bytearray | Image.Image):
+        return source
+    if isinstance(source, io.BytesIO):
+        return source.getvalue()[source.tell() :]
+    if isinstance(source, io.TextIOBase):
+        raise ImageTypeError("the image file is open as text: open it with 'rb'")
+    try:
+        return source.read()
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        raise ImageNotFoundError(f"the image file cannot be read ({error})") from error
+
+
+def _from_tensor(tensor: torch.Tensor) -> Image.Image:
+    values = tensor.detach().cpu()
+    if values.is_floating_point():
+        values = values.float()  # numpy has no bfloat16
+    if values.dim() == 3:
+        values = values.permute(1, 2, 0)
+    return _from_array(values.numpy(), "tensor", tuple(tensor.shape))
+
+
+def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
+    """Make a picture of (height, width) or (height, width, channels)."""
+    what = f"the {kind} of shape {shape} and type {values.dtype}"
+    if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in (1, 3, 4)):
+        raise ImageTypeError(f"{what} is not an image: {_TAKEN}; several go in as a list")
+    if values.size == 0:
+        raise ImageEmptyError(f"{what} has no pixels")
+    if values.dtype.kind not in "uif":
+        raise ImageTypeError(f"{what} holds no brightness: {_RANGES}")
+    low, high, most = values.min(), values.max(), 1 if values.dtype.kind == "f" else 255
+    if not (low >= 0 and high <= most):  # so written, it refuses nan too
+        raise ImageTypeError(f"{what} runs from {low} to {high}: {_RANGES}")
+    pixels = (
+        (values * (255 / most)).round().astype("uint8") if most == 1 else values.astype("uint8")
+    )
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+
+
+def _download(address: str) -> Download:
+    import httpx
+
+    try:
+        with httpx.stream("GET", address, follow_redirects=True, timeout=_SILENCE) as response:
+            response.raise_for_status()
+            data = Download(_read(response, address))
+    except httpx.HTTPStatusError as error:
+        answer = f"{error.response.status_code} {error.response.reason_phrase}".strip()
+        raise ImageNotFoundError(
+            f"{address} cannot be downloaded (the answer is {answer}): check the address"
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise ImageNotFoundError(
+            f"{address} cannot be downloaded ({reason}): check the address and the connection"
+        ) from error
+    data.name = address
+    return data
+
+
+def _read(response: httpx.Response, address: str) -> bytes:
+    data, start = bytearray(), time.monotonic()
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > _LARGEST:
+            raise ImageTooLargeError(
+                f"{address} has more than {_LARGEST // 2**20} MiB: download it and make it smaller"
+            )
+        if time.monotonic() - start > _PATIENCE:
+            raise ImageNotFoundError(
+                f"{address} took more than {_PATIENCE:.0f} s: download it first"
+            )
+    return bytes(data)

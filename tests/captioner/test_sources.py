@@ -1,0 +1,210 @@
+"""Images of every kind from Python: arrays, tensors, addresses, and what is none of these."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner import (
+    Captioner,
+    ConfigError,
+    ImageError,
+    ImageNotFoundError,
+    ImageTypeError,
+    sources,
+)
+from captioner.errors import ImageEmptyError, ImageTooLargeError
+from captioner.image import open_image
+from captioner.sources import as_source, is_many
+
+COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])
+
+
+def pixels(source: Any) -> list[Any]:
+    picture = open_image(as_source(source))
+    return [picture.getpixel((x, y)) for y in range(picture.height) for x in range(picture.width)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        COLORS.astype("uint8"),
+        COLORS,  # int64
+        COLORS / 255,
+        (COLORS / 255).astype("float32"),
+        np.asfortranarray(COLORS.astype("uint8")),
+        torch.from_numpy(COLORS).permute(2, 0, 1),
+        (torch.from_numpy(COLORS) / 255).permute(2, 0, 1).requires_grad_(),
+        Image.fromarray(COLORS.astype("uint8")),
+        np.concatenate([COLORS, np.full((3, 2, 1), 255)], axis=2),  # opaque
+    ],
+)
+def test_arrays_are_pictures(array: Any) -> None:
+    assert not is_many(array)
+    assert pixels(array) == [tuple(color) for color in COLORS.reshape(-1, 3).tolist()]
+
+
+@pytest.mark.parametrize(
+    "grey",
+    [
+        np.array([[0, 200]], dtype="uint8"), np.array([[[0], [200]]]), torch.tensor([[[0, 200]]]),
+        torch.tensor([[0, 200]]),
+    ],
+)  # fmt: skip
+def test_grey_arrays_are_pictures(grey: Any) -> None:
+    assert pixels(grey) == [(0, 0, 0), (200, 200, 200)]
+
+
+def test_halves_are_rounded_to_the_nearest_brightness() -> None:
+    assert pixels(torch.full((1, 1, 1), 0.5, dtype=torch.bfloat16)) == [(128, 128, 128)]
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "said"),
+    [
+        (
+            np.zeros((3, 20, 30)),
+            ImageTypeError,
+            r"array of shape \(3, 20, 30\).*\(height, width, 3",
+        ),
+        (
+            torch.zeros(20, 30, 3),
+            ImageTypeError,
+            r"tensor of shape \(20, 30, 3\).*\(1, 3 or 4, hei",
+        ),
+        (np.zeros((5, 20, 30, 3)), ImageTypeError, "several go in as a list"),
+        (np.full((2, 2), 200.0), ImageTypeError, r"from 200\.0 to 200\.0: .*floats from 0 to 1"),
+        (np.full((2, 2), -0.1), ImageTypeError, "floats from 0 to 1"),
+        (np.full((2, 2), np.nan), ImageTypeError, "from nan to nan"),
+        (np.full((2, 2), 256), ImageTypeError, "from 256 to 256: integers run from 0 to 255"),
+        (np.zeros((2, 2), dtype=bool), ImageTypeError, "holds no brightness"),
+        (np.zeros((0, 4, 3)), ImageEmptyError, "no pixels"),
+        (None, ImageTypeError, "NoneType is not an image: an image is a path, an http"),
+        (3, ImageTypeError, "int is not an image"),
+        ({"a": 1}, ImageTypeError, "dict is not an image"),
+        (io.StringIO("x"), ImageTypeError, "open it with 'rb'"),
+        ("ftp://host/a.jpg", ImageNotFoundError, "not an http or https address"),
+        ("file:///etc/passwd", ImageNotFoundError, "not an http or https address"),
+    ],
+)
+def test_all_else_is_refused_with_what_is_taken(image: Any, error: Any, said: str) -> None:
+    assert not is_many(image)
+    with pytest.raises(error, match=said):
+        open_image(as_source(image))
+
+
+@pytest.fixture
+def captioner(tiny_file: Path) -> Captioner:
+    return Captioner.from_pretrained(tiny_file)
+
+
+def test_long_lists_go_through_in_batches(
+    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    whole = captioner.caption_prepared
+    monkeypatch.setattr(
+        captioner,
+        "caption_prepared",
+        lambda images, c: sizes.append(len(images)) or whole(images, c),
+    )
+    images: list[Any] = [photo] * 35
+    images[20] = None
+    results = captioner.caption((image for image in images), errors="return")
+    assert sizes == [16, 15, 3]
+    assert isinstance(results[20], ImageTypeError)
+    assert {str(result) for at, result in enumerate(results) if at != 20} == {str(results[0])}
+    with pytest.raises(ImageError, match="NoneType"):
+        captioner.caption(images)
+    assert sizes == [16, 15, 3, 16, 15]  # it stops there
+    with pytest.raises(ImageTypeError):
+        captioner.caption(None)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="'raise' or 'return'"):
+        captioner.caption([photo], errors="ignore")  # type: ignore[call-overload]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        photo: bytes = self.server.photo  # type: ignore[attr-defined]
+        match self.path:
+            case "/photo.jpg":
+                self.answer(200, photo)
+            case "/moved":
+                self.send_response(302)
+                self.send_header("Location", "/photo.jpg")
+                self.end_headers()
+            case "/elsewhere":
+                self.send_response(302)
+                self.send_header("Location", "file:///etc/passwd")
+                self.end_headers()
+            case "/page":
+                self.answer(200, b"<html>")
+            case "/cut":
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(photo) + 9))
+                self.end_headers()
+                self.wfile.write(photo)
+            case _:
+                self.answer(404, b"")
+
+    def answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def host(photo: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.photo = photo.read_bytes()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) -> None:
+    caption = captioner.caption(f"{host}/photo.jpg")
+    assert caption.text == captioner.caption(photo).text
+    assert caption.image == f"{host}/photo.jpg"
+    assert caption.contact_sheet().width > 120  # the photo is kept, not downloaded again
+    assert captioner.caption(f"{host}/moved").text == caption.text
+    # Front ends that are given addresses by strangers follow none.
+    (refused,) = captioner.caption_each([f"{host}/photo.jpg"])
+    assert isinstance(refused, ImageNotFoundError) and "not followed" in str(refused)
+
+
+def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, said in {
+        "/nothing": r"/nothing cannot be downloaded \(the answer is 404 Not Found\)",
+        "/elsewhere": "cannot be downloaded",
+        "/cut": "cannot be downloaded",
+    }.items():
+        with pytest.raises(ImageNotFoundError, match=said):
+            as_source(host + path)
+    with pytest.raises(ImageNotFoundError, match=r"cannot be downloaded.*refused"):
+        as_source("http://127.0.0.1:9/a.jpg")
+    with pytest.raises(ImageNotFoundError, match="cannot be downloaded"):
+        as_source("http://")
+    with pytest.raises(ImageError, match=f"{host}/page"):
+        open_image(as_source(f"{host}/page"))
+    monkeypatch.setattr(sources, "_LARGEST", 100)
+    with pytest.raises(ImageTooLargeError, match=r"photo\.jpg has more than"):
+        as_source(f"{host}/photo.jpg")
+    monkeypatch.setattr(sources, "_LARGEST", 2**20)
+    monkeypatch.setattr(sources, "_PATIENCE", -1.0)
+    with pytest.raises(ImageNotFoundError, match="took more than"):
+        as_source(f"{host}/photo.jpg")
