@@ -15,7 +15,7 @@ from captioner_training.recipe_file import load_recipe, shipped_recipes
 
 
 def test_shipped_recipes_load() -> None:
-    shipped = {"bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "smoke"}
+    shipped = {"bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "own", "smoke"}
     assert set(shipped_recipes()) == shipped
     for name in shipped_recipes():
         assert load_recipe(name).name == name
@@ -92,3 +92,32 @@ def test_every_field_is_listed_with_its_reason() -> None:
     assert "as the paper does" in listed["decoder.value_dim"][1]
     bare = [name for name, lines in listed.items() if len(lines) == 1]
     assert len(bare) < 0.2 * len(listed), bare
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"transform.size": "100"}, "transform.size 100 is not a multiple of encoder.stride 16"),
+        ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),
+        ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
+        ({"stages.1.encoder_learning_rate": "1e-4"}, "encoder_learning_rate has no effect"),
+        (
+            {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
+            "scheduled_sampling has no effect in a self-critical stage",
+        ),
+        ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
+        ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy"),
+        ({"weight_decay": "-0.1"}, "weight_decay: should be greater"),
+        ({"data.maximum_length": "0"}, "data.maximum_length: should be greater"),
+        ({"generation.beam_size": "2.5"}, "generation.beam_size: should be a valid integer"),
+        ({"stages.0.epochs": "3"}, "which are counted from 1"),
+        ({"data.minimum_cuont": "3"}, r"no such field, did you mean minimum_count\?"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_sentence(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("smoke", fields)
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert load_recipe("smoke", {"stages.1.learning_rate": "1e-3"}).stages[0].learning_rate == 1e-3

@@ -5,20 +5,21 @@
      "categories": [{"id": 1, "name": "person"}, ...]}
 
 `bbox` is in pixels of the photo as it is seen, x to the right and y down from the top left corner.
-Categories may be left out.
+Categories may be left out: then every box is taken for a person's.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
 from captioner.transforms import Box, Transform
 
-__all__ = ["BoxedObject", "read_boxes"]
+__all__ = ["BoxedObject", "check_boxes", "read_boxes"]
 
 
 class BoxedObject(NamedTuple):
@@ -58,6 +59,21 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
             "image id, width and height"
         ) from error
     return found
+
+
+def check_boxes(path: Path, transform: Transform, *, ids: Collection[int | str]) -> None:
+    """Refuse boxes that belong to none of these images.
+
+    Raises:
+        DataError: they do, or they cannot be read.
+
+    """
+    found = read_boxes(path, transform)
+    if not found.keys() & set(ids):
+        raise DataError(
+            f"{path} has boxes for {len(found):,} images, but for none of this split: its image_id "
+            "is to be the id of the image in the data set"
+        )
 
 
 def _content(path: Path) -> dict[str, Any]:

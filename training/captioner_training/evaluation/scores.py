@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from subprocess import SubprocessError
 
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu
 
@@ -53,15 +54,21 @@ def official_scores(
     from pycocoevalcap.meteor.meteor import Meteor
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    tokenizer = PTBTokenizer()
-    with contextlib.redirect_stdout(sys.stderr):
-        wanted = tokenizer.tokenize(
-            {i: [{"caption": text} for text in texts] for i, texts in enumerate(references)}
-        )
-        given = tokenizer.tokenize({i: [{"caption": text}] for i, text in enumerate(captions)})
-        bleus, _ = Bleu(4).compute_score(wanted, given, verbose=0)
-        meteor, _ = Meteor().compute_score(wanted, given)
-        cider, _ = Cider().compute_score(wanted, given)
+    try:
+        tokenizer = PTBTokenizer()
+        with contextlib.redirect_stdout(sys.stderr):
+            wanted = tokenizer.tokenize(
+                {i: [{"caption": text} for text in texts] for i, texts in enumerate(references)}
+            )
+            given = tokenizer.tokenize({i: [{"caption": text}] for i, text in enumerate(captions)})
+            bleus, _ = Bleu(4).compute_score(wanted, given, verbose=0)
+            meteor, _ = Meteor().compute_score(wanted, given)
+            cider, _ = Cider().compute_score(wanted, given)
+    except (OSError, SubprocessError, ValueError, IndexError) as error:
+        raise DataError(
+            f"pycocoevalcap failed ({type(error).__name__}: {error}): see what its Java programs "
+            "say above"
+        ) from error
     scores = {f"BLEU-{n}": 100 * score for n, score in enumerate(bleus, start=1)}
     return {**scores, "METEOR": 100 * float(meteor), "CIDEr": 100 * float(cider)}
 

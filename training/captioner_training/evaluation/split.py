@@ -165,7 +165,11 @@ def person_grounding(
         DataError: the file cannot be read, or has boxes for none of the images.
 
     """
-    found = {id: [one.box for one in each] for id, each in read_boxes(boxes, transform).items()}
+    found = {
+        number: people
+        for number, each in read_boxes(boxes, transform).items()
+        if (people := [one.box for one in each if one.category in ("", "person")])
+    }
     sums: dict[str, float] = defaultdict(float)
     for one in captioned:
         if one.attention is None:

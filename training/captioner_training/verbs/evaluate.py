@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
-    from captioner.transforms import Transform
+    from captioner.predictor import Captioner
+    from captioner.vocabulary import Vocabulary
+    from captioner_training.data.dataset import CaptionedImage
     from captioner_training.evaluation.captioned import Captioned
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
@@ -62,89 +65,122 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Caption the split, print its scores."""
+    """Caption the split, print its scores; 1 where one of the things asked for failed."""
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-
-    import torch
+    for name in ("data", "captions", "boxes", "predictions"):
+        if (path := getattr(arguments, name)) is not None:
+            setattr(arguments, name, path.expanduser())
+    _check_files(arguments)
 
     from captioner.predictor import Captioner
     from captioner_training.data.reading import read_coco, read_dataset
-    from captioner_training.evaluation.calibration import measure_calibration
+    from captioner_training.evaluation.boxes import check_boxes
     from captioner_training.evaluation.scores import check_official_scorers
-    from captioner_training.evaluation.split import caption_split
 
     if arguments.official:
         check_official_scorers()
-    if arguments.data:
-        images = read_dataset(arguments.data, split=arguments.split)
-    else:
-        images = read_coco(arguments.captions, arguments.images)
     captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    tokenizer = captioner.vocabulary.tokenizer
+    if arguments.data:
+        images = read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
+    else:
+        images = read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
+    if arguments.boxes:
+        check_boxes(arguments.boxes, captioner.transform, ids={image.id for image in images})
+    return _evaluate(arguments, captioner, images)
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Look at what is read and written at the end before anything is captioned.
+
+    Raises:
+        DataError: the file of boxes cannot be read.
+        OutputError: the predictions cannot be written.
+
+    """
+    from captioner.errors import DataError, OutputError
+
+    boxes, predictions = arguments.boxes, arguments.predictions
+    if boxes is not None and not boxes.is_file():
+        raise DataError(f"there is no file {boxes}")
+    if predictions is None:
+        return
+    folder = predictions.parent
+    if not folder.is_dir():
+        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
+    if predictions.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+
+
+def _evaluate(
+    arguments: argparse.Namespace, captioner: Captioner, images: Sequence[CaptionedImage]
+) -> int:
+    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
+    import torch
+
+    from captioner_training.evaluation.calibration import measure_calibration
+    from captioner_training.evaluation.scores import official_scores
+    from captioner_training.evaluation.split import caption_split, person_grounding, score_split
+
     config = captioner.generation
     if arguments.beam_size is not None:
         config = replace(config, beam_size=arguments.beam_size)
     autocast = torch.autocast(captioner.device.type, enabled=False)
+    model, transform, words = captioner.model, captioner.transform, captioner.vocabulary
     captioned = caption_split(
-        captioner.model,
-        images,
-        transform=captioner.transform,
-        vocabulary=captioner.vocabulary,
-        config=config,
-        autocast=autocast,
+        model, images, transform=transform, vocabulary=words, config=config, autocast=autocast
     )
-    report: dict[str, Any] = {
-        "data": str(arguments.data or arguments.captions),
-        "images": len(images),
-        "beam_size": config.beam_size,
-        "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
-        **_scores(arguments, captioned, captioner.transform),
-    }
+    parts: dict[str, Callable[[], object]] = {"nltk": lambda: score_split(captioned)}
+    if arguments.official:
+        references = [one.image.captions for one in captioned]
+        said = [words.join(one.words) for one in captioned]
+        parts["pycocoevalcap"] = lambda: official_scores(references, said)
+    if arguments.boxes:
+        parts["person_boxes"] = lambda: person_grounding(
+            captioned, boxes=arguments.boxes, transform=transform
+        )
     if arguments.calibration:
-        report["calibration"] = measure_calibration(
-            captioner.model,
+        parts["calibration"] = lambda: measure_calibration(
+            model,
             images,
-            transform=captioner.transform,
-            vocabulary=captioner.vocabulary,
+            transform=transform,
+            vocabulary=words,
             maximum_length=config.maximum_length,
             autocast=autocast,
         )
     if arguments.predictions:
-        _write(arguments.predictions, captioned)
+        parts["predictions"] = lambda: _write(arguments.predictions, captioned, words)
+    report: dict[str, object] = {
+        "data": str(arguments.data or arguments.captions),
+        "images": len(images),
+        "beam_size": config.beam_size,
+        "dtype": str(captioner.dtype).removeprefix("torch."),
+        "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
+    }
+    failed = False
+    for name, part in parts.items():
+        try:
+            report[name] = part()
+        except CaptionerError as error:
+            failed = True
+            report[name] = {"error": error.record()}
+            print(f"captioner: {name}: {error}", file=sys.stderr)
     print(json.dumps(report, indent=2))
-    return 0
+    return 1 if failed else 0
 
 
-def _scores(
-    arguments: argparse.Namespace, captioned: Sequence[Captioned], transform: Transform
-) -> dict[str, Any]:
-    from captioner.vocabulary import join
-    from captioner_training.evaluation.scores import official_scores
-    from captioner_training.evaluation.split import person_grounding, score_split
+def _write(path: Path, captioned: Sequence[Captioned], vocabulary: Vocabulary) -> str:
+    from captioner.files import replace_file
 
-    scores: dict[str, Any] = {"nltk": score_split(captioned)}
-    if arguments.official:
-        scores["pycocoevalcap"] = official_scores(
-            [one.image.captions for one in captioned], [join(one.words) for one in captioned]
-        )
-    if arguments.boxes:
-        scores["person_boxes"] = person_grounding(
-            captioned, boxes=arguments.boxes, transform=transform
-        )
-    return scores
-
-
-def _write(path: Path, captioned: Sequence[Captioned]) -> None:
-    from captioner.errors import OutputError
-    from captioner.vocabulary import join
-
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            for one in captioned:
-                record = {"image": one.image.name, "caption": join(one.words)}
-                file.write(json.dumps({**record, "score": one.hypothesis.score}) + "\n")
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-    print(f"captions written to {path}", file=sys.stderr)
+    with replace_file(path) as file:
+        for one in captioned:
+            record = {
+                "image": one.image.name,
+                "caption": vocabulary.join(one.words),
+                "score": one.hypothesis.score,
+            }
+            file.write(json.dumps(record).encode() + b"\n")
+    return str(path)

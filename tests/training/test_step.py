@@ -1,0 +1,83 @@
+"""A step: what it changes, and that scheduled sampling leaves every gradient in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from captioner.checkpoint import Checkpoint
+from captioner.transforms import Transform
+from captioner_training.data.dataset import Batch, collate
+from captioner_training.machinery.processes import Processes
+from captioner_training.objectives.cross_entropy import Captions, count
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.state import TrainState
+from captioner_training.step import LossModule, TrainStep, autocast_of
+
+CPU = Processes(device=torch.device("cpu"))
+
+
+def recipe(**fields: object) -> Recipe:
+    stage = Stage(epochs=2, batch_size=4, scheduled_sampling=0.5, learning_rate=1e-2, warmup=0)
+    return Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    grids = torch.randn(4, 9, 576, generator=generator)
+    return collate(grids, [[[5, 6, 7], [4, 8]]] * 4, maximum_length=5, positions=range(4))
+
+
+@pytest.mark.parametrize("own_words", [0.0, 0.5])
+def test_every_weight_of_the_decoder_has_a_gradient(
+    tiny_checkpoint: Checkpoint, batch: Batch, own_words: float
+) -> None:
+    """Autocast's copies of weights, made in the first pass, must not be used in the second."""
+    model = tiny_checkpoint.model.requires_grad_(True)
+    config = recipe(precision="bf16")
+    loss = LossModule(
+        model, config, config.stages[0], transform=Transform(tiny_checkpoint.transform)
+    )
+    captions = Captions(batch.tokens, batch.tokens[..., 1:])
+    with autocast_of(config, CPU.device):
+        total = loss(batch.images, captions, count(captions.targets), own_words).total
+    total.backward()
+    without = [
+        name
+        for name, parameter in model.decoder.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert without == []
+
+
+def test_a_stage_hands_on_the_weights_that_scored_best(
+    tiny_checkpoint: Checkpoint, batch: Batch
+) -> None:
+    model = tiny_checkpoint.model.requires_grad_(True)
+    model.encoder.fine_tune(from_stage=None)
+    config = recipe(ema=0.5)
+    state = TrainState(model, processes=CPU)
+    state.begin_stage(config, config.stages[0], steps=20)
+    step = TrainStep(
+        state, config, config.stages[0],
+        transform=Transform(tiny_checkpoint.transform), processes=CPU,
+    )  # fmt: skip
+    averages = []
+    for cider in (10.0, 5.0, 4.0):
+        state.count_step(step([batch]))
+        with state.averaged():
+            averages.append(model.decoder.embedding.weight.detach().clone())
+            assert state.count_epoch(cider) == (cider == 10.0)
+    assert state.progress.stale == 2 and state.progress.taken == 3
+    assert not torch.equal(averages[0], averages[2])
+    saved = state.state_dict()
+    state.end_stage()
+    assert torch.equal(model.decoder.embedding.weight, averages[0])
+    assert (state.progress.stage, state.progress.epoch, state.progress.best) == (1, 0, 10.0)
+    # A run that is taken up again hands on the same.
+    again = TrainState(model, processes=CPU)
+    again.load_state_dict(saved)
+    again.begin_stage(config, config.stages[0], steps=20)
+    again.end_stage()
+    assert torch.equal(model.decoder.embedding.weight, averages[0])
