@@ -7,7 +7,7 @@ const MEANINGS = {
     + "Words such as “of” need little of it.",
   average: "How sure the model was of each word of the sentence, on average. "
     + "The sentences are in its own order, which also counts their length.",
-  heat: "Colour begins where a place had more than an even share of the attention, and is full at eight times "
+  heat: "Colour (with Spotlight, light) begins where a place had more than an even share of the attention, and is full at eight times "
     + "that share. The scale is the same for every word and every photo, so that two pictures can be compared.",
 };
 

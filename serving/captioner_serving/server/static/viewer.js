@@ -6,6 +6,8 @@ import { percent, placeOf, Sentence } from "./sentence.js";
 import { again, begin, choose, fail, photoOf, work } from "./work.js";
 import { fromServer } from "./problems.js";
 
+// What a visitor has to see of each state without scrolling.
+const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export function start(element, props) {
@@ -113,7 +115,7 @@ export function start(element, props) {
     viewer.setAttribute("aria-busy", detail.kind === "waiting");
     sentence.stop();
     states[detail.kind](detail);
-    if (before !== detail.kind && detail.kind !== "empty") reveal(viewer, find(detail.kind === "shown" ? ".sentence" : ".work"));
+    if (before !== detail.kind && detail.kind in ENDS) reveal(detail.kind === "failed" ? document.body : viewer, find(ENDS[detail.kind]));
   });
 
   const drawScale = () => {
@@ -152,10 +154,10 @@ function phaseOf({ phase, share, ahead }) {
   return "Looking at the photo …";
 }
 
-// On a small screen the words come to the visitor.
-function reveal(viewer, part) {
+// On a small screen the words come to the visitor; a failure comes with the buttons to try another.
+function reveal(top, part) {
   const { bottom } = part.getBoundingClientRect();
-  if (bottom <= innerHeight && viewer.getBoundingClientRect().top >= 0) return;
+  if (bottom <= innerHeight && top.getBoundingClientRect().top >= 0) return;
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  viewer.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
+  top.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,17 @@ def test_on_a_phone_the_words_come_without_scrolling(phone: Visit, sample: str) 
     assert pictures == ["photo", "heat"]  # the photo is there once
 
 
+def test_a_failure_on_a_phone_comes_with_the_way_to_another_photo(
+    phone: Visit, tmp_path: Path
+) -> None:
+    (tmp_path / "no.jpg").write_bytes(b"no photo")
+    phone.tab.evaluate("scrollTo(0, 500)")
+    phone.choose(tmp_path / "no.jpg", state="failed")
+    assert "no.jpg is not a" in phone.failure()
+    phone.tab.wait_for_function("scrollY === 0")
+    assert phone.tab.locator(".failure").bounding_box()["y"] < 600
+
+
 def test_a_finger_taps_and_a_mouse_points(phone: Visit, visit: Visit) -> None:
     for seen, said in ((phone, "Tap a word"), (visit, "Point at a word")):
         seen.tab.locator(".word").first.press("Escape")
@@ -61,6 +73,9 @@ def test_a_wide_screen_has_the_page_in_its_middle(browser: Any, server: Server) 
     box = visit.tab.locator("#columns").bounding_box()
     assert box["x"] == pytest.approx(1920 - box["x"] - box["width"], abs=16)
     assert box["width"] < 1300
+    visit.tab.route("**/page/captions", lambda route: route.abort())
+    visit.choose(SAMPLES / "rocket.jpg", state="failed")
+    assert visit.tab.locator("#columns").bounding_box()["width"] == box["width"]  # nothing jumps
     visit.context.close()
 
 
