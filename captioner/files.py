@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from captioner.errors import OutputError
+from captioner.errors import ConfigError, OutputError
 
-__all__ = ["replace_file", "sync_folder"]
+__all__ = ["identity", "refuse_input", "replace_file", "sync_folder"]
 
 
 @contextmanager
@@ -70,6 +71,44 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def identity(path: str | os.PathLike[str]) -> set[object]:
+    """Name a file so that links and other spellings of its path are recognised.
+
+    Two paths lead to one file when these sets have anything in common.
+    """
+    real = os.path.realpath(path)
+    # On these systems A.jpg is a.jpg.
+    keys: set[object] = {real.casefold() if sys.platform in ("darwin", "win32") else real}
+    with suppress(OSError, ValueError):
+        status = Path(real).stat()
+        keys.add((status.st_dev, status.st_ino))
+    return keys
+
+
+def refuse_input(
+    option: str, path: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
+) -> None:
+    """Refuse to write a file that the same command reads, or that lies in a folder it reads.
+
+    Args:
+        option: what the file was typed behind, for the error.
+        path: the file to be written.
+        inputs: files and folders; None stands for one that was not given.
+
+    Raises:
+        ConfigError: it is one of them.
+
+    """
+    written = identity(path)
+    for name in (name for name in inputs if name is not None):
+        inside = Path(path).exists() and Path(name).resolve() in Path(path).resolve().parents
+        if inside or identity(name) & written:
+            raise ConfigError(
+                f"{option} {path} would be written over what this command reads, {name}: "
+                "name another file"
+            )
 
 
 def _rights(target: Path) -> int | None:

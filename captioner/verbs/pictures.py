@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from captioner.drawing.saving import check_suffix
 from captioner.errors import ConfigError, OutputError
+from captioner.files import identity
 
 __all__ = ["make_folders", "plan_pictures"]
 
@@ -41,11 +40,11 @@ def plan_pictures(
         {option: _fill(pattern, photo, number) for option, pattern in patterns.items()}
         for number, photo in enumerate(photos, 1)
     ]
-    read = {key: path for path in (*inputs, *photos) for key in _identity(path)}
+    read = {key: path for path in (*inputs, *photos) for key in identity(path)}
     taken: dict[object, str] = {}
     for photo, files in zip(photos, plan, strict=True):
         for option, file in files.items():
-            keys = _identity(file)
+            keys = identity(file)
             for key in keys & read.keys():
                 raise ConfigError(
                     f"{option} {patterns[option]} would be written over {read[key]}, "
@@ -99,14 +98,3 @@ def _fill(pattern: str, photo: str, number: int) -> str:
     path = urlsplit(photo).path if photo.startswith(("http://", "https://")) else photo
     values = {"{name}": Path(path).stem or "photo", "{number}": str(number)}
     return _FIELD.sub(lambda match: values[match[0]], pattern)
-
-
-def _identity(path: _Path) -> set[object]:
-    """Name a file so that links and other spellings of its path are recognised."""
-    real = os.path.realpath(path)
-    # On these systems A.jpg is a.jpg.
-    keys: set[object] = {real.casefold() if sys.platform in ("darwin", "win32") else real}
-    with suppress(OSError, ValueError):
-        status = Path(real).stat()
-        keys.add((status.st_dev, status.st_ino))
-    return keys

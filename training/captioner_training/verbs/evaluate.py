@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.errors import CaptionerError, ConfigError
+from captioner.files import refuse_input
 
 if TYPE_CHECKING:
     from captioner.predictor import Captioner
@@ -73,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("data", "captions", "boxes", "predictions"):
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
+    if arguments.predictions:
+        read = (arguments.data, arguments.captions, arguments.checkpoint, arguments.boxes)
+        refuse_input("--predictions", arguments.predictions, read)
     _check_files(arguments)
 
     from captioner.predictor import Captioner
