@@ -8,7 +8,6 @@ grid comes from its own place in the image. A name is torchvision's own ("resnet
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
 
+from captioner.backbones import EncoderConfig, backbones
 from captioner.errors import CheckpointNotFoundError, ConfigError
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
@@ -25,7 +25,6 @@ __all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
 _REACH = (
     3.0  # of coordinates: x and y go from -3 to 3, so that a cell's place counts as features do
 )
-_FAMILIES = ("resnet", "resnext", "wide_resnet", "efficientnet", "convnext", "mobilenet")
 
 
 class Grid(NamedTuple):
@@ -37,25 +36,6 @@ class Grid(NamedTuple):
     features: Tensor
     rows: int
     columns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Which CNN, and how fine a grid."""
-
-    name: str = "resnet101"  # the backbone; ResNet-101 is the usual choice for COCO
-    stride: int = 32  # pixels a cell: 32 is the backbone's own; 16 gives four times the cells
-    last_stage: int | None = None  # the grid is its output: early cells know their own place only
-    coordinates: bool = False  # add x and y to each cell's features: an early stage has no idea
-
-    def __post_init__(self) -> None:
-        if self.name not in backbones():
-            known = ", ".join(backbones())
-            raise ConfigError(f"encoder name {self.name!r} is not known; known are {known}")
-        if self.last_stage is None and self.stride not in (16, 32):
-            raise ConfigError(f"encoder stride {self.stride} is not 16 or 32")
-        if self.last_stage is not None and self.last_stage < 0:
-            raise ConfigError(f"encoder last_stage {self.last_stage} is negative: the first is 0")
 
 
 class Encoder(nn.Module):
@@ -159,12 +139,6 @@ def _places(rows: int, columns: int) -> Tensor:
     """X and y of the cells' centres, (2, rows, columns) (CoordConv, Liu et al. 2018)."""
     y, x = ((torch.arange(n) + 0.5) * (2 * _REACH / n) - _REACH for n in (rows, columns))
     return torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)])
-
-
-def backbones() -> list[str]:
-    """The names that EncoderConfig takes."""
-    names = torchvision.models.list_models(module=torchvision.models)
-    return sorted([*(name for name in names if name.startswith(_FAMILIES)), "efficientnet_v2_b0"])
 
 
 def _build_stages(name: str, *, pretrained: bool) -> nn.Sequential:

@@ -13,7 +13,6 @@ H heads share the A numbers of W_q q and W_k k: each scores with A / H of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from captioner.errors import ConfigError
+from captioner.score_names import check_score
 
 __all__ = [
     "SCORES",
@@ -30,7 +29,6 @@ __all__ = [
     "ProductScore",
     "ScoreFunction",
     "build_score",
-    "check_score",
     "split_heads",
 ]
 
@@ -228,37 +226,3 @@ def build_score(
     return SCORES[name](
         query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
     )
-
-
-def check_score(
-    name: str, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1
-) -> None:
-    """Refuse what cannot be built, before anything is.
-
-    Raises:
-        ConfigError: no score function has that name, or the sizes do not fit it.
-
-    """
-    if name not in SCORES:
-        raise ConfigError(f"score {name!r} is not known; known are {', '.join(SCORES)}")
-    if heads < 1:
-        raise ConfigError(f"heads {heads} is not positive")
-    if name == "none":
-        if heads > 1:
-            raise ConfigError(
-                f"heads {heads} with score 'none': all of them would see the same mean; set heads "
-                "to 1, or choose another score"
-            )
-        return
-    if name == "dot" and query_dim != key_dim:
-        raise ConfigError(
-            f"score 'dot' multiplies a query of {query_dim} numbers with a key of {key_dim}: make "
-            "the two equal, or choose 'multiplicative' or 'scaled_dot', which project them"
-        )
-    width, what = (query_dim, "query") if name == "dot" else (attention_dim, "attention_dim")
-    if width % heads:
-        lower = math.gcd(width, heads)
-        raise ConfigError(
-            f"heads {heads} do not divide the {what} of {width} numbers into equal parts: "
-            f"{lower} would"
-        )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from captioner.bounds import Fraction, Positive, check_bounds
 from captioner.errors import ConfigError
-from captioner.scores import check_score
+from captioner.score_names import check_score
 
 __all__ = ["DecoderConfig"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +13,12 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError
+from captioner.backbones import _USUAL, backbones
+from captioner.score_names import SCORE_NAMES
+from captioner.scores import SCORES
 from captioner_training.recipe_fields import fields_text
 from captioner_training.recipe_file import load_recipe, shipped_recipes
+from tests import launcher
 
 
 def test_shipped_recipes_load() -> None:
@@ -121,3 +128,33 @@ def test_what_cannot_work_is_refused_with_a_sentence(fields: dict[str, str], mes
 
 def test_numbers_are_read_as_people_write_them() -> None:
     assert load_recipe("smoke", {"stages.1.learning_rate": "1e-3"}).stages[0].learning_rate == 1e-3
+
+
+def test_a_wrong_path_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    """What takes seconds to import comes after what can be known at once."""
+    script = (
+        "import sys; from captioner.cli import main\n"
+        "status = main(sys.argv[1:])\n"
+        "print(status, 'torch' in sys.modules)"
+    )
+    (tmp_path / "data").mkdir()
+    for arguments, status, message in (
+        (["flickr8k", "--data.root", f"{tmp_path}/date"], 1, f"did you mean {tmp_path}/data?"),
+        (["flickr8k", "--data.root", f"{tmp_path}/data"], 1, "captioner prepare KIND"),
+        (["flickr8k", "--data.wokers", "1"], 2, "did you mean workers?"),
+        (["flickr9k"], 2, "did you mean flickr8k?"),
+        (["--fields"], 0, ""),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", script, "train", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": launcher.PATH},
+        )
+        assert message in result.stderr
+        assert result.stdout.splitlines()[-1:] == [f"{status} False"], result.stderr
+
+
+def test_usual_backbones_and_scores_are_known_without_torch() -> None:
+    assert set(backbones()) >= _USUAL
+    assert set(SCORES) == set(SCORE_NAMES)

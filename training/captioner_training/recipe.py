@@ -10,12 +10,12 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict
 
+from captioner.backbones import EncoderConfig
 from captioner.bounds import Fraction, NotNegative, Positive, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
-from captioner.encoder import EncoderConfig
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner.transforms import TransformConfig
+from captioner.geometry import TransformConfig
 from captioner.vocabulary import Tokenizer
 
 __all__ = [

@@ -10,9 +10,9 @@ from captioner.errors import DataError
 from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.images import ImageStore, Member
-from captioner_training.data.unprepared import unprepared
+from captioner_training.data.unprepared import check_readable
 from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.manifest import Manifest, is_prepared, is_unfinished
+from captioner_training.prepare.manifest import Manifest, is_prepared
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.texts import read_json
 
@@ -32,12 +32,9 @@ def read_dataset(
         DataError: it is neither, it has no such split, or files are missing or damaged.
 
     """
-    if is_unfinished(folder):
-        raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
+    check_readable(folder, split)
     if not is_prepared(folder):
         plain = folder / f"captions_{split}.json"
-        if not plain.exists():
-            raise DataError(unprepared(folder, split))
         return read_coco(plain, folder / f"{split}*", tokenizer=tokenizer)
     manifest = Manifest.load(folder)
     rows = list(manifest.rows(folder, split))

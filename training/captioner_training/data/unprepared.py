@@ -1,4 +1,4 @@
-"""A folder that is no data set yet: what it seems to hold, and the command that prepares it."""
+"""Whether a folder is a data set to read, without importing torch; if not, what to run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ import shlex
 from itertools import islice
 from pathlib import Path
 
+from captioner.errors import DataError
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.paths import there_is_no
-from captioner_training.prepare.manifest import MANIFEST
+from captioner_training.prepare.manifest import MANIFEST, Manifest, is_prepared, is_unfinished
 from captioner_training.prepare.places import walk
 
-__all__ = ["unprepared"]
+__all__ = ["check_readable"]
 
 _LOOKED_AT = 10_000  # files; enough to see what a folder holds
 _TABLES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".json": "coco-json"}
 
 
-def unprepared(folder: Path, split: str) -> str:
-    """Say why `split` of a folder cannot be read, and what to run.
+def check_readable(folder: Path, split: str) -> None:
+    """Refuse a folder without that split, as early as that can be known.
 
     Raises:
-        DataError: a folder in it cannot be read.
+        DataError: the folder is not there, not prepared or not finished, or has no such split.
 
     """
+    if is_unfinished(folder):
+        raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
+    if is_prepared(folder):
+        splits = Manifest.load(folder).splits
+        if split not in splits:
+            raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
+    elif not (folder / f"captions_{split}.json").exists():
+        raise DataError(_unprepared(folder, split))
+
+
+def _unprepared(folder: Path, split: str) -> str:
+    """Say why `split` of a folder cannot be read, and what to run."""
     if not folder.exists():
         return there_is_no("folder", folder)
     if list(folder.glob("*.index.jsonl")):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from captioner_training.recipe import DataConfig
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
@@ -55,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(recipe_text(arguments.recipe), end="")
         return 0
     recipe = load_recipe(arguments.recipe, arguments.fields)
+    _check_data(recipe.data)
 
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train
@@ -65,3 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
         if processes.main:
             print(best)
     return 0
+
+
+def _check_data(data: DataConfig) -> None:
+    """Look for the folders of a recipe before torch is imported, which takes seconds."""
+    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process says what is wrong
+        return
+    from captioner_training.data.unprepared import check_readable
+    from captioner_training.recipe import resolve
+
+    for split, entries in ("train", data.train), ("val", data.validation):
+        for entry in entries:
+            if isinstance(entry, str):
+                check_readable(resolve(data.root, entry), split)
