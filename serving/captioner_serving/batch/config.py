@@ -69,6 +69,7 @@ class BatchConfig:
     language: str = "en"  # of the captions, for XMP
     maps: Maps | None = None  # pictures of the attention, into `maps_to`
     maps_to: str | None = None
+    keep_formulas: bool = False  # CSV cells that begin with = + - @ stay as they are
     # Which photos
     shard: Shard | None = None
     retry_errors: bool = False  # the photos that failed before are tried again
@@ -107,7 +108,7 @@ class BatchConfig:
             "min_score and review go together: below the one, a record goes to the other": (
                 (unsure is None) != (self.review is None)
             ),
-            f"min_score {unsure} is no log-probability": (
+            f"min_score {unsure} is not a log-probability, which is 0 or less": (
                 unsure is not None and not (math.isfinite(unsure) and unsure <= 0)
             ),
             "maps and maps_to go together: which pictures, and their folder": (
@@ -119,7 +120,7 @@ class BatchConfig:
             "existing prepend and append need a sidecar of text: json has a record": (
                 self.existing in ("prepend", "append") and self.sidecar == "json"
             ),
-            f"language {self.language!r} is no language tag, such as en or pt-BR": (
+            f"language {self.language!r} is not a language tag such as en or pt-BR": (
                 _LANGUAGE.fullmatch(self.language) is None
             ),
         }
@@ -134,5 +135,6 @@ class BatchConfig:
             "max_pixels",
             "beam_size",
             "captions",
+            "keep_formulas",
         }
         return {key: value for key, value in asdict(self).items() if key not in free}

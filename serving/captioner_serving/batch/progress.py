@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import threading
 import time
@@ -14,9 +16,11 @@ from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.digest import digest
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress", "duration", "printable"]
 
 _LINE_SECONDS = 60.0
+# But for line breaks; and the signs that turn the direction of writing around.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Progress:
@@ -32,7 +36,8 @@ class Progress:
         self._bar: tqdm[Any] | None = None
         self._total: int | None = None
         self._done = self._errors = 0
-        self._started = self._told = time.monotonic()
+        self._started = time.monotonic()
+        self._told = -math.inf  # the first line comes with the first photo
         self._closed = threading.Event()
         if not quiet and self._stream.isatty():
             self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
@@ -90,7 +95,7 @@ class Progress:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        tqdm.write(text, file=self._stream)
+        tqdm.write(printable(text), file=self._stream)
 
     def _line(self) -> str:
         rate = self._done / (time.monotonic() - self._started)
@@ -98,7 +103,18 @@ class Progress:
         if self._total is not None:
             of = f" of {self._total:,}"
             left = f", {duration((self._total - self._done) / rate)} left"
-        return f"{self._done:,}{of} photos, {rate:.1f} a second{left}, {self._errors:,} errors"
+        failed = f", {self._errors:,} failed" if self._errors else ""
+        noun = "photo" if self._done == 1 and not of else "photos"
+        return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"
+
+
+def printable(text: str) -> str:
+    r"""Write control characters out: a file's name must not steer the terminal.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def duration(seconds: float) -> str:

@@ -150,24 +150,25 @@ class BatchRun:
         self.made += len(waiting)
         yield from waiting
         if isinstance(self.journal, Journal) and self.output is not None:
-            export(self.output, self.journal)
+            export(self.output, self.journal, keep_formulas=self.config.keep_formulas)
 
     def summary(self) -> str:
         """Say in a few lines what the run has come to."""
         seconds = time.monotonic() - self._started
         captioned, failed, unsure = self.journal.counts
         lines = [
-            f"{self.made:,} photos in {duration(seconds)}, {self.made / seconds:.1f} a second; "
+            f"{self.made:,} {_plural(self.made, 'photo')} in {duration(seconds)}, "
+            f"{self.made / seconds:.1f} a second; "
             f"{self.engine.description}"
         ]
         kept, apart = (self._sidecars.kept, self._sidecars.apart) if self._sidecars else (0, 0)
         counts = {
-            "captions in all": captioned,
+            _plural(captioned, "caption") + " in all": captioned,
             f"unsure, in {self.config.review}": unsure,
             "the same file as another": self.twins,
-            "were done before": self.resumed,
-            "sidecars were there and stayed as they were": kept,
-            "sidecars have the photo's whole name, for another photo shares its stem": apart,
+            "done before": self.resumed,
+            _plural(kept, "sidecar") + " left as found": kept,
+            _plural(apart, "sidecar") + " named photo.jpg.*, as two photos share a stem": apart,
             f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
@@ -232,6 +233,10 @@ class BatchRun:
             record = {**twin, "image": name}
         unsure = self.config.min_score is not None and record["score"] < self.config.min_score
         return (REVIEW if unsure else RECORDS), record
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | None) -> None:

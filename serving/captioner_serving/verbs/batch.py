@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--null", action="store_true", help="names in lists end with NUL, not with a line")
     add("--column", metavar="NAME", help="of .csv, .tsv, .jsonl, .parquet: where the paths are")
     add("--root", metavar="DIR", help="where relative paths in lists and tables start")
+    add("--allow-scheme", action="append", default=[], metavar="NAME",
+        help="of links in lists, besides http, https, s3, gs")  # fmt: skip
     add("--no-recursive", action="store_true", help="leave folders in folders alone")
     add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
     add("--retry-errors", action="store_true", help="try again what failed before")
@@ -53,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--maps-to", metavar="DIR", help="the folder for them")
     add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
+    add("--keep-formulas", action="store_true",
+        help="leave CSV cells alone that a spreadsheet would run")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
     add = parser.add_argument_group("model and speed").add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
@@ -129,6 +133,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
     names = (
         "beam_size", "captions", "attention", "min_score", "review", "sidecar", "existing",
         "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
+        "keep_formulas",
         "max_pixels",
     )  # fmt: skip
     given = {name: getattr(arguments, name) for name in names}
@@ -151,4 +156,5 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
         root=arguments.root,
         null=arguments.null,
         recursive=not arguments.no_recursive,
+        schemes=tuple(arguments.allow_scheme),
     )

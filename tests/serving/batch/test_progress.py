@@ -42,9 +42,10 @@ def test_a_plain_line_where_there_is_no_terminal(
             clock[0] += 10
             progress.update({"image": "a", "caption": "b"})
         progress.update({"image": "c", "error": {"detail": "c is broken"}})
-    left = mine - 5 - 6
+    first, seventh = mine - 5 - 1, mine - 5 - 7
     assert said.getvalue().splitlines() == [
-        f"6 of {mine - 5} photos, 0.1 a second, {duration(left * 10)} left, 0 errors",
+        f"1 of {mine - 5} photos, 0.1 a second, {duration(first * 10)} left",
+        f"7 of {mine - 5} photos, 0.1 a second, {duration(seventh * 10)} left",
         "captioner: c is broken",
     ]
 
@@ -109,3 +110,10 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
 )
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_name_does_not_steer_the_terminal() -> None:
+    said = io.StringIO()
+    with Progress(quiet=False, stream=said) as progress:
+        progress.update({"image": "x", "error": {"detail": "a\x1b[2J\x9b5m\u202e.jpg is broken"}})
+    assert said.getvalue().splitlines()[0] == r"captioner: a\x1b[2J\x9b5m\u202e.jpg is broken"

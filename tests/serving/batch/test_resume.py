@@ -129,7 +129,7 @@ def test_killed_once_and_gone_on(
         file.write(b'{"image": "torn')
     result = run_batch(*arguments)
     assert (result.returncode, result.stdout) == (0, "")
-    assert f"{done} were done before" in result.stderr
+    assert f"{done} done before" in result.stderr
     records = [json.loads(line) for line in journal.read_text().splitlines()]
     assert [record["image"] for record in records] == sorted(map(str, folder.iterdir()))
     assert len(output.read_text().splitlines()) == 301

@@ -10,15 +10,15 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from captioner import Captioner, ConfigError, DataError
+from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.inputs.photos import LostPhoto
+from captioner_serving.batch.inputs.photos import LostPhoto, RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
 
 Photos = Callable[..., Path]
@@ -236,3 +236,41 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
         list(caption_batch(inputs, output=output, captioner=tiny, config=BatchConfig(batch_size=2)))
     images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert images == sorted(map(str, folder.iterdir()))
+
+
+def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
+    links = ("file:///etc/passwd", "simplecache::https://a.org/a.jpg", "https://a.org/a.jpg")
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join(links))
+    found = list(Inputs(lists=(str(listed),)).photos())
+    assert [type(photo) for photo in found[::2]] == [LostPhoto, RemotePhoto]
+    assert "add --allow-scheme file" in found[0].reason  # type: ignore[attr-defined]
+    allowed = list(Inputs(lists=(str(listed),), schemes=("file",)).photos())
+    assert isinstance(allowed[0], RemotePhoto)
+
+
+def test_a_redirect_into_the_own_network_is_not_followed(
+    server: str, tmp_path: Path, photos: Photos
+) -> None:
+    """The server of the tests is at 127.0.0.1; another beside it sends everybody there."""
+
+    class Redirect(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{server}/photos/p000.jpg")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    photos(1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as sender:
+        threading.Thread(target=sender.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{sender.server_port}/a.jpg"
+        with pytest.raises(ImageNotFoundError, match="redirects to the private address"):
+            RemotePhoto(name=url, url=url, guarded=True).read()
+        assert RemotePhoto(name=url, url=url).read()[:2] == b"\xff\xd8"
+        sender.shutdown()

@@ -123,12 +123,13 @@ class RemotePhoto(Photo):
     """A file at a URL that fsspec reads."""
 
     url: str
+    guarded: bool = False  # it comes from a list: redirects to private addresses are refused
 
     def read(self) -> bytes:
         """Fetch the file."""
         from captioner_serving.batch.inputs.remote import fetch
 
-        return fetch(self.url, limit=_LARGEST)
+        return fetch(self.url, limit=_LARGEST, guarded=self.guarded)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import re
 import time
 from collections.abc import Iterator
@@ -29,8 +31,13 @@ def is_url(name: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
 
 
-def fetch(url: str, *, limit: int) -> bytes:
+def fetch(url: str, *, limit: int, guarded: bool = False) -> bytes:
     """Read a file of at most `limit` bytes.
+
+    Args:
+        url: what to read.
+        limit: bytes.
+        guarded: whether a redirect to a private address is refused.
 
     Raises:
         ImageError: it cannot be read, or is larger.
@@ -39,7 +46,7 @@ def fetch(url: str, *, limit: int) -> bytes:
     """
     for attempt in range(1, _TRIES + 1):
         try:
-            system, path = _file_system(url)
+            system, path = _file_system(url, guarded=guarded)
             with system.open(path, "rb") as file:
                 data: bytes = file.read(limit + 1)
             break
@@ -100,6 +107,25 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
         )
 
 
+async def _guarded_client(**options: Any) -> Any:
+    """Open an HTTP client that is not led into the network that this machine stands in.
+
+    Only aiohttp's own redirects come here; it follows none to anything but http and https.
+    """
+    import aiohttp
+
+    async def look(_: object, __: object, parameters: Any) -> None:
+        place = parameters.response.headers.get("Location", "")
+        host = parameters.url.join(type(parameters.url)(place)).host
+        for *_, address in await asyncio.get_running_loop().getaddrinfo(host, None):
+            if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_global:
+                raise ValueError(f"it redirects to the private address of {host}")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(look)
+    return aiohttp.ClientSession(trace_configs=[trace], **options)
+
+
 def _reason(error: BaseException) -> str:
     """Say why; fsspec turns whatever a web server answers into a FileNotFoundError of the link."""
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
@@ -117,11 +143,13 @@ def _photo(system: AbstractFileSystem, path: str) -> Photo:
     return RemotePhoto(name=url, url=url)
 
 
-def _file_system(url: str) -> tuple[AbstractFileSystem, Any]:
+def _file_system(url: str, *, guarded: bool = False) -> tuple[AbstractFileSystem, Any]:
     try:
         import fsspec
 
-        system, path = fsspec.core.url_to_fs(url)
+        web = guarded and url.lower().startswith(("http://", "https://"))
+        options = {"get_client": _guarded_client} if web else {}
+        system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise MissingExtraError(f"reading {url.split(':')[0]}:// links", "remote") from error
     return system, path

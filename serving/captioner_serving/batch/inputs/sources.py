@@ -19,6 +19,7 @@ from captioner_serving.batch.inputs.tables import TABLES, list_names, table_name
 
 __all__ = ["Inputs"]
 
+_SCHEMES = ("http", "https", "s3", "gs")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -32,6 +33,7 @@ class Inputs:
     column: of the CSV, JSONL and Parquet files among the sources, the one with paths or URLs.
     root: the folder that relative paths in lists and tables start from; None: the current one.
     recursive: whether folders are searched all the way down.
+    schemes: of links that are followed in lists and tables, besides http, https, s3 and gs.
     """
 
     sources: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class Inputs:
     root: str | None = None
     null: bool = False
     recursive: bool = True
+    schemes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources and not self.lists:
@@ -95,9 +98,20 @@ class Inputs:
             if isinstance(name, LostPhoto):
                 yield name
             elif is_url(name):
-                yield RemotePhoto(name=name, url=name)
+                yield self._linked(name)
             else:
                 yield PhotoFile(name=name, file=os.path.join(self.root or "", name))
+
+    def _linked(self, url: str) -> Photo:
+        """A link out of a list or table, which may be another person's: not any scheme will do."""
+        scheme = url.split("://")[0].lower()
+        if scheme in (*_SCHEMES, *self.schemes) and "::" not in url:
+            return RemotePhoto(name=url, url=url, guarded=True)
+        return LostPhoto(
+            name=url,
+            reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
+            f"the list, add --allow-scheme {scheme}",
+        )
 
     def _matching(self, pattern: str) -> Iterator[Photo]:
         found = False

@@ -82,8 +82,8 @@ class CommitLog:
         """Forget everything."""
         self._file.truncate(0)
 
-    def read(self) -> Iterator[dict[str, Any] | Commit]:
-        """Give the settings, then the commits; cut off a line that was torn.
+    def read(self) -> Iterator[dict[str, Any] | Commit | str]:
+        """Give the settings, then commits and digests of outputs; cut off a line that was torn.
 
         Raises:
             OutputError: it is another's, or damaged.
@@ -98,6 +98,8 @@ class CommitLog:
                     break
                 if number == 0:
                     yield self._settings(line)
+                elif isinstance(line.get("exported"), str):
+                    yield line["exported"]
                 else:
                     yield self._commit(line, number + 1)
                 whole += len(raw)
@@ -114,6 +116,10 @@ class CommitLog:
         if commit.retry:
             line["retry"] = True
         self._append({**line, "entries": base64.b64encode(packed).decode()})
+
+    def append_export(self, digest: str) -> None:
+        """Write which output is about to take its name."""
+        self._append({"exported": digest})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         write_all(self._file, json.dumps(line).encode() + b"\n")
@@ -156,7 +162,7 @@ def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any
     """
     now = json.loads(json.dumps(now))
     changed = [
-        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        f"{_option(key)} was {_value(before.get(key))} and is {_value(now.get(key))}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
@@ -165,6 +171,20 @@ def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any
             f"{output} was begun with other settings: {'; '.join(changed)}. "
             "Go on with the same, choose another output, or begin anew with --restart"
         )
+
+
+def _option(key: str) -> str:
+    """Name a setting as it is typed; the model is what a checkpoint holds."""
+    words = {"model": "the model of --checkpoint", "wording": "--template, --prefix or --replace"}
+    return words.get(key, f"--{key.replace('_', '-')}")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "given" if value else "not given"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

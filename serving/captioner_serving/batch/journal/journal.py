@@ -13,6 +13,7 @@ wherever a run was killed, and going on reads no record and no photo.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,7 @@ class Journal:
         self._contents: dict[bytes, Place | None] = {}  # None: a photo that is being captioned
         self.counts = [0, 0, 0]
         self.batch_size: int | None = None
+        self._exported: set[str] = set()  # digests of what was made of the records
         self._failed: set[bytes] = set()
         self._standing: set[bytes] = set()  # have a record, and failed at what belongs to it
         self._ends = [0, 0, 0]
@@ -155,6 +157,29 @@ class Journal:
             self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, entries=entries))
         self._pending = []
 
+    def check_export(self) -> None:
+        """Refuse to write over an output that somebody has edited since a run made it.
+
+        Raises:
+            OutputError: it is not what a run left.
+
+        """
+        path = self.files.output
+        if path == self.files.records or not self._exported or not path.exists():
+            return
+        if _file_digest(path) not in self._exported:
+            raise OutputError(
+                f"{path} was changed after the run that wrote it: move it away, and the same "
+                "command writes it again, or begin anew with --restart"
+            )
+
+    def note_export(self, path: Path) -> None:
+        """Remember a file that is about to become the output."""
+        if (told := _file_digest(path)) not in self._exported:
+            self._exported.add(told)
+            with self._writing():
+                self._log.append_export(told)
+
     def claim(self, content: bytes) -> bool:
         """Whether a file of this content is not captioned yet; then it is the caller's to do."""
         if content in self._contents:
@@ -209,6 +234,9 @@ class Journal:
             for commit in lines:
                 if isinstance(commit, Commit):
                     self._learn(commit)
+                elif isinstance(commit, str):
+                    self._exported.add(commit)
+            self.check_export()
         else:
             self.files.check_unused()
         for number, file in enumerate(self.paths):
@@ -263,6 +291,11 @@ class Journal:
                 f"{self.output} cannot be written{what}: {error.strerror}. What was done stays: "
                 "put that right, and the same command goes on from there"
             ) from error
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _open_at(path: Path, end: int) -> BinaryIO:

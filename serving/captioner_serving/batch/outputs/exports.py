@@ -23,6 +23,7 @@ __all__ = ["check_output", "export"]
 Record = dict[str, Any]
 
 _ROWS = 10_000  # of Parquet written together
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for a formula by
 
 
 def check_output(output: str) -> None:
@@ -45,8 +46,13 @@ def check_output(output: str) -> None:
         raise OutputError(f"{output} cannot be written: it {kind}")
 
 
-def export(output: str, journal: Journal) -> None:
+def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> None:
     """Write the output from the journal, where it is not the journal itself.
+
+    Args:
+        output: the file.
+        journal: of the run.
+        keep_formulas: leave CSV cells alone that a spreadsheet would take for formulas.
 
     Raises:
         OutputError: it cannot be written; the journal stays.
@@ -55,9 +61,15 @@ def export(output: str, journal: Journal) -> None:
     path, records = Path(output), journal.paths[0]
     if path == records:
         return
+    journal.check_export()
     try:
         with replace_file(path) as file:
-            _WRITERS[path.suffix](Path(file.name), _records(records))
+            rows = _records(records)
+            if path.suffix == ".csv":
+                _write_csv(Path(file.name), rows, keep_formulas=keep_formulas)
+            else:
+                _WRITERS[path.suffix](Path(file.name), rows)
+            journal.note_export(Path(file.name))
     except OutputError as error:
         raise OutputError(
             f"{error}. Every record is in {records}: put that right, and the same command writes it"
@@ -80,14 +92,22 @@ def _row(record: Record) -> Record:
     }
 
 
-def _write_csv(path: Path, records: Iterator[Record]) -> None:
-    """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
+def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = False) -> None:
+    """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+    """
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("image", "caption", "score", "alternatives", "model"))
         for record in records:
             row = _row(record)
-            writer.writerow({**row, "alternatives": "\n".join(row["alternatives"])}.values())
+            cells = {**row, "alternatives": "\n".join(row["alternatives"])}
+            writer.writerow(cells.values() if keep_formulas else map(_harmless, cells.values()))
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -117,8 +137,15 @@ def _write_coco(path: Path, records: Iterator[Record]) -> None:
     """COCO's results format; the id is the number that a COCO file name ends with, or its stem."""
     with open(path, "w", encoding="utf-8") as file:
         file.write("[")
+        known: dict[int | str, str] = {}
         for number, record in enumerate(records):
-            result = {"image_id": _coco_id(record["image"]), "caption": record["caption"]}
+            name, identity = record["image"], _coco_id(record["image"])
+            if (other := known.setdefault(identity, name)) != name:
+                raise OutputError(
+                    f"{other} and {name} would both have the COCO id {identity!r}: rename one, or "
+                    "write .jsonl, .csv or .parquet"
+                )
+            result = {"image_id": identity, "caption": record["caption"]}
             file.write((",\n" if number else "\n") + json.dumps(result))
         file.write("\n]\n")
 

@@ -1,0 +1,76 @@
+"""What is made of the records, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import OutputError
+from captioner_serving.batch import BatchConfig
+from captioner_serving.batch.journal.journal import RECORDS, Journal
+from captioner_serving.batch.outputs.exports import export
+from captioner_serving.digest import digest
+
+
+def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> None:
+    with Journal(str(output), BatchConfig(), {}) as journal:
+        for name in names:
+            record = {
+                "image": name,
+                "caption": caption,
+                "score": -0.5,
+                "alternatives": [{"caption": "@home"}],
+                "model": {"name": "tiny", "version": "1"},
+            }
+            journal.add(digest(name), b"", RECORDS, record)
+        journal.commit()
+        export(str(output), journal, **options)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"c{suffix}"
+    write(output, "a.jpg")
+    write(output, "b.jpg")  # going on is no edit
+    mine = output.read_bytes() + b"a note of my own\n"
+    output.write_bytes(mine)
+    with pytest.raises(OutputError, match="was changed after the run that wrote it"):
+        write(output, "c.jpg")
+    assert output.read_bytes() == mine
+    output.unlink()
+    write(output, "c.jpg")
+    assert output.exists()
+
+
+def test_a_journal_without_a_note_of_its_output_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "c.csv"
+    write(output, "a.jpg")
+    progress = Path(f"{output}.progress.jsonl")
+    lines = progress.read_text().splitlines(keepends=True)
+    progress.write_text("".join(line for line in lines if "exported" not in line))
+    write(output, "b.jpg")
+    assert output.read_text().count("a dog") == 2
+
+
+@pytest.mark.parametrize(("keep", "mark"), [(False, "'"), (True, "")])
+def test_formulas_are_neutralised(tmp_path: Path, keep: bool, mark: str) -> None:
+    output = tmp_path / "c.csv"
+    write(output, "=1+1.jpg", "-a.jpg", caption="+cmd|'/c calc'!A0", keep_formulas=keep)
+    with output.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert [first["image"], second["image"]] == [f"{mark}=1+1.jpg", f"{mark}-a.jpg"]
+    assert first["caption"] == f"{mark}+cmd|'/c calc'!A0"
+    assert (first["alternatives"], first["score"]) == (f"{mark}@home", "-0.5")
+
+
+def test_two_photos_of_one_coco_id_are_refused_by_name(tmp_path: Path) -> None:
+    output = tmp_path / "c.json"
+    with pytest.raises(OutputError, match=r"x/0007\.jpg and y/7\.jpg would both have .* 7"):
+        write(output, "x/0007.jpg", "y/7.jpg")
+    assert not output.exists()
+    write(tmp_path / "d.json", "x/8.jpg", "y/9.jpg")
+    assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 9]
