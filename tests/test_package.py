@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import pkgutil
 from pathlib import Path
@@ -41,6 +42,31 @@ def test_imports_run_one_way(package: str) -> None:
             for name in names:
                 top = name.split(".")[0]
                 assert top not in FOLDERS or top in allowed, f"{path} imports {name}"
+
+
+def test_imports_run_in_no_circle() -> None:
+    """Those inside functions and for type checking count too."""
+    known = {name.removesuffix(".__init__") for name in [*MODULES, *FOLDERS]}
+    graph: dict[str, set[str]] = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            imported = set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    whole = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                    # "from package import module" imports the module; anything else its home.
+                    imported |= {
+                        full if full in known else str(node.module) for full in whole.values()
+                    }
+            graph[name] = (imported & known) - {name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 def test_everything_public_is_there_and_in_order() -> None:

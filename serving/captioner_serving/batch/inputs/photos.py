@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from captioner import errors
+from captioner_serving.batch.inputs.links import fetch
 
 __all__ = [
     "LostPhoto",
@@ -127,8 +128,6 @@ class RemotePhoto(Photo):
 
     def read(self) -> bytes:
         """Fetch the file."""
-        from captioner_serving.batch.inputs.remote import fetch
-
         return fetch(self.url, limit=_LARGEST, guarded=self.guarded)
 
 

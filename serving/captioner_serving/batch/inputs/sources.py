@@ -13,8 +13,9 @@ from typing import NamedTuple
 from captioner.errors import ConfigError, DataError
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
+from captioner_serving.batch.inputs.links import is_url
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
-from captioner_serving.batch.inputs.remote import is_url, remote_photos
+from captioner_serving.batch.inputs.remote import remote_photos
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
 
 __all__ = ["Inputs"]
