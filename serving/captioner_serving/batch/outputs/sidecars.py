@@ -93,7 +93,7 @@ class SidecarWriter:
 def _has_sibling(photo: str) -> bool:
     """Whether another photo beside this one has the same name but for the suffix."""
     stem, own = os.path.splitext(photo)
-    return any(
+    return own.lower() in IMAGE_SUFFIXES and any(
         os.path.lexists(f"{stem}{suffix}")
         for known in IMAGE_SUFFIXES
         for suffix in (known, known.upper())
