@@ -6,6 +6,7 @@ loading runs no code from the file and needs neither pickle nor network.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -67,6 +68,13 @@ class Checkpoint:
         }
         with replace_file(path) as file:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
+
+    def fingerprint(self) -> str:
+        """Digest what decides the captions: weights, vocabulary and transform, but no dtype."""
+        told = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
+        for tensor in self.model.state_dict().values():
+            told.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
+        return told.hexdigest()[:16]
 
     def _header(self) -> dict[str, Any]:
         return {

@@ -43,8 +43,11 @@ class CaptionModel(nn.Module):
         )
 
     def encode(self, images: Tensor) -> Grid:
-        """Turn images (B, 3, H, W) into a grid with features (B, L, D)."""
-        grid: Grid = self.encoder(images)
+        """Turn normalised images (B, 3, H, W) into a grid with features (B, L, D).
+
+        The images are cast to the dtype of the encoder.
+        """
+        grid: Grid = self.encoder(images.to(next(self.encoder.parameters()).dtype))
         return grid
 
     def forward(self, images: Tensor, tokens: Tensor) -> DecoderOutput:

@@ -13,17 +13,20 @@ import torch
 
 from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.device import find_device
 from captioner.encoder import Grid
-from captioner.errors import ConfigError, DeviceError, ImageError
+from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
+from captioner.precision import find_dtype
+from captioner.preparation import prepare_model
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.transforms import Box, Transform
 
-__all__ = ["Captioner", "PreparedImage", "find_device", "prepare_image"]
+__all__ = ["Captioner", "PreparedImage", "prepare_image"]
 
 _BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
 
@@ -50,9 +53,10 @@ class Captioner:
     'a dog runs through the grass'
 
     Args:
-        checkpoint: model, vocabulary and transform.
-        device: where the model runs; see find_device.
-        dtype: of weights and arithmetic. Scores and attention are softmaxed in float32 always.
+        checkpoint: model, vocabulary and transform; it stays as it is.
+        device: where the model runs; see captioner.device.
+        dtype: of weights and arithmetic: "auto" (bfloat16 where the hardware has it), "float32",
+            "bfloat16", or a torch.dtype. Scores and attention are softmaxed in float32 always.
         max_pixels: larger photos are refused before they are decoded.
 
     """
@@ -62,14 +66,14 @@ class Captioner:
         checkpoint: Checkpoint,
         *,
         device: str | torch.device = "auto",
-        dtype: torch.dtype = torch.float32,
+        dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.device = find_device(device)
-        self.dtype = dtype
+        self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
-        self.model = checkpoint.model.eval().to(self.device, dtype)
-        self.model.encoder.to(memory_format=torch.channels_last)
+        self.model = prepare_model(checkpoint.model, device=self.device, dtype=self.dtype)
+        self.fingerprint = checkpoint.fingerprint()  # the same in every dtype
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
         self.generation = checkpoint.generation
@@ -81,13 +85,14 @@ class Captioner:
         path: str | os.PathLike[str] | None = None,
         *,
         device: str | torch.device = "auto",
-        dtype: torch.dtype = torch.float32,
+        dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> Captioner:
         """Load a checkpoint file, or the one that comes with Captioner.
 
         Raises:
             CheckpointError: the file is missing, damaged or of another kind.
+            ConfigError: there is no such dtype.
             DeviceError: this machine has no such device.
 
         """
@@ -220,7 +225,7 @@ class Captioner:
     def encode(self, pixels: torch.Tensor) -> Grid:
         """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
         pixels = self.transform.normalize(pixels.to(self.device))
-        return self.model.encode(pixels.to(self.dtype, memory_format=torch.channels_last))
+        return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
 
     def _describe(
         self, prepared: PreparedImage, grid: Grid, hypotheses: list[Hypothesis]
@@ -270,28 +275,6 @@ def prepare_image(
     return PreparedImage(
         source=source, pixels=transform.pixels(photo), box=transform.box(*photo.size)
     )
-
-
-def find_device(name: str | torch.device) -> torch.device:
-    """Turn "auto", "cpu", "cuda", "cuda:1" or "mps" into a device that is there.
-
-    Raises:
-        DeviceError: torch does not know the name, or this machine has no such device.
-
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        if reason.startswith("Expected one of"):  # some twenty names that nobody has
-            reason = "no such kind of device"
-        raise DeviceError(
-            f"device {str(name)!r} cannot be used here ({reason}): try auto, or cpu"
-        ) from error
-    return device
 
 
 def _or_raise(result: Caption | ImageError) -> Caption:

@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}",
     )
+    model.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="auto|float32|bfloat16",
+        help="default: auto, which is bfloat16 where the hardware has it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -151,7 +157,10 @@ def _captions(
     from captioner.predictor import Captioner
 
     captioner = Captioner.from_pretrained(
-        checkpoint, device=arguments.device, max_pixels=arguments.max_pixels
+        checkpoint,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_pixels=arguments.max_pixels,
     )
     for start in range(0, len(photos), _BATCH):
         batch = photos[start : start + _BATCH]

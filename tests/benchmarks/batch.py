@@ -40,12 +40,12 @@ from captioner.generation.generate import generate
 from captioner.header import bundled_checkpoint
 from captioner.image import open_image
 from captioner.model import CaptionModel
+from captioner.precision import best_dtype
 from captioner.predictor import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.precision import best_dtype, load_captioner
 
 BATCH = 32
 TARGETS = {
@@ -182,7 +182,7 @@ def main() -> int:
     arguments = parse_arguments()
     tars = sorted(arguments.data.rglob("*.tar"))
     LISTED.extend(spread(tars, arguments.photos))
-    captioner = load_captioner(dtype=arguments.dtype)
+    captioner = Captioner.from_pretrained(dtype=arguments.dtype)
     _, reason = best_dtype(captioner.device)
     plain = load_checkpoint(bundled_checkpoint()).model.to(captioner.dtype).eval()
     prepared = [captioner.prepare(photo.read()) for photo in LISTED]

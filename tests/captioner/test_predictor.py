@@ -19,6 +19,7 @@ from captioner import (
     ImageFormatError,
     ImageNotFoundError,
 )
+from captioner.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -113,11 +114,36 @@ def test_pictures_of_a_photo_that_has_gone_say_so(captioner: Captioner, photo: P
 
 
 def test_bf16_says_what_float32_says(tiny_file: Path, photo: Path) -> None:
-    exact = Captioner.from_pretrained(tiny_file).caption(photo)
-    half = Captioner.from_pretrained(tiny_file, dtype=torch.bfloat16).caption(photo)
+    exact = Captioner.from_pretrained(tiny_file, dtype="float32").caption(photo)
+    half = Captioner.from_pretrained(tiny_file, dtype="bfloat16").caption(photo)
     assert half.words[0].text == exact.words[0].text
     assert half.words[0].attention.sum().item() == pytest.approx(1, abs=1e-5)
     assert half.score == pytest.approx(exact.score, abs=0.1)
+
+
+def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
+    tiny_checkpoint: Checkpoint, photo: Path
+) -> None:
+    model = tiny_checkpoint.model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    half = Captioner(tiny_checkpoint, dtype="bfloat16")
+    exact = Captioner(tiny_checkpoint, dtype="float32")
+    grids = [captioner.encode(captioner.prepare(photo).pixels[None]) for captioner in (half, exact)]
+    assert [grid.features.dtype for grid in grids] == [torch.bfloat16, torch.float32]
+    assert half.caption(photo).score == pytest.approx(exact.caption(photo).score, abs=0.1)
+    assert half.fingerprint == exact.fingerprint == tiny_checkpoint.fingerprint()
+    # The model that was given is still one to train: nothing folded, cast, or switched off.
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+    after = model.state_dict()
+    assert after.keys() == before.keys() and model.decoder.word_table is None
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.int64}
+    assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in exact.model.modules())
+
+
+def test_dtypes_that_are_not_known_are_named(tiny_file: Path) -> None:
+    with pytest.raises(ConfigError, match="dtype 'float8' is not one of auto, float32, bfloat16"):
+        Captioner.from_pretrained(tiny_file, dtype="float8")
 
 
 def test_devices_that_are_not_here_are_named(tiny_file: Path) -> None:

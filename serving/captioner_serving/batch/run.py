@@ -24,7 +24,6 @@ from captioner_serving.batch.journal.unwritten import MemoryJournal
 from captioner_serving.batch.outputs.exports import check_output, export
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.sidecars import SidecarWriter
-from captioner_serving.batch.precision import fingerprint, load_captioner
 from captioner_serving.batch.progress import duration
 from captioner_serving.digest import digest
 
@@ -65,7 +64,7 @@ def caption_batch(
         several = [sources] if single else sources
         sources = Inputs(sources=tuple(os.fspath(source) for source in several))  # type: ignore
     if captioner is None:
-        captioner = load_captioner()
+        captioner = Captioner.from_pretrained()
     name = None if output is None else os.fspath(output)
     with BatchRun(sources, output=name, config=config or BatchConfig(), captioner=captioner) as run:
         yield from run.records()
@@ -100,7 +99,7 @@ class BatchRun:
         self._maps = MapWriter(config) if config.maps else None
         self.journal: Journal | MemoryJournal = MemoryJournal()
         if output is not None:
-            model = {**asdict(captioner.name), "weights": fingerprint(captioner)}
+            model = {**asdict(captioner.name), "weights": captioner.fingerprint}
             settings = {"model": model, **asdict(generation), **config.settings()}
             settings["review"] = RunFiles.beside(output, config.review).review_name
             self.journal = Journal(output, config, settings)

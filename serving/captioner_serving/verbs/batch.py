@@ -80,11 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None:
         check_output(output)
 
-    from captioner_serving.batch.precision import load_captioner
+    from captioner.predictor import Captioner
     from captioner_serving.batch.progress import Progress
     from captioner_serving.batch.run import BatchRun
 
-    captioner = load_captioner(
+    captioner = Captioner.from_pretrained(
         arguments.checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    add("--dtype", default="auto", metavar="TYPE",
+        help="float32 or bfloat16; default: auto, bfloat16 where the hardware has it")  # fmt: skip
     add("--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept")
     add("--log", metavar="FILE", help="an access log, a JSON line a request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
@@ -136,7 +138,10 @@ def _load(
 
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
     captioner = Captioner.from_pretrained(
-        arguments.checkpoint, device=arguments.device, max_pixels=config.max_pixels
+        arguments.checkpoint,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_pixels=config.max_pixels,
     )
     return Application(
         captioner,

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from captioner.device import find_device
 from captioner.errors import DeviceError
-from captioner.predictor import find_device
 
 __all__ = ["Processes", "start_processes"]
 

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="write the captions there")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="auto|float32|bfloat16",
+        help="default: auto, which is bfloat16 where the hardware has it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,7 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.official:
         check_official_scorers()
-    captioner = Captioner.from_pretrained(arguments.checkpoint, device=arguments.device)
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+    )
     tokenizer = captioner.vocabulary.tokenizer
     if arguments.data:
         images = read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
