@@ -1,0 +1,85 @@
+"""How long a decoding step takes with every attention, relative to the additive one.
+
+16 images x 5 hypotheses, a grid of 7 x 7 cells with 1280 features, float32, the sizes of the
+bundled checkpoint. Every variant's step is timed in turn, round by round, so that a disturbance
+meets all of them; the median of its rounds counts.
+
+    PYTHONPATH=. python tests/benchmarks/attention.py --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import Decoder
+
+IMAGES, BEAM, STEPS = 16, 5, 10
+SIZES: dict[str, Any] = {
+    "embedding_dim": 512,
+    "hidden_dim": 512,
+    "attention_dim": 256,
+    "value_dim": 512,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "additive": {},
+    "none": {"score": "none"},
+    "multiplicative": {"score": "multiplicative"},
+    "dot": {"score": "dot"},
+    "scaled_dot": {"score": "scaled_dot"},
+    "scaled_dot, 4 heads": {"score": "scaled_dot", "heads": 4},
+    "additive, 4 heads": {"heads": 4},
+    "additive, current": {"query": "current"},
+    "scaled_dot, current": {"score": "scaled_dot", "query": "current"},
+    "top_down, additive": {"kind": "top_down"},
+    "top_down, scaled_dot": {"kind": "top_down", "score": "scaled_dot"},
+    "transformer, 4 heads": {"kind": "transformer", "score": "scaled_dot", "heads": 4},
+}
+
+
+@torch.inference_mode()
+def seconds(decoder: Decoder, features: torch.Tensor) -> float:
+    """Time STEPS steps of the decoder, each with the choice of parents that a beam makes."""
+    state = decoder.start(features).expand(BEAM)
+    parents = torch.randint(BEAM, (IMAGES, BEAM))
+    tokens = torch.randint(4, 3000, (IMAGES, BEAM))
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        output = decoder.step(tokens, state)
+        state = output.state.select(parents)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Print parameters and times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    features = torch.randn(IMAGES, 49, 1280)
+    decoders, times = {}, {name: [] for name in VARIANTS}
+    for name, variant in VARIANTS.items():
+        config = DecoderConfig(**SIZES, **variant)
+        decoders[name] = build_decoder(config, grid_dim=1280, vocabulary_size=3574).eval()
+        decoders[name].tabulate()
+    for _ in range(arguments.rounds):
+        for name, decoder in decoders.items():
+            times[name].append(seconds(decoder, features))
+    base = statistics.median(times["additive"])
+    print(f"{arguments.threads} threads, {IMAGES} images x {BEAM} hypotheses, float32")
+    print(f"{'':22}  parameters  ms a step  of additive")
+    for name, decoder in decoders.items():
+        parameters = sum(p.numel() for p in decoder.parameters()) / 1e6
+        median = statistics.median(times[name])
+        print(f"{name:22} {parameters:9.2f} M {1e3 * median / STEPS:9.2f} {median / base:11.2f}")
+
+
+if __name__ == "__main__":
+    main()
