@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from captioner.errors import (
     CheckpointNotFoundError,
     ConfigError,
 )
-from captioner.header import bundled_checkpoint
+from captioner.header import bundled_checkpoint, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
@@ -45,8 +46,44 @@ def check_model(recipe: Recipe) -> None:
     ]
     if problems:
         raise ConfigError("the recipe cannot be used:\n  " + "\n  ".join(problems))
-    if recipe.weights is None and recipe.encoder_weights not in ("torchvision", "random"):
-        _file_of(recipe.encoder_weights)
+    if recipe.weights is not None:
+        _check_origin(recipe, recipe.weights)
+    elif recipe.encoder_weights not in ("torchvision", "random"):
+        _check_encoder(recipe, _file_of(recipe.encoder_weights))
+
+
+def _check_encoder(recipe: Recipe, path: Path) -> None:
+    """Refuse another backbone's weights, as far as the file says what it holds."""
+    try:
+        name = read_header(path)["encoder"]["name"]
+    except (CheckpointFormatError, KeyError):  # the backbone's stages alone, as published
+        return
+    if name != recipe.encoder.name:
+        raise ConfigError(
+            f"encoder.name is {recipe.encoder.name}, but the encoder in {path} is {name}: set "
+            "--encoder_weights torchvision (downloads ImageNet weights), random, or a file of its "
+            "own"
+        )
+
+
+def _check_origin(recipe: Recipe, named: str) -> None:
+    """Name every setting in which a checkpoint that is gone on from differs from the recipe."""
+    header = read_header(_file_of(named))
+    problems = []
+    for part in ("encoder", "decoder"):
+        given = asdict(getattr(recipe, part))
+        there = {**asdict(type(getattr(recipe, part))()), **header[part]}
+        problems += [
+            f"{part}.{name} is {value!r} here and {there[name]!r} there"
+            for name, value in given.items()
+            if name != "dropout" and there.get(name) != value
+        ]
+    if header.get("tokenizer", "words") != recipe.data.tokenizer:
+        problems.append(f"data.tokenizer is {recipe.data.tokenizer!r} here, another one there")
+    if problems:
+        raise CheckpointMismatchError(
+            f"--weights {named} does not have the recipe's architecture: {'; '.join(problems)}"
+        )
 
 
 def load_origin(recipe: Recipe) -> Checkpoint | None:

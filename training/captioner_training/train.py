@@ -37,7 +37,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
 
     """
-    check_model(recipe)
+    processes.main_first(lambda: check_model(recipe))
     with RunFolder.open(recipe, out, processes) as folder:
         origin = load_origin(recipe)
         known = origin.vocabulary.words[4:] if origin else ()

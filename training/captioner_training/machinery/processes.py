@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from captioner.device import find_device
-from captioner.errors import DeviceError
+from captioner.errors import CaptionerError, DeviceError
 
 __all__ = ["Processes", "start_processes"]
 
@@ -64,10 +64,23 @@ class Processes:
         return cast(Value, values[0])
 
     def main_first(self, work: Callable[[], Value]) -> Value:
-        """Do something in the main process, which may write files, and then in the others."""
+        """Do something in the main process, which may write files, and then in the others.
+
+        Raises:
+            CaptionerError: it failed in the main process; the others end without a word.
+
+        """
+        problem = None
         if self.main:
-            result = work()
-        self.wait()
+            try:
+                result = work()
+            except CaptionerError as error:
+                problem = error
+        failed = self.broadcast(problem is not None)
+        if problem is not None:
+            raise problem
+        if failed:
+            raise SystemExit(1)
         return result if self.main else work()
 
     def wait(self) -> None:

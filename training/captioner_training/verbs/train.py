@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
     from captioner_training.recipe import DataConfig
@@ -59,8 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         print(recipe_text(arguments.recipe), end="")
         return 0
-    recipe = load_recipe(arguments.recipe, arguments.fields)
-    _check_data(recipe.data)
+    try:
+        recipe = load_recipe(arguments.recipe, arguments.fields)
+        _check_data(recipe.data)
+    except CaptionerError:
+        if os.environ.get("RANK", "0") != "0":  # under torchrun one process says it
+            return 2
+        raise
 
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train
