@@ -126,9 +126,7 @@ def test_words_of_the_model_are_kept_and_it_is_compared_with(
 
 
 def test_mistakes_of_the_encoder_are_found_before_any_work(run_captioner: Run, place: Path) -> None:
-    result = run_captioner(
-        *command(place, "no", "--stages.2.fine_tune_from", 40, "--data.root", "/nowhere")
-    )
+    result = run_captioner(*command(place, "no", "--stages.2.fine_tune_from", 40))
     assert result.returncode == 2 and not (place / "no").exists()
     assert "stages.2.fine_tune_from 40: the encoder has the stages 0 to" in result.stderr
     result = run_captioner(*command(place, "no", "--encoder_weights", "bundled"))
@@ -157,5 +155,5 @@ def test_evaluate_looks_at_everything_first(
     )  # fmt: skip
     report = json.loads(result.stdout)
     assert result.returncode == 1 and report["person_boxes"]["error"]["type"] == "data-error"
-    assert "CIDEr" in report["nltk"] and report["dtype"] == "float32"
+    assert "CIDEr" in report["nltk"] and report["dtype"] in ("float32", "bfloat16")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
