@@ -1,0 +1,197 @@
+"""Mutated images through the decode pool, and mutated archives through batch's list of photos.
+
+    python tests/benchmarks/fuzz.py --images 20000 --archives 2000
+
+Every mutation must end as pixels or as an error that names the file, within the deadline; the
+processes must not grow. What is found is printed, and the exit status is 1 if anything was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import random
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from captioner.errors import CaptionerError
+from captioner.geometry import TransformConfig
+from captioner.readers import IMAGE_SUFFIXES
+from captioner_serving.batch.inputs.archives import archive_photos
+from captioner_serving.decoding.decoder import EncodedPhoto
+from captioner_serving.decoding.pool import DecodePool
+
+SECONDS = 20.0
+KINDS = (
+    "JPEG",
+    "progressive",
+    "PNG",
+    "WEBP",
+    "AVIF",
+    "BMP",
+    "GIF",
+    "TIFF",
+    "TIFF-LZW",
+    "TIFF-JPEG",
+)
+NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x01", b"\x80\0\0\0")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--archives", type=int, default=200)
+    parser.add_argument("--heic", type=Path, help="a HEIC file to mutate as well")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    found = fuzz_images(arguments.images, arguments.heic, chance)
+    found += fuzz_archives(arguments.archives, chance)
+    for line in found:
+        print("FOUND", line)
+    return 1 if found else 0
+
+
+def fuzz_images(count: int, heic: Path | None, chance: random.Random) -> list[str]:
+    """Decode mutations; give what is wrong."""
+    seeds = {kind: encoded(kind) for kind in KINDS}
+    if heic is not None:
+        seeds["HEIC"] = heic.read_bytes()
+
+    def photos() -> Iterator[EncodedPhoto]:
+        for number in range(count):
+            kind = chance.choice(list(seeds))
+            yield EncodedPhoto(f"{number} {kind}", mutated(seeds[kind], chance))
+
+    found, came = [], Counter[str]()
+    early = late = 0
+    with DecodePool(TransformConfig(size=96), workers=2, seconds=SECONDS) as pool:
+        began = last = time.monotonic()
+        slowest = 0.0
+        for number, (photo, decoded) in enumerate(pool.decode(photos(), ahead=16)):
+            now = time.monotonic()
+            slowest, last = max(slowest, now - last), now
+            detail = (decoded.error or {}).get("detail", "")
+            came[(decoded.error or {}).get("type", "pixels")] += 1
+            if decoded.error and photo.name not in detail:
+                found.append(f"{photo.name}: the error does not name it: {detail}")
+            if "brought the image decoder down" in detail or "takes more than" in detail:
+                found.append(detail)
+            if number == count // 5:
+                early = memory(pool)
+        late = memory(pool)
+    print(f"{count:,} images in {last - began:.0f} s, the slowest {slowest:.1f} s: {dict(came)}")
+    print(f"memory of the workers: {early >> 20} MB after a fifth, {late >> 20} MB at the end")
+    if slowest > SECONDS + 5:
+        found.append(f"an answer took {slowest:.0f} s")
+    if late > early + (64 << 20):
+        found.append(f"the workers grew from {early >> 20} to {late >> 20} MB")
+    return found
+
+
+def fuzz_archives(count: int, chance: random.Random) -> list[str]:
+    """List and read mutations of tar, compressed tar and zip files."""
+    found, came = [], Counter[str]()
+    slowest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = archives(Path(folder))
+        for number in range(count):
+            suffix = chance.choice(list(seeds))
+            data = seeds[suffix]
+            if suffix == ".tar.gz":  # damage inside, not only to what gzip checks itself
+                data = gzip.compress(mutated(seeds[".tar"], chance), 1)
+            else:
+                data = mutated(data, chance)
+            path = Path(folder, f"{number}{suffix}")
+            path.write_bytes(data)
+            began = time.monotonic()
+            try:
+                for photo in archive_photos(str(path), IMAGE_SUFFIXES):
+                    try:
+                        photo.read()
+                        came["read"] += 1
+                    except CaptionerError as error:
+                        came[error.type] += 1
+            except Exception as error:
+                Path(tempfile.gettempdir(), f"fuzz-{number}{suffix}").write_bytes(data)
+                found.append(f"archive {number}{suffix}: {error!r}")
+            path.unlink()
+            slowest = max(slowest, time.monotonic() - began)
+    print(f"{count:,} archives, the slowest {slowest:.1f} s: {dict(came)}")
+    if slowest > SECONDS:
+        found.append(f"an archive took {slowest:.0f} s")
+    return found
+
+
+def encoded(kind: str) -> bytes:
+    image = Image.linear_gradient("L").resize((160, 120)).convert("RGB")
+    options: dict[str, object] = {}
+    name, _, compression = kind.partition("-")
+    if kind == "progressive":
+        name, options = "JPEG", {"progressive": True}
+    elif compression:
+        options = {"compression": {"LZW": "tiff_lzw", "JPEG": "jpeg"}[compression]}
+    image.save(buffer := io.BytesIO(), name, **options)
+    return buffer.getvalue()
+
+
+def archives(folder: Path) -> dict[str, bytes]:
+    photo = encoded("JPEG")
+    plain, zipped = folder / "seed.tar", folder / "seed.zip"
+    with (
+        tarfile.open(plain, "w", format=tarfile.PAX_FORMAT) as tar,
+        zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in ("a.jpg", "b/ü.jpg", "long" * 40 + ".jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = len(photo)
+            tar.addfile(member, io.BytesIO(photo))
+            archive.writestr(name, photo)
+    seeds = {".tar": plain.read_bytes(), ".zip": zipped.read_bytes()}
+    return {**seeds, ".tar.gz": gzip.compress(seeds[".tar"])}
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Change a few bytes or numbers, mostly near the beginning; repeat, cut, or drop a part."""
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 4, 16))):
+        most = min(len(changed), chance.choice((64, 600, len(changed)))) or 1
+        at = chance.randrange(most)
+        what = chance.randrange(6)
+        if what == 0:
+            changed[at : at + 1] = bytes([chance.randrange(256)])
+        elif what == 1:
+            changed[at : at + 4] = chance.choice(NUMBERS)
+        elif what == 2:
+            changed[at : at + 2] = chance.choice(NUMBERS)[:2]
+        elif what == 3:
+            part = changed[at : at + chance.randrange(1, 600)]
+            changed[at:at] = part * chance.randrange(1, 9)
+        elif what == 4:
+            del changed[at : at + chance.randrange(1, 600)]
+        elif chance.random() < 0.2:
+            del changed[at:]
+    return bytes(changed)
+
+
+def memory(pool: DecodePool) -> int:
+    """Resident bytes of the workers, the largest one's."""
+    sizes = [0]
+    for process in list(pool._processes.values()):
+        status = Path(f"/proc/{process._process.pid}/statm")
+        if status.exists():
+            sizes.append(int(status.read_text().split()[1]) * 4096)
+    return max(sizes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
