@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -78,6 +79,7 @@ class BatchRun:
         resumed: photos that an earlier run had done already.
         twins: photos that were the same as another, byte for byte.
         made: photos that this run has done.
+        left_out: files of folders that were not taken for photos, by suffix.
 
     """
 
@@ -109,6 +111,7 @@ class BatchRun:
             self.journal.close()
             raise
         self.resumed = self.twins = self.made = 0
+        self.left_out: Counter[str] = Counter()
         self._started = time.monotonic()
 
     def __enter__(self) -> BatchRun:
@@ -172,6 +175,9 @@ class BatchRun:
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
+        if self.left_out:
+            others = ", ".join(f"{n:,} {suffix}" for suffix, n in self.left_out.most_common(8))
+            lines.append(f"left out, as these are not images: {others}")
         return "\n".join(filter(None, lines))
 
     def _commit(self) -> None:
@@ -182,7 +188,7 @@ class BatchRun:
         """List what is to be done; a name that comes twice is done once."""
         done, shard = self.journal.done, self.config.shard
         before = len(done)
-        for photo in self.inputs.photos():
+        for photo in self.inputs.photos(self.left_out):
             name = digest(photo.name)
             if shard is not None and name not in shard:
                 continue

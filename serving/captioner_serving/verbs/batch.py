@@ -76,6 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_serving.batch.outputs.exports import check_output
 
     config, inputs = _config(arguments), _inputs(arguments)
+    wording = arguments.replace or arguments.prefix or arguments.template != "{caption}"
+    if not (arguments.language.lower().startswith("en") or wording or arguments.checkpoint):
+        raise ConfigError(
+            f"--language {arguments.language}: the bundled model writes English; name a "
+            "--checkpoint in that language, or word the captions with --replace or --template"
+        )
     output = None if arguments.output == "-" else arguments.output
     if output is not None:
         check_output(output)
@@ -115,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
                 progress.say("interrupted: the same command goes on from here")
             raise
         progress.say(batch.summary())
-    return int(batch.journal.counts[ERRORS] > 0)
+    nothing = not any(batch.journal.counts) and config.shard is None
+    return int(batch.journal.counts[ERRORS] > 0 or nothing)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -280,3 +280,23 @@ def test_out_of_memory_halves_the_batch(
     records = list(caption_batch(folder, config=config, captioner=tiny))
     assert [record["caption"] for record in records] == wanted
     assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
+
+
+def test_nothing_to_caption_is_a_failure_and_what_is_left_out_is_counted(
+    run_batch: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name in ("a.cr2", "b.CR2", "notes"):
+        (folder / name).touch()
+    result = run_batch(folder, "--output", tmp_path / "c.jsonl")
+    assert result.returncode == 1
+    assert "the inputs hold no photo" in result.stderr
+    assert "left out, as these are not images: 2 .cr2, 1 no suffix" in result.stderr
+
+
+def test_another_language_needs_captions_in_it(run_captioner: Run, tmp_path: Path) -> None:
+    output = tmp_path / "c.jsonl"
+    result = run_captioner("batch", tmp_path, "--output", output, "--language", "de")
+    assert (result.returncode, output.exists()) == (2, False)
+    assert "--language de: the bundled model writes English" in result.stderr

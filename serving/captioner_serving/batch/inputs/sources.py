@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -65,20 +66,24 @@ class Inputs:
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
-    def photos(self) -> Iterator[Photo]:
+    def photos(self, left_out: Counter[str] | None = None) -> Iterator[Photo]:
         """List the photos in a fixed order; what cannot be listed is in it as a LostPhoto.
+
+        Args:
+            left_out: counts the files of folders that are not taken for photos, by suffix.
 
         Raises:
             DataError: a list or table cannot be read, or a source names nothing.
 
         """
+        others = Counter() if left_out is None else left_out
         for source in self.sources:
             for expanded in _expand_braces(source):
-                yield from self._photos_of(expanded)
+                yield from self._photos_of(expanded, others)
         for path in self.lists:
             yield from self._named(list_names(path, null=self.null))
 
-    def _photos_of(self, source: str) -> Iterator[Photo]:
+    def _photos_of(self, source: str, left_out: Counter[str]) -> Iterator[Photo]:
         if source == "-":
             yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
         elif is_url(source):
@@ -86,9 +91,9 @@ class Inputs:
         elif _is_table(source) and self.column is not None:
             yield from self._named(table_names(source, self.column))
         elif os.path.isdir(source):
-            yield from _folder(source, recursive=self.recursive)
+            yield from _folder(source, left_out, recursive=self.recursive)
         elif not os.path.lexists(source) and any(sign in source for sign in "*?["):
-            yield from self._matching(source)
+            yield from self._matching(source, left_out)
         elif source.lower().endswith(ARCHIVES):
             yield from archive_photos(source, IMAGE_SUFFIXES)
         else:
@@ -114,14 +119,14 @@ class Inputs:
             f"the list, add --allow-scheme {scheme}",
         )
 
-    def _matching(self, pattern: str) -> Iterator[Photo]:
+    def _matching(self, pattern: str, left_out: Counter[str]) -> Iterator[Photo]:
         found = False
         for path in _glob(pattern):
             found = True
             if os.path.isdir(path):
                 # ** goes into folders by itself; links to folders are not followed.
                 if "**" not in pattern.split("/") and not os.path.islink(path):
-                    yield from _folder(path, recursive=self.recursive)
+                    yield from _folder(path, left_out, recursive=self.recursive)
             elif path.lower().endswith(ARCHIVES):
                 yield from archive_photos(path, IMAGE_SUFFIXES)
             else:
@@ -172,7 +177,7 @@ def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
     return sorted(entries), None
 
 
-def _folder(folder: str, *, recursive: bool) -> Iterator[Photo]:
+def _folder(folder: str, left_out: Counter[str], *, recursive: bool) -> Iterator[Photo]:
     """List a folder's images in the order of their names, folder by folder."""
     entries, error = _entries(folder)
     if error is not None:
@@ -181,8 +186,10 @@ def _folder(folder: str, *, recursive: bool) -> Iterator[Photo]:
         path = os.path.join(folder, name)
         if is_folder:
             if recursive:
-                yield from _folder(path, recursive=True)
-        elif name.lower().endswith(IMAGE_SUFFIXES) and not (is_link and os.path.isdir(path)):
+                yield from _folder(path, left_out, recursive=True)
+        elif not name.lower().endswith(IMAGE_SUFFIXES):
+            left_out[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+        elif not (is_link and os.path.isdir(path)):
             yield PhotoFile(name=path, file=path)
 
 
