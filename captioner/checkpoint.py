@@ -97,7 +97,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by a Captioner that this one cannot follow.
+        CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
         CheckpointMismatchError: its tensors do not fit its own configuration.
 
     """

@@ -6,18 +6,18 @@ CaptionerError
 │   ├── ImageEmptyError           zero bytes, or zero pixels
 │   ├── ImageFormatError          not an image, or a format that is not read
 │   ├── ImageTypeError            an object that no image can be made of
-│   ├── ImageTruncatedError       begins as an image, ends too early or is damaged
+│   ├── ImageTruncatedError       begins as an image, but is cut off or damaged
 │   └── ImageTooLargeError        more pixels than the limit
 ├── CheckpointError             a model file cannot be used
 │   ├── CheckpointNotFoundError   no such file
 │   ├── CheckpointFormatError     not a Captioner checkpoint, or damaged
-│   ├── CheckpointVersionError    written by a Captioner that this one cannot follow
+│   ├── CheckpointVersionError    written by a version of Captioner that this one cannot read
 │   └── CheckpointMismatchError   its tensors do not fit its own configuration
 ├── ConfigError                 a setting has a value that cannot work
 ├── DataError                   a data set cannot be read
 ├── DownloadError               a file cannot be downloaded, or is not the one that was expected
 ├── DeviceError                 a device that this machine does not have
-├── GenerationError             the model produced numbers that are not numbers
+├── GenerationError             the model produced scores that are not finite numbers
 ├── OutputError                 a result cannot be written
 └── MissingExtraError           an optional part is not installed
 
@@ -139,7 +139,7 @@ class CheckpointFormatError(CheckpointError):
 
 
 class CheckpointVersionError(CheckpointError):
-    """The checkpoint was written by a Captioner that this one cannot follow."""
+    """The checkpoint was written by a version of Captioner that this one cannot read."""
 
     type = "checkpoint-version"
     title = "A checkpoint of another version"
@@ -181,7 +181,7 @@ class DeviceError(CaptionerError):
 
 
 class GenerationError(CaptionerError):
-    """The model produced numbers that are not numbers."""
+    """The model produced scores that are not finite numbers."""
 
     type = "generation-error"
     title = "The model produced no usable scores"

@@ -47,7 +47,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
-        CheckpointVersionError: it was written by a Captioner that this one cannot follow.
+        CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
 
     """
     path = Path(path)

@@ -124,7 +124,7 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
     if values.size == 0:
         raise ImageEmptyError(f"{what} has no pixels")
     if values.dtype.kind not in "uif":
-        raise ImageTypeError(f"{what} holds no brightness: {_RANGES}")
+        raise ImageTypeError(f"{what} does not hold numbers: {_RANGES}")
     low, high, most = values.min(), values.max(), 1 if values.dtype.kind == "f" else 255
     if not (low >= 0 and high <= most):  # so written, it refuses nan too
         raise ImageTypeError(f"{what} runs from {low} to {high}: {_RANGES}")

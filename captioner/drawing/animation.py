@@ -35,13 +35,15 @@ def animation(
     The caption stands beneath the photo, the present word marked. Returns len(panels) + 2 "RGB"
     images of one size (without panels, the photo alone), none wider or taller than `side` pixels;
     the photo is shown at no more than twice its size. A frame's time, in milliseconds, is in its
-    `info["duration"]`, where `saving` finds it; the last frame stays three times as long.
+    `info["duration"]`, where `saving` finds it; the last frame lasts three times as long.
     The other options are those of `overlay`.
 
     Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
     """
     if side < 128 or not 0 < seconds_per_word < math.inf:
-        raise ConfigError(f"side ({side}) starts at 128, seconds ({seconds_per_word}) above 0")
+        raise ConfigError(
+            f"side {side} must be at least 128, and seconds_per_word {seconds_per_word} above 0"
+        )
     picture, text, size = _stage([panel.word for panel in panels], photo, side)
     pictures = [picture]
     for panel in panels:
@@ -53,7 +55,7 @@ def animation(
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
         text.draw(frame, (text.size, picture.height + text.size // 2), said=index - 1)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)
-        frame.info["duration"] = max(20, round(1000 * seconds))  # players distrust less
+        frame.info["duration"] = max(20, round(1000 * seconds))  # players ignore shorter times
         frames.append(frame)
     return frames
 

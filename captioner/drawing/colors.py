@@ -89,10 +89,10 @@ def heat_grid(weights: Weights) -> Image.Image:
     except (TypeError, ValueError):
         rows = []
     if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
-        raise ConfigError("attention weights have to be a table of shape (rows, columns)")
+        raise ConfigError("attention weights must be a table of shape (rows, columns)")
     cells = [weight for row in rows for weight in row]
     if not all(0 <= weight < math.inf for weight in cells):
-        raise ConfigError("attention weights have to be finite and not negative")
+        raise ConfigError("attention weights must be finite and not negative")
     even = sum(cells) / len(cells)
     full = math.log(min(FULL_HEAT, len(cells)))
     grid = Image.new("F", (len(rows[0]), len(rows)))
@@ -109,7 +109,7 @@ def heat_grid(weights: Weights) -> Image.Image:
 def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
     """List a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
 
-    Raises ConfigError if no scale has this name ("spotlight" is none: it has no colours).
+    Raises ConfigError if no scale has this name ("spotlight" is not one: it has no colours).
     """
     if name not in _ANCHORS:
         raise ConfigError(f"there is no colour scale {name!r}; known: {', '.join(_ANCHORS)}")
@@ -138,7 +138,7 @@ def blend(photo: Image.Image, heat: Image.Image, *, colors: str, strength: float
     if colors not in COLORS:
         raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
     if not 0 <= strength <= 1:
-        raise ConfigError(f"strength is {strength}, and has to be between 0 and 1")
+        raise ConfigError(f"strength is {strength}: it must be between 0 and 1")
     photo = photo.convert("RGB")
     gray = photo.convert("L")
     if colors == _SPOTLIGHT:

@@ -42,7 +42,9 @@ def contact_sheet(
     take.
     """
     if panel_side < 32 or (columns is not None and columns < 1):
-        raise ConfigError(f"panel_side ({panel_side}) starts at 32, columns ({columns}) at 1")
+        raise ConfigError(
+            f"panel_side {panel_side} must be at least 32, and columns {columns} at least 1"
+        )
     unit = panel_side / 260
     aspect = math.sqrt(min(max(photo.width / photo.height, 1 / 4), 4))
     small = fit(photo, (panel_side * aspect, panel_side / aspect), enlarge=4)

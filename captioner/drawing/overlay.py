@@ -35,7 +35,7 @@ def attention_map(
     between the centres of the cells; otherwise each cell is a rectangle with crisp edges,
     which is all that the model knows.
 
-    Raises ConfigError if the weights are not a table of numbers >= 0, or the box has no inside.
+    Raises ConfigError if the weights are not a table of numbers >= 0, or the box is empty.
     """
     grid = heat_grid(weights)
     x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
@@ -80,7 +80,7 @@ def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, f
     Returns (first, end) in whole pixels of the photo and (start, stop) in cells.
     """
     if not low < high or not math.isfinite(high - low):
-        raise ConfigError(f"a box from {low} to {high} has no inside")
+        raise ConfigError(f"a box from {low} to {high} is empty")
     first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
     start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
     return first, end, max(start, 0.0), min(stop, float(cells))

@@ -37,7 +37,7 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
-    """Write the frames of `overlay.animation` as a .gif or .webp that plays for ever.
+    """Write the frames of `overlay.animation` as a .gif or .webp that loops forever.
 
     A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
 
@@ -81,8 +81,8 @@ def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
 def _format(target: Path, formats: _Formats) -> dict[str, Any]:
     options = formats.get(target.suffix.lower())
     if options is None:
-        wrong = f"suffix {target.suffix!r} is not known" if target.suffix else "it has no suffix"
-        raise OutputError(f"{target} cannot be written: {wrong}; {', '.join(formats)} work")
+        wrong = f"it has the suffix {target.suffix!r}" if target.suffix else "it has no suffix"
+        raise OutputError(f"{target} cannot be written: {wrong}; use {', '.join(formats)}")
     return options
 
 

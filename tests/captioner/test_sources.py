@@ -86,7 +86,7 @@ def test_halves_are_rounded_to_the_nearest_brightness() -> None:
         (np.full((2, 2), -0.1), ImageTypeError, "floats from 0 to 1"),
         (np.full((2, 2), np.nan), ImageTypeError, "from nan to nan"),
         (np.full((2, 2), 256), ImageTypeError, "from 256 to 256: integers run from 0 to 255"),
-        (np.zeros((2, 2), dtype=bool), ImageTypeError, "holds no brightness"),
+        (np.zeros((2, 2), dtype=bool), ImageTypeError, "does not hold numbers"),
         (np.zeros((0, 4, 3)), ImageEmptyError, "no pixels"),
         (None, ImageTypeError, "NoneType is not an image: an image is a path, an http"),
         (3, ImageTypeError, "int is not an image"),

@@ -69,7 +69,7 @@ def test_no_two_pictures_share_a_file() -> None:
 
 def test_patterns_that_cannot_work() -> None:
     for wanted, pattern in {
-        r"--sheet: s\.tiff .*'\.tiff' is not known; \.png": "s.tiff",
+        r"--sheet: s\.tiff .*the suffix '\.tiff'; use \.png": "s.tiff",
         r"\{nmae\} is not known; \{name\} and \{number\} are": "{nmae}.png",
         r"\{\} is not known": "{}{name}.png",
         "there is no folder nowhere": "nowhere/s.png",
