@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from captioner.checkpoint import Checkpoint
+from captioner.transforms import Transform
+from captioner_training.data import grids as grids_module
+from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.grids import CachedGrids
+from captioner_training.data.images import ImageStore
+from captioner_training.machinery.processes import Processes
 
 SHAPE = (768, 49, 640)  # 48 MB
 
@@ -41,3 +48,48 @@ def test_an_epoch_leaves_no_page_mapped(path: Path) -> None:
     start = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
     resident = next(line for line in lines[start:] if line.startswith("Rss:"))
     assert int(resident.split()[1]) < 1000  # kB; 48,000 of the file were read
+
+
+def test_a_picture_replaced_under_its_name_is_encoded_again(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Files that are done are taken over; those of other pictures are not."""
+    (tmp_path / "photos").mkdir()
+    store = ImageStore(tmp_path / "photos")
+    images = []
+    for number in range(5):
+        name = f"{number}.png"
+        Image.new("RGB", (40, 40), (10 * number, 0, 200)).save(tmp_path / "photos" / name)
+        images.append(CaptionedImage(name=name, id=number, store=store, captions=(), words=()))
+
+    def compute() -> tuple[torch.Tensor, set[str]]:
+        grids = CachedGrids.compute(
+            tiny_checkpoint.model,
+            images,
+            Transform(tiny_checkpoint.transform),
+            folder=tmp_path / "cache",
+            processes=Processes(device=torch.device("cpu")),
+            autocast=torch.autocast("cpu", enabled=False),
+            workers=0,
+        )
+        return grids[range(5)], {path.name for path in (tmp_path / "cache").iterdir()}
+
+    before, files = compute()
+    assert (before.shape[0], len(files)) == (5, 3)  # two grids a file
+    last = max(tmp_path / "cache" / name for name in files)
+    last.unlink()  # as after an interruption
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    again, same = compute()
+    assert torch.equal(again, before) and same == files
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    Image.new("RGB", (40, 40), "yellow").save(tmp_path / "photos" / "2.png")
+    other, more = compute()
+    assert len(more) == 6
+    changed = [not torch.equal(one, two) for one, two in zip(before, other, strict=True)]
+    assert changed == [False, False, True, False, False]
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "replaced" in request.node.name:
+        monkeypatch.setattr(grids_module, "GRIDS_A_FILE", 2)
