@@ -107,7 +107,7 @@ def test_a_lie_about_a_checksum_is_found_out(
     (www / "SHA256SUMS").unlink()
     result = run_captioner("prepare", "coco", "--to", to, "--mirror", serve(www).url)
     assert result.returncode == 1
-    assert "annotations_trainval2014.zip" in result.stderr or "has not the room" in result.stderr
+    assert "annotations_trainval2014.zip" in result.stderr or "not enough room" in result.stderr
 
 
 def test_free_disk_is_asked_before_the_first_byte(

@@ -138,7 +138,7 @@ def test_damage_is_named(own: Path) -> None:
         read_dataset(own, split="test")
     manifest = own / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(DataError, match=r"no manifest that this Captioner reads \(version"):
+    with pytest.raises(DataError, match=r"not a manifest that this Captioner can read \(version"):
         read_dataset(own, split="val")
     manifest.unlink()
     with pytest.raises(DataError, match=r"own has no manifest\.json: copy it again"):
@@ -229,7 +229,10 @@ def test_files_of_something_else_are_left_alone(
     (to / "train-00000.tar").write_text("mine")
     for options in ((), ("--force",)):
         result = run_captioner(*command(scenes, to, *options))
-        assert result.returncode == 1 and "has files of something else" in result.stderr
+        assert (
+            result.returncode == 1
+            and "contains other files: choose an empty or new folder" in result.stderr
+        )
     assert files(to) == {"train-00000.tar": b"mine"}
     (tmp_path / "file").write_text("")
     result = run_captioner(*command(scenes, tmp_path / "file"))

@@ -146,7 +146,7 @@ def _records(plans: Sequence[Plan], work: Path) -> Iterator[tuple[Plan, Record]]
     for plan in plans:
         record = read_record(work, plan)
         if record is None:
-            raise OutputError(f"{work / plan.file}.json has gone: run the same command again")
+            raise OutputError(f"{work / plan.file}.json is missing: run the same command again")
         yield plan, record
 
 

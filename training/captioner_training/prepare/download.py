@@ -101,7 +101,7 @@ class Downloader:
 
         Raises:
             DownloadError: the server does not have it, gives up on it too often, or what it
-                gives has not the size or checksum that is known.
+                gives differs from the known size or checksum.
             OutputError: the disk is full, or the folder cannot be written.
 
         """
@@ -165,7 +165,7 @@ class Downloader:
                     return  # an earlier run was interrupted after the last byte
                 with _writing(part):
                     part.unlink(missing_ok=True)
-                raise _TransferError("the server has not the rest of what it began with")
+                raise _TransferError("the server no longer has the rest of the file")
             start = _start(response)
             total = _total(response, start)
             if file.size is not None and total is not None and total != file.size:

@@ -119,7 +119,7 @@ class Manifest:
         """Read the manifest of a prepared data set and look for its files.
 
         Raises:
-            DataError: there is none, it is of another kind, or a file has not the size it says.
+            DataError: there is none, it is of another kind, or a file's size differs from it.
 
         """
         path = folder / MANIFEST
@@ -134,7 +134,7 @@ class Manifest:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "all of it"
             raise DataError(
-                f"{path} is no manifest that this Captioner reads ({place}: {first['msg']})"
+                f"{path} is not a manifest that this Captioner can read ({place}: {first['msg']})"
             ) from error
         for split in manifest.splits.values():
             for shard in (split.index, *split.shards):
@@ -145,7 +145,7 @@ class Manifest:
         """Read the index of a split.
 
         Raises:
-            DataError: there is no such split, or its index is not the one that was written.
+            DataError: there is no such split, or its index has been changed.
 
         """
         if split not in self.splits:

@@ -49,7 +49,7 @@ def resize_all(
     One worker is this process.
 
     Raises:
-        DataError: a worker process was ended from outside, for want of memory most likely.
+        DataError: a worker process was killed, most likely because memory ran out.
 
     """
     if workers == 1:  # a process of its own takes longer to start than a small data set
@@ -68,7 +68,7 @@ def resize_all(
                 under_way.append(pool.submit(_store_chunk, chunk, image_format))
     except BrokenProcessPool as error:
         raise DataError(
-            "a process that reads images was ended, perhaps because memory ran out: run the same "
+            "a process that reads images was killed, perhaps because memory ran out: run the same "
             "command again with fewer --workers; it goes on where it stopped"
         ) from error
     finally:

@@ -54,13 +54,13 @@ def claimed(to: Path) -> Iterator[Path]:
     """Make the folder, keep other runs out of it, and yield DIR/.prepare.
 
     Raises:
-        OutputError: the folder holds files of something else, is in use, or cannot be written.
+        OutputError: the folder contains other files, is in use, or cannot be written.
 
     """
     work = to / WORK
     try:
         if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
-            raise OutputError(f"{to} has files of something else: choose an empty or new folder")
+            raise OutputError(f"{to} contains other files: choose an empty or new folder")
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
     with locked(work / "lock", verb="prepare", what=to):
@@ -111,7 +111,7 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     with replace_file(work / MANIFEST) as file:
         file.write(manifest.to_json())
     try:
-        (to / MANIFEST).unlink(missing_ok=True)  # from here on, the old data set is none
+        (to / MANIFEST).unlink(missing_ok=True)  # from here on, the old data set does not count
         splits = manifest.splits.values()
         files = [file.file for split in splits for file in (split.index, *split.shards)]
         for name in files:
