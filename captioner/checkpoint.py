@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
@@ -35,6 +36,8 @@ from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
 
 __all__ = ["Checkpoint", "load_checkpoint"]
+
+_DRAWING = (Tensor.normal_, Tensor.uniform_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ def _build(
     config: ModelConfig, vocabulary_size: int, tensors: dict[str, Tensor], path: Path
 ) -> CaptionModel:
     """Make the model around the tensors, without initialising weights only to replace them."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialized():
         model = CaptionModel(config, vocabulary_size=vocabulary_size)
     expected = model.state_dict()
     problems = [f"no {name}" for name in expected if name not in tensors]
@@ -164,6 +167,19 @@ def _build(
     }
     model.load_state_dict(floats, assign=True)
     return model.requires_grad_(False).eval()
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Random weights are not drawn: on the meta device that would import torch's compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Leave out what draws, and do anything else."""
+        kwargs = kwargs or {}
+        if func in _DRAWING or getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:

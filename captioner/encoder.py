@@ -12,13 +12,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig
 
 from captioner.backbones import EncoderConfig, backbones
 from captioner.errors import CheckpointNotFoundError, ConfigError
+from captioner.lean_torchvision import torchvision
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
 
@@ -165,15 +164,17 @@ def _build_stages(name: str, *, pretrained: bool) -> nn.Sequential:
 
 def _efficientnet_v2_b0() -> nn.Sequential:
     """EfficientNetV2-B0 (Tan and Le 2021, as published in Keras) from torchvision's blocks."""
+    efficientnet = torchvision.models.efficientnet
+    fused, mobile = efficientnet.FusedMBConvConfig, efficientnet.MBConvConfig
     settings = [
-        FusedMBConvConfig(1, 3, 1, 32, 16, 1),
-        FusedMBConvConfig(4, 3, 2, 16, 32, 2),
-        FusedMBConvConfig(4, 3, 2, 32, 48, 2),
-        MBConvConfig(4, 3, 2, 48, 96, 3),
-        MBConvConfig(6, 3, 1, 96, 112, 5),
-        MBConvConfig(6, 3, 2, 112, 192, 8),
+        fused(1, 3, 1, 32, 16, 1),
+        fused(4, 3, 2, 16, 32, 2),
+        fused(4, 3, 2, 32, 48, 2),
+        mobile(4, 3, 2, 48, 96, 3),
+        mobile(6, 3, 1, 96, 112, 5),
+        mobile(6, 3, 2, 112, 192, 8),
     ]
-    features: nn.Sequential = EfficientNet(
+    features: nn.Sequential = efficientnet.EfficientNet(
         settings,
         dropout=0.0,
         stochastic_depth_prob=0.1,  # half of torchvision's: fine-tuning is short

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from captioner import (
     ImageNotFoundError,
 )
 from captioner.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -152,3 +156,17 @@ def test_devices_that_are_not_here_are_named(tiny_file: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match=r"'cuda'.*try auto"):
             Captioner.from_pretrained(tiny_file, device="cuda")
+
+
+def test_captioning_needs_no_compiler(photo: Path) -> None:
+    """torch's compiler takes a second to import, and used to come with torchvision."""
+    code = (
+        "import sys; from captioner import Captioner\n"
+        "assert Captioner.from_pretrained().caption(sys.argv[1]).text\n"
+        "slow = {'torch._dynamo', 'torch._inductor', 'sympy', 'nltk', 'gradio', 'pydantic'}\n"
+        "print(*slow & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, photo], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout.split() == []
