@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
@@ -72,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
+    if sys.platform == "win32":
+        raise CaptionerError("captioner batch does not run on Windows: use it in WSL, or on Linux")
     from captioner_serving.batch.journal.journal import ERRORS
     from captioner_serving.batch.outputs.exports import check_output
 
