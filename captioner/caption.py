@@ -36,12 +36,28 @@ class Word:
         where the model has no gate.
     attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
         where the model does not attend.
+    heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
     """
 
     text: str
     probability: float
     gate: float | None = None
     attention: Tensor | None = field(default=None, repr=False)
+    heads: Tensor | None = field(default=None, repr=False)
+
+    def map(self, head: int | None = None) -> Tensor | None:
+        """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
+
+        Raises:
+            ConfigError: there is no such head.
+
+        """
+        if head is None or (head == 1 and self.heads is None):
+            return self.attention
+        count = 1 if self.heads is None else len(self.heads)
+        if self.heads is None or not 1 <= head <= count:
+            raise ConfigError(f"there is no head {head}: they go from 1 to {count}")
+        return self.heads[head - 1]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Word):
@@ -161,6 +177,7 @@ class Caption:
         smooth: bool = True,
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
+        head: int | None = None,
     ) -> Image.Image:
         """Draw the attention of one word over the photo, in the photo's own size.
 
@@ -170,14 +187,15 @@ class Caption:
             smooth: blend between the cells of the grid; False shows them as they are.
             strength: of the colours, 0 to 1.
             colors: a colour scale by name; see captioner.drawing.colors.
+            head: one head's attention, from 1; None: the mean of all.
 
         Raises:
-            ConfigError: there is no such word, strength or colour scale, or the model does not
-                attend.
+            ConfigError: there is no such word, head, strength or colour scale, or the model does
+                not attend.
             ImageError: the photo is no longer there.
 
         """
-        found = self.panels()[self.find_word(word)]
+        found = self.panels(head)[self.find_word(word)]
         return overlay(
             self.open_photo(),
             found.weights,
@@ -193,6 +211,7 @@ class Caption:
         smooth: bool = True,
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
+        head: int | None = None,
     ) -> Image.Image:
         """Draw the photo and every word's attention side by side: the paper's figure 3.
 
@@ -203,7 +222,7 @@ class Caption:
         """
         return contact_sheet(
             self.open_photo(),
-            self.panels(),
+            self.panels(head),
             title=self.text,
             box=self.box,
             smooth=smooth,
@@ -234,17 +253,17 @@ class Caption:
             colors=colors,
         )
 
-    def panels(self) -> Sequence[Panel]:
-        """Each word as captioner.drawing draws it.
+    def panels(self, head: int | None = None) -> Sequence[Panel]:
+        """Each word as captioner.drawing draws it, with one head's attention or the mean of all.
 
         Raises:
-            ConfigError: the model does not attend.
+            ConfigError: the model does not attend, or has no such head.
 
         """
         panels = [
-            Panel(word=word.text, probability=word.probability, weights=word.attention)
+            Panel(word=word.text, probability=word.probability, weights=weights)
             for word in self.words
-            if word.attention is not None
+            if (weights := word.map(head)) is not None
         ]
         if len(panels) < len(self.words):
             raise ConfigError(

@@ -249,13 +249,18 @@ class Captioner:
         maps: Sequence[torch.Tensor | None] = [None] * count
         if hypothesis.attention is not None:
             maps = hypothesis.attention.reshape(-1, grid.rows, grid.columns).unbind()
+        heads: Sequence[torch.Tensor | None] = [None] * count
+        if hypothesis.heads is not None:
+            shape = hypothesis.heads.shape[1], grid.rows, grid.columns
+            heads = hypothesis.heads.reshape(-1, *shape).unbind()
         words = tuple(
-            Word(text=text, probability=probability, gate=gate, attention=attention)
-            for text, probability, gate, attention in zip(
+            Word(text=text, probability=probability, gate=gate, attention=attention, heads=own)
+            for text, probability, gate, attention, own in zip(
                 texts,
                 hypothesis.log_probabilities.exp().tolist(),
                 gates,
                 maps,
+                heads,
                 strict=False,  # the probabilities have one more, the end's
             )
         )

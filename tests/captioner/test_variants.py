@@ -161,6 +161,12 @@ def test_a_checkpoint_of_it_captions_as_before(
     record = caption.record(attention=True)
     assert len(record["words"]) == len(caption.words)
     assert caption.contact_sheet().size > (100, 100)
+    heads = variant.get("heads", 1)
+    maps = torch.stack([caption.words[0].map(head + 1) for head in range(heads)])
+    torch.testing.assert_close(maps.mean(0), caption.words[0].attention)
+    assert caption.overlay(1, head=heads).size == (120, 80)
+    with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
+        caption.contact_sheet(head=heads + 1)
 
 
 def test_the_choices_are_those_that_exist() -> None:
