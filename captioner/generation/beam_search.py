@@ -37,7 +37,7 @@ class _Search:
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
-        self.pool = Ends.nowhere(count, config.beam_size, device)
+        self.pool = Ends.nowhere(count, config.captions, device)
         self.numbers = torch.arange(count)
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
 
@@ -57,7 +57,7 @@ class _Search:
         going_on = best.masked_fill(ends, -torch.inf)
         self.totals, alive = going_on.topk(min(beam, best.shape[1]), dim=1)
         parents, self.tokens = parents.gather(1, alive), chosen.gather(1, alive)
-        self._close(step + 1)
+        self._close()
         chosen_logs = logs.flatten(1).gather(1, parents * words + self.tokens)
         self.trace.add(output, parents, self.tokens, chosen_logs)
         self.state = output.state.select(parents)
@@ -76,10 +76,14 @@ class _Search:
             )
         )
 
-    def _close(self, words: int) -> None:
-        """Close the images whose unfinished hypotheses promise no place in the pool any more."""
-        promise = self.totals[:, 0] / words**self.config.length_penalty
-        self.closed |= promise <= self.pool.score[:, -1]
+    def _close(self) -> None:
+        """Close the images whose unfinished hypotheses cannot enter the pool any more.
+
+        At best all that is still to come has the probability 1, and is as long as it may be.
+        """
+        longest = self.config.maximum_length + 1  # words and <end>
+        bound = self.totals[:, 0] / longest**self.config.length_penalty
+        self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
         """Read the closed images and drop them, where it is worth it; say whether any is left."""
@@ -88,7 +92,7 @@ class _Search:
         if open_ > _OPEN * len(closed):
             return True
         rows = closed.nonzero().squeeze(1).to(self.closed.device)
-        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
+        ends = Ends(*(part[rows] for part in self.pool))
         captions = self.trace.read(rows, ends)
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
             self.found[number] = hypotheses
@@ -106,10 +110,11 @@ class _Search:
 def beam_search(
     decoder: StepDecoder, features: Tensor, config: GenerationConfig
 ) -> list[list[Hypothesis]]:
-    """Keep the K best unfinished hypotheses an image; finished ones leave into a pool of K.
+    """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
 
-    An image is finished when no hypothesis of its own promises a place in its pool any more,
-    whatever the others of the batch do: it gets the captions that it would get alone.
+    The pool holds as many as are returned. An image is finished when no hypothesis of its own can
+    enter its pool any more, so that it gets the captions of a search to the very end, and those
+    that it would get alone, whatever the others of the batch do.
 
     Args:
         decoder: scores the words.

@@ -14,6 +14,7 @@ from torch import Tensor
 from captioner import ConfigError, GenerationConfig, GenerationError
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.state import State, StepOutput
+from captioner.generation import beam_search
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import filter_top
@@ -193,6 +194,40 @@ def test_what_an_image_gets_does_not_depend_on_the_others() -> None:
         (alone,) = generate(model, features(image), config)
         assert [h.tokens for h in alone] == [h.tokens for h in hypotheses]
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses])
+
+
+@pytest.mark.parametrize("captions", [1, 3])
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+def test_images_close_early_and_lose_nothing(
+    penalty: float, captions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GenerationConfig(
+        beam_size=3, captions=captions, maximum_length=8, length_penalty=penalty
+    )
+
+    class Counting(Historian):
+        rows = 0
+
+        def step(self, tokens: Tensor, state: State) -> StepOutput:
+            self.rows += len(tokens)
+            return super().step(tokens, state)
+
+    early, whole = Counting(), Counting()
+    got = generate(early, features(*range(20)), config)
+    monkeypatch.setattr(beam_search._Search, "_close", lambda search: None)
+    monkeypatch.setattr(
+        beam_search._Search,
+        "collect",
+        lambda search, collect=beam_search._Search.collect: (
+            search.trace.words.shape[-1] <= config.maximum_length
+            or (search.closed.fill_(True), collect(search))[1]
+        ),
+    )
+    wanted = generate(whole, features(*range(20)), config)
+    assert [[h.tokens for h in each] for each in got] == [
+        [h.tokens for h in each] for each in wanted
+    ]
+    assert early.rows < whole.rows
 
 
 def test_wider_beams_find_no_worse_sentences() -> None:
