@@ -64,7 +64,7 @@ def lively_file(saved_tiny: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny(lively_file: Path) -> Captioner:
     """The model of the command, for calls from Python."""
-    return Captioner.from_pretrained(lively_file)
+    return Captioner.from_pretrained(lively_file, dtype="float32")
 
 
 @pytest.fixture
