@@ -198,7 +198,7 @@ def test_other_settings_are_refused_and_restart_begins_anew(
     list(caption_batch(folder, output=output, captioner=tiny))
     before = output.read_bytes()
     other = BatchConfig(beam_size=3)
-    with pytest.raises(ConfigError, match="beam_size was 5 and is 3") as caught:
+    with pytest.raises(ConfigError, match="--beam-size was 5 and is 3") as caught:
         list(caption_batch(folder, output=output, config=other, captioner=tiny))
     assert "--restart" in str(caught.value) and output.read_bytes() == before
     # What does not change the records may change.
@@ -216,7 +216,7 @@ def test_another_checkpoint_is_refused(
     output = tmp_path / "c.jsonl"
     folder = photos(2)
     list(caption_batch(folder, output=output, captioner=tiny))
-    with pytest.raises(ConfigError, match="model was"):
+    with pytest.raises(ConfigError, match="the model of --checkpoint was"):
         list(caption_batch(folder, output=output, captioner=Captioner.from_pretrained(saved_tiny)))
 
 
