@@ -35,9 +35,10 @@ from captioner.errors import (
 )
 
 if TYPE_CHECKING:
-    from captioner.caption import Alternative, Caption, Word
+    from captioner.caption import Alternative, Caption
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
+    from captioner.word import Word
 
 __all__ = [
     "Alternative",
@@ -80,7 +81,7 @@ _LAZY = {
     "Caption": "captioner.caption",
     "Captioner": "captioner.predictor",
     "GenerationConfig": "captioner.generation.config",
-    "Word": "captioner.caption",
+    "Word": "captioner.word",
 }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from html import escape
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.colors import DEFAULT_COLORS
@@ -20,61 +18,12 @@ from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
 from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError, ImageError
 from captioner.geometry import Box
+from captioner.word import Word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Alternative", "Caption", "ModelName", "Word"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Word:
-    """One word of a caption; two are equal when all that is known of them is.
-
-    probability: of this word, given the photo and the words before it.
-    gate: how much the model drew on what it saw, against what it had said (beta in the paper); None
-        where the model has no gate.
-    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
-        where the model does not attend.
-    heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
-    """
-
-    text: str
-    probability: float
-    gate: float | None = None
-    attention: Tensor | None = field(default=None, repr=False)
-    heads: Tensor | None = field(default=None, repr=False)
-
-    def map(self, head: int | None = None) -> Tensor | None:
-        """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
-
-        Raises:
-            ConfigError: there is no such head.
-
-        """
-        if head is None or (head == 1 and self.heads is None):
-            return self.attention
-        count = 1 if self.heads is None else len(self.heads)
-        if self.heads is None or not 1 <= head <= count:
-            raise ConfigError(f"there is no head {head}: they go from 1 to {count}")
-        return self.heads[head - 1]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Word):
-            return NotImplemented
-        if self._known() != other._known():
-            return False
-        if self.attention is None or other.attention is None:
-            return self.attention is other.attention
-        return torch.equal(
-            self.attention.detach().float().cpu(), other.attention.detach().float().cpu()
-        )
-
-    def __hash__(self) -> int:
-        return hash(self._known())
-
-    def _known(self) -> tuple[object, ...]:
-        return self.text, self.probability, self.gate
+__all__ = ["Alternative", "Caption", "ModelName"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +101,7 @@ class Caption:
         """
         texts = [other.text for other in self.words]
         if word is None and texts:
-            drawn = [_drawn(other) for other in self.words]
+            drawn = [other.drawn for other in self.words]
             return drawn.index(max(drawn))
         if isinstance(word, str):
             folded = [text.casefold() for text in texts]
@@ -305,34 +254,10 @@ class Caption:
             "image": self.image,
             "caption": self.text,
             "score": round(self.score, 4),
-            "words": [self._word_record(word, attention=attention) for word in self.words],
+            "words": [word.record(box=self.box if attention else None) for word in self.words],
             "alternatives": [
                 {"caption": other.text, "score": round(other.score, 4)}
                 for other in self.alternatives
             ],
             "model": {"name": self.model.name, "version": self.model.version},
         }
-
-    def _word_record(self, word: Word, *, attention: bool) -> Mapping[str, Any]:
-        record: dict[str, Any] = {
-            "word": word.text,
-            "probability": round(word.probability, 4),
-        }
-        if word.gate is not None:
-            record["gate"] = round(word.gate, 4)
-        if attention and word.attention is not None:
-            rows, columns = word.attention.shape
-            record["attention"] = {
-                "rows": rows,
-                "columns": columns,
-                "box": [round(edge, 6) for edge in self.box],
-                "weights": [round(weight, 6) for weight in word.attention.flatten().tolist()],
-            }
-        return record
-
-
-def _drawn(word: Word) -> float:
-    """How much a word drew on the photo; without a gate, how much of its attention one cell has."""
-    if word.gate is not None:
-        return word.gate
-    return 0.0 if word.attention is None else float(word.attention.max())

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, overload
 
 import torch
 
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.device import find_device
 from captioner.encoder import Grid
@@ -25,6 +25,7 @@ from captioner.precision import find_dtype
 from captioner.preparation import prepare_model
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.transforms import Box, Transform
+from captioner.word import Word
 
 __all__ = ["Captioner", "PreparedImage", "prepare_image"]
 

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from captioner.caption import Alternative, Caption, ModelName, Word
+from captioner.caption import Alternative, Caption, ModelName
 from captioner.errors import ConfigError
 from captioner.geometry import Box
 from captioner.image import open_image
+from captioner.word import Word
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
 

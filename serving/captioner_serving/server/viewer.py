@@ -14,7 +14,6 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from captioner.caption import Word
 from captioner.drawing.colors import (
     COLORS,
     DEFAULT_COLORS,
@@ -26,6 +25,7 @@ from captioner.drawing.colors import (
 )
 from captioner.drawing.overlay import DEFAULT_STRENGTH, attention_map
 from captioner.transforms import Box
+from captioner.word import Word
 from captioner_serving.server.elements import make_element
 from captioner_serving.server.pictures import KeptCaption
 

@@ -1,0 +1,95 @@
+"""One word of a caption, with what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captioner.errors import ConfigError
+from captioner.geometry import Box
+
+__all__ = ["Word"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Word:
+    """One word of a caption; two are equal when all that is known of them is.
+
+    probability: of this word, given the photo and the words before it.
+    gate: how much the model drew on what it saw, against what it had said (beta in the paper); None
+        where the model has no gate.
+    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
+        where the model does not attend.
+    heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
+    """
+
+    text: str
+    probability: float
+    gate: float | None = None
+    attention: Tensor | None = field(default=None, repr=False)
+    heads: Tensor | None = field(default=None, repr=False)
+
+    def map(self, head: int | None = None) -> Tensor | None:
+        """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
+
+        Raises:
+            ConfigError: there is no such head.
+
+        """
+        if head is None or (head == 1 and self.heads is None):
+            return self.attention
+        count = 1 if self.heads is None else len(self.heads)
+        if self.heads is None or not 1 <= head <= count:
+            raise ConfigError(f"there is no head {head}: they go from 1 to {count}")
+        return self.heads[head - 1]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Word):
+            return NotImplemented
+        return (
+            self._known() == other._known()
+            and _same(self.attention, other.attention)
+            and _same(self.heads, other.heads)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._known())
+
+    def _known(self) -> tuple[object, ...]:
+        return self.text, self.probability, self.gate
+
+    @property
+    def drawn(self) -> float:
+        """How much it drew on the photo; without a gate, how much of its attention one cell has."""
+        if self.gate is not None:
+            return self.gate
+        return 0.0 if self.attention is None else float(self.attention.max())
+
+    def record(self, *, box: Box | None = None) -> dict[str, Any]:
+        """Give the word as a part of the caption's record.
+
+        Args:
+            box: the part of the photo that the weights cover, row by row; None leaves them out.
+
+        """
+        record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        if self.gate is not None:
+            record["gate"] = round(self.gate, 4)
+        if box is not None and self.attention is not None:
+            rows, columns = self.attention.shape
+            record["attention"] = {
+                "rows": rows,
+                "columns": columns,
+                "box": [round(edge, 6) for edge in box],
+                "weights": [round(weight, 6) for weight in self.attention.flatten().tolist()],
+            }
+        return record
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.detach().float().cpu(), other.detach().float().cpu())
