@@ -185,7 +185,7 @@ def _number(fields: dict[str, str], name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name} is no whole number: {text[:40]!r}") from None
+        raise ConfigError(f"{name} is {text[:40]!r}: use a whole number") from None
 
 
 def _line(value: dict[str, Any]) -> str:

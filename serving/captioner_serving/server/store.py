@@ -117,4 +117,5 @@ class UploadStore:
 def _harmless(name: str | None) -> str:
     """Keep of a file's name what cannot mean a folder, an option or a device."""
     plain = re.sub(r"[^\w.-]+", "_", (name or "").replace("\\", "/").rsplit("/", 1)[-1])
-    return plain.lstrip(".-")[-80:] or "photo"
+    # File systems count bytes, 255 of them, and a character may have four.
+    return plain.lstrip(".-").encode()[-160:].decode(errors="ignore") or "photo"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -18,7 +20,12 @@ from captioner_serving.server.problems import (
 __all__ = ["Form", "Upload", "read_form"]
 
 _MAX_FIELDS = 16
+_MAX_FIELD = 10_000  # bytes
 _SLACK = 16_384  # bytes for the fields, boundaries and headers around the images
+
+# What RFC 2046 lets a boundary be, and a type that is read in no time.
+_BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)
+_MAX_TYPE = 500  # characters
 
 
 class Upload(NamedTuple):
@@ -61,14 +68,15 @@ async def read_form(
     if length.isdigit() and int(length) > max_bytes + _SLACK:
         raise UploadTooLargeError(_too_large(max_bytes))
     parser = _MemoryParser(
-        request.headers,
+        Headers({"content-type": f'multipart/form-data; boundary="{_boundary(kind)}"'}),
         _limited(request, max_bytes + _SLACK),  # type: ignore[arg-type]
         max_files=max_files,
         max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_FIELD,
     )
     try:
         parsed = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:
+    except (MultiPartException, LookupError, ValueError) as error:
         reason = getattr(error, "message", "it does not follow its own boundary")
         if "Too many files" in reason:
             raise UploadTooLargeError(f"send at most {max_files} images in a request") from error
@@ -77,6 +85,20 @@ async def read_form(
         return await _sort(parsed.multi_items(), name, fields)
     finally:
         await parsed.close()
+
+
+def _boundary(kind: str) -> str:
+    """The boundary, and nothing else: a charset could be one that takes hours to decode.
+
+    Raises:
+        RequestError: there is none, or none that may be.
+
+    """
+    _, options = parse_options_header(kind) if len(kind) <= _MAX_TYPE else ("", {})
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise RequestError("the multipart body is broken: its type names no boundary, or a bad one")
+    return boundary
 
 
 async def _sort(

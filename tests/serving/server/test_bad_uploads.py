@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import struct
 import time
@@ -95,6 +96,13 @@ def test_a_polyglot_is_read_as_the_image_that_it_is(api: httpx.Client) -> None:
     assert answer.json()["records"][0]["image"] == "photo.jpg.php"
 
 
+@pytest.mark.parametrize("letter", ["a", "\u65e5", "\U00020000"])
+def test_a_long_name_is_no_failure(api: httpx.Client, letter: str) -> None:
+    files = {"files": (f"{letter * 300}.jpg", PHOTO)}
+    answer = api.post("/gradio_api/upload", files=files)
+    assert answer.status_code == 200 and answer.json()[0].endswith(f"{letter * 9}.jpg")
+
+
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
 )
@@ -130,6 +138,18 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size"\r\n\r\n'.encode()
         + b"5" * 2_000_000 + b"\r\n" + END, MULTIPART, 400,
     ),
+    "a field in a charset that takes hours": (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size-"\r\n\r\n-'.encode()
+        + b"b" * 900_000 + b"\r\n" + END,
+        {"Content-Type": MULTIPART["Content-Type"] + "; charset=punycode"}, 400,
+    ),
+    "a name in no charset": (
+        f"--{BOUNDARY}\r\nContent-Disposition: form-data; name=image; "
+        "filename*=none''x\r\n\r\n".encode() + PHOTO + b"\r\n" + END, MULTIPART, 400,
+    ),
+    "a type without end": (
+        END, {"Content-Type": MULTIPART["Content-Type"] + '; x="' + ";" * 50_000}, 400,
+    ),
     "too large": (part(bytes(21_000_000)) + END, MULTIPART, 413),
 }  # fmt: skip
 
@@ -137,8 +157,10 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
     body, headers, status = BODIES[kind]
+    started = time.monotonic()
     answer = api.post("/api/caption", content=body, headers=headers)
     assert answer.status_code == status, answer.text
+    assert time.monotonic() - started < 10
     assert answer.headers["content-type"] == "application/problem+json"
     assert len(answer.json()["detail"].split()) > 3
 
@@ -169,6 +191,23 @@ def test_headers_without_end_are_refused(server: Server) -> None:
     with socket.create_connection((parts.hostname, parts.port), timeout=20) as peer:
         peer.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000 + b"\r\n\r\n")
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
+
+
+def test_what_is_not_http_gets_a_problem_too(server: Server) -> None:
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as peer:
+        peer.sendall(b"HELLO\r\n\r\n")
+        answer = peer.makefile("rb").read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"application/problem+json" in head
+    assert json.loads(body)["status"] == 400
+
+
+def test_no_path_steers_the_terminal(server: Server, api: httpx.Client) -> None:
+    for path in ("/%1b%5b31mred%0acaptioner:", "/assets/%1b%5b31mred%0acaptioner:"):
+        assert api.get(path).status_code == 404
+    said = "".join(server.lines)
+    assert "\x1b" not in said and said.count(r"\x1b[31mred\ncaptioner:") == 2
 
 
 def resident(server: Server) -> int:
