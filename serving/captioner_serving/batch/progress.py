@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 import time
@@ -15,12 +14,11 @@ from tqdm import tqdm
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.digest import digest
+from captioner_serving.terminal import printable
 
-__all__ = ["Progress", "duration", "printable"]
+__all__ = ["Progress", "duration"]
 
 _LINE_SECONDS = 60.0
-# But for line breaks; and the signs that turn the direction of writing around.
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Progress:
@@ -106,15 +104,6 @@ class Progress:
         failed = f", {self._errors:,} failed" if self._errors else ""
         noun = "photo" if self._done == 1 and not of else "photos"
         return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"
-
-
-def printable(text: str) -> str:
-    r"""Write control characters out: a file's name must not steer the terminal.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def duration(seconds: float) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakKeyDictionary
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.problems import RequestError, problem
 
 __all__ = ["make_protocol"]
 
@@ -42,6 +44,16 @@ def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unwatch()
+
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+            """Answer what is not HTTP in the form of all errors."""
+            detail = "this is not an HTTP request that can be read: see RFC 9112, or use a library"
+            answer = problem(RequestError(detail))
+            headers = [*answer.raw_headers, (b"connection", b"close")]
+            response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (response, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def _watch(self) -> None:
             """Start the clock when a request is awaited, and stop it when one is there."""

@@ -25,6 +25,7 @@ from captioner_serving.server.problems import (
     status_of,
 )
 from captioner_serving.server.routes import visit_of
+from captioner_serving.terminal import printable
 
 __all__ = ["AccessLog"]
 
@@ -65,7 +66,7 @@ class AccessLog:
             answer.status = _GONE
         except Exception:
             answer.failed = True
-            _LOGGER.exception("%s failed", visit_of(scope).shown_path)
+            _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))
         if answer.failed and not answer.started:
             await problem(InternalError())(scope, receive, answer)
         return self._record(scope, answer, time.perf_counter() - start)
@@ -77,7 +78,8 @@ class AccessLog:
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]
         if answer.status >= 400 and not visit.told:
-            self._say(f"{client} {scope['method'][:10]} {visit.shown_path}: {answer.status}")
+            path = _one_line(visit.shown_path)
+            self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
         if self._stream is None:
             return
         line = {
@@ -91,6 +93,11 @@ class AccessLog:
             "bytes": answer.size,
         }
         print(json.dumps(line), file=self._stream, flush=True)
+
+
+def _one_line(path: str) -> str:
+    """A path as it may be shown: it holds whatever a client wrote behind a % sign."""
+    return printable(path[:200]).replace("\n", r"\n")
 
 
 class _Answer:
