@@ -49,8 +49,8 @@ LIGHTROOM = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 """
 
 
-def exiftool(path: Path) -> dict[str, Any]:
-    """Everything that exiftool finds, its own remarks among it."""
+def exiftool(path: Path, *, odd: bool = False) -> dict[str, Any]:
+    """Everything that exiftool finds; it may remark on a file only if that is odd."""
     result = subprocess.run(
         ["exiftool", "-json", "-XMP:all", "-Warning", "-Error", "-validate", str(path)],
         capture_output=True,
@@ -59,7 +59,7 @@ def exiftool(path: Path) -> dict[str, Any]:
     )
     assert result.returncode == 0, result.stderr
     (found,) = json.loads(result.stdout)
-    assert "Warning" not in found and "Error" not in found, found
+    assert odd or ("Warning" not in found and "Error" not in found), found
     return dict(found)
 
 
@@ -193,8 +193,8 @@ def test_a_damaged_xmp_sidecar_stays_and_is_an_error(
     records = list(caption_batch(folder, output=output, config=config, captioner=tiny))
     kinds = [record.get("error", {}).get("type") for record in records]
     assert kinds == [None, "output-error", "output-error"]
-    assert "p001.xmp is there and is no XML" in records[1]["error"]["detail"]
-    assert "p002.xmp is there and is no XMP" in records[2]["error"]["detail"]
+    assert "p001.xmp is there and is not XML" in records[1]["error"]["detail"]
+    assert "p002.xmp is there and is not XMP" in records[2]["error"]["detail"]
     assert (folder / "p001.xmp").read_text() == "<x:xmpmeta>not closed"
     (folder / "p001.xmp").unlink()
     retry = BatchConfig(sidecar="xmp", retry_errors=True)

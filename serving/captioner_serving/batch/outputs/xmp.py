@@ -1,18 +1,22 @@
 """XMP sidecars: dc:description and Iptc4xmpCore:AltTextAccessibility, merged into what is there.
 
 XMP (ISO 16684-1) writes a text in several languages as an rdf:Alt, one rdf:li a language; the first
-is "x-default", and repeats one of the others. Everything else in the file stays: other languages,
-other properties, comments, the packet's wrapping.
+is "x-default", and repeats one of the others. Every byte that is not of these two texts stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from xml.dom import Node, minidom
-from xml.parsers.expat import ExpatError
-
 from captioner.errors import OutputError
 from captioner_serving.batch.config import Existing
+from captioner_serving.batch.outputs.markup import (
+    Element,
+    Markup,
+    Name,
+    decode,
+    encode,
+    escaped,
+    legal,
+)
 from captioner_serving.batch.outputs.merging import combine
 
 __all__ = ["merge_xmp"]
@@ -21,9 +25,9 @@ RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 DC = "http://purl.org/dc/elements/1.1/"
 IPTC = "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/"
 XML = "http://www.w3.org/XML/1998/namespace"
-XMLNS = "http://www.w3.org/2000/xmlns/"
 
-_PROPERTIES = ((DC, "dc", "description"), (IPTC, "Iptc4xmpCore", "AltTextAccessibility"))
+_PROPERTIES = ((DC, "description"), (IPTC, "AltTextAccessibility"))
+_PREFIXES = {RDF: "rdf", DC: "dc", IPTC: "Iptc4xmpCore"}  # where a file has none of its own
 
 _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/">
@@ -34,7 +38,6 @@ _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <?xpacket end="w"?>
 """
 _DEFAULT = "x-default"
-_DECLARATION = '<?xml version="1.0" ?>'
 
 
 def merge_xmp(
@@ -54,140 +57,142 @@ def merge_xmp(
         The sidecar as it shall be, or None where all was there already.
 
     Raises:
-        OutputError: the sidecar is no XMP.
+        OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
 
     """
-    document = _parse(old, path)
-    changed = False
-    for namespace, prefix, name in _PROPERTIES:
-        element = _property(document, namespace, prefix, name, path)
-        changed |= _fill(element, caption, language, existing)
-    if not changed and old is not None:
-        return None
-    text = "".join(node.toxml() + "\n" for node in document.childNodes)
-    declared = old is not None and old.lstrip(b"\xef\xbb\xbf").startswith(b"<?xml ")
-    return ((_DECLARATION + "\n" if declared else "") + text).encode()
-
-
-def _parse(old: bytes | None, path: str) -> minidom.Document:
+    caption = legal(caption)
     try:
-        return minidom.parseString(_EMPTY.encode() if old is None else old)
-    except (ExpatError, ValueError, LookupError) as error:
+        data, encoding = decode(_EMPTY.encode() if old is None else old)
+        for name in _PROPERTIES:
+            data = _merge(Markup(data), name, caption, language, existing, path)
+    except (ValueError, LookupError) as error:
         raise OutputError(
-            f"{path} is there and is no XML ({error}): it stays as it is; repair or remove it"
+            f"{path} is there and is not XML ({error}): it stays as it is; repair or remove it"
         ) from error
+    new = encode(data, encoding)
+    return None if new == old else new
 
 
-def _property(
-    document: minidom.Document, namespace: str, prefix: str, name: str, path: str
-) -> minidom.Element:
-    """Find a property, or add it to the first description; a short form is written out."""
-    descriptions = document.getElementsByTagNameNS(RDF, "Description")
+def _merge(
+    markup: Markup, name: Name, caption: str, language: str, existing: Existing, path: str
+) -> bytes:
+    """Bring the caption into one property, wherever and in whatever form the file has it."""
     # Descriptions stand in one another too, as values; those of the photo are children of rdf:RDF.
-    own = [d for d in descriptions if _is(d.parentNode, RDF, "RDF")]
-    for description in own:
-        for child in _children(description, namespace, name):
-            return child
-    for description in own:
-        if description.hasAttributeNS(namespace, name):
-            value = description.getAttributeNS(namespace, name)
-            description.removeAttributeNS(namespace, name)
-            element = _add(description, namespace, prefix, name)
-            element.appendChild(document.createTextNode(value))
-            return element
-    if not own:
-        roots = document.getElementsByTagNameNS(RDF, "RDF")
-        if not roots:
-            raise OutputError(f"{path} is there and is no XMP: it stays as it is; move it away")
-        description = _add(roots[0], RDF, "rdf", "Description")
-        description.setAttributeNS(RDF, f"{description.prefix}:about", "")
-        own = [description]
-    return _add(own[0], namespace, prefix, name)
+    roots = [element for element in markup.elements if element.name == (RDF, "RDF")]
+    own = [each for root in roots for each in root.children if each.name == (RDF, "Description")]
+    if not roots:
+        raise OutputError(f"{path} is there and is not XMP: it stays as it is; move it away")
+    found = [child for description in own for child in description.children if child.name == name]
+    if found:
+        _fill(markup, found[0], caption, language, existing, path)
+        return markup.result()
+    short = [description for description in own if name in description.attributes]
+    old = short[0].attributes[name] if short else None
+    text = combine(old, caption, existing)
+    if text is None or text == old:
+        return markup.result()
+    if short:  # an attribute has no place for languages
+        markup.remove_attribute(short[0], name)
+    if own:
+        parent = short[0] if short else own[0]
+        markup.add(parent, _property(parent.scope, name, text, language))
+        return markup.result()
+    tag, space, scope = _tag(roots[0].scope, (RDF, "Description"))
+    about = f"{tag.partition(':')[0]}:about"
+    content = _property(scope, name, text, language).decode()
+    markup.add(roots[0], f'<{tag}{space} {about}="">{content}</{tag}>'.encode())
+    return markup.result()
 
 
-def _fill(element: minidom.Element, caption: str, language: str, existing: Existing) -> bool:
-    """Bring the caption into a property, in its language and as default; True if that changed it.
+def _fill(
+    markup: Markup, element: Element, caption: str, language: str, existing: Existing, path: str
+) -> None:
+    """Bring the caption into a property, in its language and as default.
 
     A default that repeats the text of another language is that language's, and no reason to leave
     this one out; any other default stands for this language where that has no text of its own.
     """
-    alternatives = next(_children(element, RDF, "Alt"), None)
-    found = _children(alternatives, RDF, "li") if alternatives else ()
-    items = {item.getAttributeNS(XML, "lang").lower(): item for item in found}
+    alternatives = next((child for child in element.children if child.name == (RDF, "Alt")), None)
+    listed = [child for child in alternatives.children if _is_item(child)] if alternatives else []
+    if len(element.children) > (alternatives is not None) or any(li.children for li in listed):
+        raise OutputError(
+            f"{path} has a {element.tag.decode()} that is not a text in some languages: it stays "
+            "as it is"
+        )
+    items = {item.attributes.get((XML, "lang"), "").lower(): item for item in listed}
     tag, default = language.lower(), items.get(_DEFAULT)
-    others = [_text(item) for key, item in items.items() if key not in (tag, _DEFAULT)]
+    others = [item.text for key, item in items.items() if key not in (tag, _DEFAULT)]
     if tag in items:
-        current: str | None = _text(items[tag])
-    elif default and _text(default) not in others:
-        current = _text(default)
+        current: str | None = items[tag].text
+    elif default and default.text not in others:
+        current = default.text
     else:
-        current = None if alternatives else _text(element).strip()
+        current = None if alternatives else element.text.strip()
     text = combine(current, caption, existing)
     if text is None:
-        return False
-    if alternatives is None:
-        _clear(element)  # plain text, as some programs write it
-        alternatives = _add(element, RDF, "rdf", "Alt")
-    changed = _say(alternatives, items.get(tag), language, text)
-    if default is None or _text(default) == current or existing == "overwrite":
-        changed |= _say(alternatives, default, _DEFAULT, text)
-    return changed
+        return
+    if alternatives is None:  # plain text, as some programs write it
+        markup.fill(element, _alternatives(element.scope, text, language))
+        return
+    if not listed:
+        both = _item(alternatives.scope, _DEFAULT, text) + _item(alternatives.scope, language, text)
+        markup.add(alternatives, both)
+        return
+    if tag in items:
+        _say(markup, items[tag], text)
+    else:
+        markup.add(alternatives, _item(alternatives.scope, language, text))
+    if default is None:
+        markup.add_before(listed[0], _item(alternatives.scope, _DEFAULT, text))
+    elif default.text == current or existing == "overwrite":
+        _say(markup, default, text)
 
 
-def _say(
-    alternatives: minidom.Element, item: minidom.Element | None, language: str, text: str
-) -> bool:
-    """Set the text of a language; True if it was another."""
-    if item is not None and _text(item) == text:
-        return False
-    if item is None:
-        item = _add(alternatives, RDF, "rdf", "li", first=language == _DEFAULT)
-        item.setAttributeNS(XML, "xml:lang", language)
-    _clear(item)
-    item.appendChild(minidom.Document().createTextNode(text))
-    return True
+def _say(markup: Markup, item: Element, text: str) -> None:
+    """Set the text of a language; what stays of the old one keeps its bytes."""
+    old = item.text
+    if text == old:
+        return
+    if old and text.startswith(old):
+        markup.finish(item, escaped(text.removeprefix(old)))
+    elif old and text.endswith(old):
+        markup.begin(item, escaped(text.removesuffix(old)))
+    else:
+        markup.fill(item, escaped(text))
 
 
-def _add(
-    parent: minidom.Element, namespace: str, prefix: str, name: str, *, first: bool = False
-) -> minidom.Element:
-    """Add an element, by the prefix that the file uses for its namespace, or a new one."""
-    node: minidom.Node | None = parent
-    used: dict[str, str] = {}
-    while isinstance(node, minidom.Element):
-        for key, value in node.attributes.items():
-            if key.startswith("xmlns:"):
-                used.setdefault(key.removeprefix("xmlns:"), value)
-        node = node.parentNode
-    prefixes = [key for key, value in used.items() if value == namespace]
-    chosen = prefixes[0] if prefixes else prefix
-    element = minidom.Document().createElementNS(namespace, f"{chosen}:{name}")
-    if not prefixes:
-        element.setAttributeNS(XMLNS, f"xmlns:{chosen}", namespace)
-    parent.insertBefore(element, parent.firstChild if first else None)
-    return element
+def _is_item(element: Element) -> bool:
+    return element.name == (RDF, "li")
 
 
-def _children(parent: minidom.Element, namespace: str, name: str) -> Iterator[minidom.Element]:
-    for child in parent.childNodes:
-        if isinstance(child, minidom.Element) and _is(child, namespace, name):
-            yield child
+def _property(scope: dict[str, str], name: Name, text: str, language: str) -> bytes:
+    tag, space, inner = _tag(scope, name)
+    content = _alternatives(inner, text, language).decode()
+    return f"<{tag}{space}>{content}</{tag}>".encode()
 
 
-def _is(node: minidom.Node | None, namespace: str, name: str) -> bool:
-    return getattr(node, "namespaceURI", None) == namespace and (
-        getattr(node, "localName", None) == name
-    )
+def _alternatives(scope: dict[str, str], text: str, language: str) -> bytes:
+    tag, space, inner = _tag(scope, (RDF, "Alt"))
+    items = (_item(inner, _DEFAULT, text) + _item(inner, language, text)).decode()
+    return f"<{tag}{space}>{items}</{tag}>".encode()
 
 
-def _text(element: minidom.Element) -> str:
-    return "".join(
-        child.data
-        for child in element.childNodes
-        if child.nodeType in (Node.TEXT_NODE, Node.CDATA_SECTION_NODE)
-    )
+def _item(scope: dict[str, str], language: str, text: str) -> bytes:
+    tag, space, _ = _tag(scope, (RDF, "li"))
+    return f'<{tag}{space} xml:lang="{language}">{escaped(text).decode()}</{tag}>'.encode()
 
 
-def _clear(element: minidom.Element) -> None:
-    while element.firstChild:
-        element.removeChild(element.firstChild)
+def _tag(scope: dict[str, str], name: Name) -> tuple[str, str, dict[str, str]]:
+    """Name an element by the prefix that the file uses for its namespace, or by a new one.
+
+    Returns:
+        The tag, the declaration that it needs, and the scope in it.
+
+    """
+    namespace, local = name
+    known = [prefix for prefix, value in scope.items() if prefix and value == namespace]
+    if known:
+        return f"{known[0]}:{local}", "", scope
+    prefix = _PREFIXES[namespace]
+    declaration = f' xmlns:{prefix}="{namespace}"'
+    return f"{prefix}:{local}", declaration, {**scope, prefix: namespace}
