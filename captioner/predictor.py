@@ -216,7 +216,12 @@ class Captioner:
         if not images:
             return []
         grid = self.encode(torch.stack([image.pixels for image in images]))
-        made = generate(self.model.decoder, grid.features, config or self.generation)
+        made = generate(
+            self.model.decoder,
+            grid.features,
+            config or self.generation,
+            vocabulary=self.vocabulary,
+        )
         return [
             self._describe(image, grid, hypotheses)
             for image, hypotheses in zip(images, made, strict=True)

@@ -24,14 +24,15 @@ class _Search:
     totals: (B, K), log-probabilities of the words so far; closed: (B,), images that are finished.
     """
 
-    def __init__(self, decoder: StepDecoder, features: Tensor, config: GenerationConfig) -> None:
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        features: Tensor,
+        config: GenerationConfig,
+        constraints: Constraints,
+    ) -> None:
         count, device = features.shape[0], features.device
-        self.decoder, self.config = decoder, config
-        self.constraints = Constraints(
-            maximum_length=config.maximum_length,
-            minimum_length=config.minimum_length,
-            no_repeat_ngram=config.no_repeat_ngram,
-        )
+        self.decoder, self.config, self.constraints = decoder, config, constraints
         self.state = decoder.start(features)
         self.tokens = torch.full((count, 1), START, device=device)
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
@@ -108,7 +109,7 @@ class _Search:
 
 
 def beam_search(
-    decoder: StepDecoder, features: Tensor, config: GenerationConfig
+    decoder: StepDecoder, features: Tensor, config: GenerationConfig, constraints: Constraints
 ) -> list[list[Hypothesis]]:
     """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
 
@@ -119,13 +120,14 @@ def beam_search(
     Args:
         decoder: scores the words.
         features: (B, L, D), the grids of B images.
-        config: how many hypotheses are kept and returned, and what they may say.
+        config: how many hypotheses are kept and returned.
+        constraints: on what may be said, as long as the configuration lets it be.
 
     Raises:
         GenerationError: the decoder's scores are not numbers.
 
     """
-    search = _Search(decoder, features, config)
+    search = _Search(decoder, features, config, constraints)
     for step in range(config.maximum_length + 1):
         search.advance(step)
         if not search.collect():

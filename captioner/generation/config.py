@@ -30,6 +30,9 @@ class GenerationConfig:
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
     no_repeat_ngram: Annotated[int, Ge(0)] = 2  # no n words stand twice in this order; 0 allows it
+    # No word stands on both sides of this one, as in "a red and red car": the attention has looked
+    # at one thing twice. A word that the vocabulary does not have, or "", allows it.
+    different_around: str = "and"
     minimum_length: Annotated[int, Ge(0)] = 1  # words, before <end> may come
     maximum_length: Positive = 24  # words; then <end> must come
     sample: bool = False  # draw words at random instead of searching for the likeliest

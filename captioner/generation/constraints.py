@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.vocabulary import END, NEVER_SAID
+from captioner.vocabulary import END, NEVER_SAID, UNK
 
 __all__ = ["Constraints"]
 
@@ -19,6 +19,8 @@ class Constraints:
         maximum_length: words, after which only <end> may come.
         minimum_length: words, before which <end> may not come.
         no_repeat_ngram: no n words stand twice in this order; 0 allows it.
+        conjunction: the number of a word that has no word on both sides, such as "and"; <unk>,
+            which is never said, allows it.
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
             rather cut it there than have it end with a word that it has not chosen.
 
@@ -30,10 +32,12 @@ class Constraints:
         maximum_length: int,
         minimum_length: int = 0,
         no_repeat_ngram: int = 0,
+        conjunction: int = UNK,
         must_end: bool = True,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
+        self.conjunction = conjunction
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Set what is not allowed to -inf.
@@ -54,6 +58,8 @@ class Constraints:
             allowed[..., END] = -torch.inf
         if self.no_repeat_ngram:
             _block_repetition(allowed, history, self.no_repeat_ngram)
+        if self.conjunction != UNK and step >= 2:
+            _block_pair(allowed, history, self.conjunction)
         stuck = torch.isneginf(allowed.amax(dim=-1))
         allowed[..., END] = torch.where(stuck, logs[..., END], allowed[..., END])
         return allowed
@@ -69,3 +75,10 @@ def _block_repetition(allowed: Tensor, history: Tensor, n: int) -> None:
     # -inf where the n-gram would repeat, 0 elsewhere; a word may stand in several n-grams.
     penalty = torch.zeros_like(repeats, dtype=allowed.dtype).masked_fill(repeats, -torch.inf)
     allowed.scatter_add_(-1, grams[..., -1], penalty)
+
+
+def _block_pair(allowed: Tensor, history: Tensor, conjunction: int) -> None:
+    """Forbid the word before the conjunction, where that is the last of the history (B, K, t)."""
+    before, last = history[..., -2:-1], history[..., -1:]
+    penalty = torch.zeros_like(last, dtype=allowed.dtype)
+    allowed.scatter_add_(-1, before, penalty.masked_fill(last == conjunction, -torch.inf))

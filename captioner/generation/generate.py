@@ -14,15 +14,26 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
+from captioner.vocabulary import UNK, Vocabulary
 
 __all__ = ["generate"]
 
 
 @torch.inference_mode()
 def generate(
-    decoder: StepDecoder, features: Tensor, config: GenerationConfig
+    decoder: StepDecoder,
+    features: Tensor,
+    config: GenerationConfig,
+    *,
+    vocabulary: Vocabulary | None = None,
 ) -> list[list[Hypothesis]]:
     """Write captions for the grids (B, L, D) of B images.
+
+    Args:
+        decoder: scores the words.
+        features: of B images.
+        config: the method, its width, and what may be said.
+        vocabulary: numbers the words that the configuration names; None: it has none of them.
 
     Returns for each image `config.captions` hypotheses, the best first (sampling: as drawn).
     Fewer come back only where so few sentences exist under the constraints.
@@ -31,14 +42,15 @@ def generate(
         GenerationError: the decoder's scores are not numbers.
 
     """
-    if config.beam_size > 1 and not config.sample:
-        return beam_search(decoder, features, config)
-    choose = _sampler(config, features.device) if config.sample else choose_likeliest
     constraints = Constraints(
         maximum_length=config.maximum_length,
         minimum_length=config.minimum_length,
         no_repeat_ngram=config.no_repeat_ngram,
+        conjunction=UNK if vocabulary is None else vocabulary.encode([config.different_around])[0],
     )
+    if config.beam_size > 1 and not config.sample:
+        return beam_search(decoder, features, config, constraints)
+    choose = _sampler(config, features.device) if config.sample else choose_likeliest
     return roll_out(
         decoder, features, count=config.captions, constraints=constraints, choose=choose
     ).read_all()

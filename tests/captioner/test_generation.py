@@ -18,7 +18,7 @@ from captioner.generation import beam_search
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import filter_top
-from captioner.vocabulary import END, PAD, START, UNK
+from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6
 CELLS = 1009  # a prime: a history's own cell
@@ -257,6 +257,58 @@ def test_no_ngram_stands_twice(n: int) -> None:
             words = hypothesis.tokens
             grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
             assert len(grams) == len(set(grams)), words
+
+
+AND, RED, BLUE = 4, 5, 6
+"""Numbers of the words in COLORS."""
+COLORS = Vocabulary(["and", "red", "blue"])
+
+
+class Painter(Historian):
+    """Knows one sentence, "red and red", and next to nothing but "blue" where that is forbidden."""
+
+    CHANCES = (  # of <end>, and, red, blue after no, one, two and more words
+        (0.01, 0.01, 0.97, 0.01),
+        (0.01, 0.97, 0.01, 0.01),
+        (0.10, 0.01, 0.60, 0.29),
+        (0.97, 0.01, 0.01, 0.01),
+    )
+
+    def logits(self, image: int, history: int) -> Tensor:
+        length, rest = 0, history
+        while rest > START:
+            length, rest = length + 1, rest // self.words
+        logits = torch.full((self.words,), -math.inf)
+        logits[[END, AND, RED, BLUE]] = torch.tensor(self.CHANCES[min(length, 3)]).log()
+        return logits
+
+
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}])
+def test_no_word_stands_on_both_sides_of_and(method: dict[str, int]) -> None:
+    def say(**options: object) -> Hypothesis:
+        config = GenerationConfig(**method, **options)
+        return generate(Painter(), features(1), config, vocabulary=COLORS)[0][0]
+
+    best = say()
+    assert best.tokens == [RED, AND, BLUE]
+    # The others keep their own probabilities: what is forbidden is not shared out among them.
+    wanted = torch.tensor([0.97, 0.97, 0.29, 0.97]).log()
+    assert torch.allclose(best.log_probabilities, wanted, atol=1e-5)
+    for allowed in ("", "und"):  # nothing; a word that the vocabulary does not have
+        assert say(different_around=allowed).tokens == [RED, AND, RED]
+    assert say(different_around="blue").tokens == [RED, AND, RED]
+
+
+def test_no_draw_puts_a_word_on_both_sides_of_and() -> None:
+    config = GenerationConfig(sample=True, captions=500, no_repeat_ngram=0, seed=0)
+
+    def twins(config: GenerationConfig) -> int:
+        drawn = generate(Painter(), features(1), config, vocabulary=COLORS)[0]
+        threes = [h.tokens[i : i + 3] for h in drawn for i in range(len(h.tokens) - 2)]
+        return sum(last == first and word == AND for first, word, last in threes)
+
+    assert twins(config) == 0
+    assert twins(replace(config, different_around="")) > 200
 
 
 def test_special_tokens_are_never_said() -> None:

@@ -83,7 +83,9 @@ def caption_split(
         )
         for grid in batches:
             with autocast:
-                results = generate(model.decoder, grid.features.to(device), config)
+                results = generate(
+                    model.decoder, grid.features.to(device), config, vocabulary=vocabulary
+                )
             for hypotheses in results:
                 best = hypotheses[0]
                 attention = best.attention
