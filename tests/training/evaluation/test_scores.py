@@ -1,28 +1,97 @@
-"""The official scorers, where Java is there."""
+"""Scores against pycocoevalcap's and nltk's, against what people reach, and where Java fails."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import defaultdict
+from pathlib import Path
 
+import numpy as np
 import pytest
+from nltk.translate.bleu_score import corpus_bleu
 
 from captioner import DataError
-from captioner_training.evaluation.scores import official_scores
+from captioner.vocabulary import tokenize
+from captioner_training.evaluation.bootstrap import estimate, mean_table
+from captioner_training.evaluation.java import tokenize_ptb
+from captioner_training.evaluation.rouge import common_words
+from captioner_training.evaluation.scores import human_scores, official_scores, score_tables
+
+WORDS = ["a", "b", "c", "d", "e", "f"]
+COCO = Path("/work/shared/data/coco/captions_val.json")
+java = pytest.mark.skipif(shutil.which("java") is None, reason="the official tokens need Java")
 
 
-@pytest.mark.skipif(shutil.which("java") is None, reason="the official scorers run on Java")
-# pycocoevalcap leaves the pipes to its Java programs to the garbage collector.
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+def made_up(images: int = 60) -> tuple[list[list[list[str]]], list[list[str]]]:
+    """Make sentences of few words, so that n-grams of all orders are shared."""
+    chance = np.random.default_rng(0)
+
+    def sentence() -> list[str]:
+        return [str(word) for word in chance.choice(WORDS, size=chance.integers(4, 12))]
+
+    references = [[sentence() for _ in range(chance.integers(1, 6))] for _ in range(images)]
+    return references, [sentence() for _ in range(images)]
+
+
+def test_on_the_same_tokens_scores_are_pycocoevalcaps_and_nltks() -> None:
+    bleu = pytest.importorskip("pycocoevalcap.bleu.bleu")
+    rouge = pytest.importorskip("pycocoevalcap.rouge.rouge")
+    cider = pytest.importorskip("pycocoevalcap.cider.cider")
+    references, captions = made_up()
+    ours = {name: one.value() for name, one in score_tables(references, captions).items()}
+    wanted = {at: [" ".join(one) for one in each] for at, each in enumerate(references)}
+    given = {at: [" ".join(one)] for at, one in enumerate(captions)}
+    theirs, _ = bleu.Bleu(4).compute_score(wanted, given, verbose=0)
+    for order in (1, 2, 3, 4):
+        weights = tuple(1 / order if at < order else 0.0 for at in range(4))
+        nltk = corpus_bleu(references, captions, weights=weights)
+        assert ours[f"BLEU-{order}"] / 100 == pytest.approx(theirs[order - 1], abs=1e-6)
+        assert ours[f"BLEU-{order}"] / 100 == pytest.approx(nltk, abs=1e-6)
+    theirs, _ = rouge.Rouge().compute_score(wanted, given)
+    assert ours["ROUGE-L"] / 100 == pytest.approx(theirs, abs=1e-6)
+    theirs, _ = cider.Cider().compute_score(wanted, given)
+    assert ours["CIDEr"] / 100 == pytest.approx(theirs, abs=1e-6)
+
+
+def test_empty_captions_score_nothing() -> None:
+    tables = score_tables([[["a", "dog"]], [["two", "cats"]]], [[], []])
+    assert all(abs(one.value()) < 1e-3 for one in tables.values())
+    assert common_words([], ["a"]) == 0 and common_words(list("abcd"), list("bxd")) == 2
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
+    values = np.random.default_rng(1).normal(50, 10, size=400)
+    found = estimate({"mean": mean_table(values)})["mean"]
+    assert found.value == pytest.approx(values.mean())
+    half = 1.96 * values.std() / 20  # the standard error of 400 values
+    assert found.high - found.value == pytest.approx(half, rel=0.12)
+    assert found.value - found.low == pytest.approx(half, rel=0.12)
+    same = estimate({"mean": mean_table(np.full(9, 3.0), scale=100)})["mean"]
+    assert same == pytest.approx((300, 300, 300))
+
+
+@pytest.mark.skipif(not COCO.is_file(), reason="COCO's captions are not here")
+def test_people_reach_what_is_published_of_them() -> None:
+    references = defaultdict(list)
+    for one in json.loads(COCO.read_text())["annotations"]:
+        references[one["image_id"]].append(tokenize(one["caption"]))
+    found = human_scores(list(references.values()))
+    assert found["BLEU-4"].value == pytest.approx(19.9, abs=3)
+    assert found["ROUGE-L"].value == pytest.approx(47.3, abs=2)
+    assert found["BLEU-4"].low < found["BLEU-4"].value < found["BLEU-4"].high
+
+
+@java
 def test_official_scores_know_a_right_caption_from_a_wrong_one() -> None:
     pytest.importorskip("pycocoevalcap")
-    references = [["A red dog runs.", "The dog is running."], ["Two cats sit on a mat."]]
+    references = [["A red dog runs.", "The dog is running."], ["Two cats sit\non a mat."]]
     right = official_scores(references, ["a red dog runs", "two cats sit on a mat"])
     wrong = official_scores(references, ["a boat", "a boat"])
     assert right["BLEU-4"] == pytest.approx(100)  # every n-gram is in a reference
-    assert right["METEOR"] == pytest.approx(100) and right["CIDEr"] > 100
-    assert wrong["METEOR"] < 10 and wrong["CIDEr"] < 10
+    assert right["METEOR"] == pytest.approx(100)
+    assert isinstance(wrong["METEOR"], float) and wrong["METEOR"] < 10
+    assert isinstance(right["intervals"], dict) and right["intervals"]["METEOR"][1] <= 100
 
 
 def test_without_java_it_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +99,29 @@ def test_without_java_it_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DataError, match="install a Java runtime"):
         official_scores([["a dog"]], ["a dog"])
+
+
+def test_a_java_that_dies_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("pycocoevalcap")
+    program = tmp_path / "java"
+    program.write_text("#!/bin/sh\nread line\necho 'a dog'\necho out of memory >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(DataError, match=r"status 3 after 1 of 2 lines: out of memory"):
+        tokenize_ptb(["a dog", "a cat"])
+
+
+def test_meteor_that_dies_costs_meteor_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("pycocoevalcap")
+    program = tmp_path / "java"  # a tokenizer that splits at spaces, and a METEOR that fails
+    program.write_text('#!/bin/sh\ncase "$*" in *meteor*) exit 1;; esac\nexec cat\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    found = official_scores([["a dog runs"], ["a cat"]], ["a dog runs", "a cat"])
+    assert found["BLEU-2"] == pytest.approx(100)
+    assert isinstance(found["METEOR"], dict)
+    assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]

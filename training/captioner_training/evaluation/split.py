@@ -30,8 +30,7 @@ from captioner_training.evaluation.grounding import (
     uniform_attention,
     word_distance,
 )
-from captioner_training.evaluation.scores import bleu
-from captioner_training.objectives.cider import CiderD
+from captioner_training.evaluation.scores import score_tables
 
 __all__ = ["StoredGrids", "caption_split", "person_grounding", "score_split"]
 
@@ -123,18 +122,14 @@ def _cached(grids: StoredGrids, places: Sequence[int], side: int) -> Iterator[Gr
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """BLEU by nltk, CIDEr-D, the number of different captions, exact ones, and how attention moves.
+    """Score a split: BLEU, ROUGE-L, CIDEr-D, different and exact captions, how attention moves.
 
-    `attention_distance` is the total-variation distance between the words of a caption, averaged
-    over the captions of two words or more.
+    On the model's own tokens. `attention_distance` is the total-variation distance between the
+    words of a caption, averaged over the captions of two words or more.
     """
-    scores = bleu(
-        [[list(words) for words in one.image.words] for one in captioned],
-        [one.words for one in captioned],
-    )
     references = [one.image.words for one in captioned]
-    cider = CiderD(references).score(references, [[one.words] for one in captioned])
-    scores["CIDEr"] = 100 * float(cider.mean())
+    tables = score_tables(references, [one.words for one in captioned])
+    scores = {name: table.value() for name, table in tables.items()}
     scores["different"] = float(len({tuple(one.words) for one in captioned}))
     exact = sum(tuple(one.words) in one.image.words for one in captioned)
     scores["exact"] = 100 * exact / len(captioned)

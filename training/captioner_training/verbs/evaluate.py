@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,8 @@ from captioner.files import refuse_input
 
 if TYPE_CHECKING:
     from captioner.predictor import Captioner
-    from captioner.vocabulary import Vocabulary
     from captioner_training.data.dataset import CaptionedImage
-    from captioner_training.evaluation.captioned import Captioned
+    from captioner_training.evaluation.predictions import Target
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -26,9 +25,11 @@ EXAMPLES = """examples:
   captioner evaluate --captions captions_val.json --images 'val*.tar'
   captioner evaluate --captions captions_val.json --images val2017 \\
       --official --boxes person_boxes_val.json --predictions val.jsonl
+  captioner evaluate --captions captions_val.json --score results.json --official
 
-The scores are printed as one JSON object. Scores without --official are nltk's BLEU on lower-case
-Treebank tokens without punctuation; --official adds pycocoevalcap's BLEU, METEOR and CIDEr."""
+The scores are printed as one JSON object, with their 95 % bootstrap intervals over images. Without
+--official they are on lower-case Treebank tokens without punctuation: not to be compared with
+published ones; --official adds those on COCO's tokens, and METEOR."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: the checkpoint's; the bundled one's is 5",
     )
     parser.add_argument(
-        "--official", action="store_true", help="pycocoevalcap's scorers too (needs Java)"
+        "--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)"
+    )
+    parser.add_argument(
+        "--score",
+        type=Path,
+        metavar="FILE",
+        help="score these captions instead of a checkpoint's: COCO results, or caption records",
+    )
+    parser.add_argument(
+        "--training",
+        type=Path,
+        metavar="FILE",
+        help="captions of training, as COCO's json: how many captions are new?",
     )
     parser.add_argument(
         "--boxes", type=Path, metavar="FILE", help="person boxes: is attention for people on them?"
@@ -61,7 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration", action="store_true", help="do words of probability p come true so often?"
     )
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="write the captions there")
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="write the captions there; .json: as COCO results",
+    )
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     parser.add_argument(
         "--dtype",
@@ -75,23 +93,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Caption the split, print its scores; 1 where one of the things asked for failed."""
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
-    if (arguments.captions is None) != (arguments.images is None):
+    if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-    for name in ("data", "captions", "boxes", "predictions"):
+    for name in ("data", "captions", "boxes", "predictions", "score", "training"):
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
     if arguments.predictions:
-        read = (arguments.data, arguments.captions, arguments.checkpoint, arguments.boxes)
+        read = (
+            arguments.data,
+            arguments.captions,
+            arguments.checkpoint,
+            arguments.boxes,
+            arguments.training,
+        )
         refuse_input("--predictions", arguments.predictions, read)
     _check_files(arguments)
+    if arguments.score is not None:
+        return _score(arguments)
 
     from captioner.predictor import Captioner
     from captioner_training.data.reading import read_coco, read_dataset
     from captioner_training.evaluation.boxes import check_boxes
-    from captioner_training.evaluation.scores import check_official_scorers
+    from captioner_training.evaluation.java import check_java
 
     if arguments.official:
-        check_official_scorers()
+        check_java()
     captioner = Captioner.from_pretrained(
         arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
     )
@@ -116,8 +142,9 @@ def _check_files(arguments: argparse.Namespace) -> None:
     from captioner.errors import DataError, OutputError
 
     boxes, predictions = arguments.boxes, arguments.predictions
-    if boxes is not None and not boxes.is_file():
-        raise DataError(f"there is no file {boxes}")
+    for path in (boxes, arguments.score, arguments.training):
+        if path is not None and not path.is_file():
+            raise DataError(f"there is no file {path}")
     if predictions is None:
         return
     folder = predictions.parent
@@ -127,6 +154,64 @@ def _check_files(arguments: argparse.Namespace) -> None:
         raise OutputError(f"{predictions} cannot be written: choose another --predictions")
 
 
+def _score(arguments: argparse.Namespace) -> int:
+    """Score captions that were made elsewhere; no model is read."""
+    for name in ("boxes", "calibration", "checkpoint", "beam_size", "predictions"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
+
+    from captioner.vocabulary import tokenize
+    from captioner_training.data.reading import read_dataset
+    from captioner_training.evaluation.facts import describe_captions
+    from captioner_training.evaluation.java import check_java
+    from captioner_training.evaluation.predictions import read_predictions, read_targets, targets
+    from captioner_training.evaluation.scores import fallback_scores, official_scores
+
+    if arguments.official:
+        check_java()
+    if arguments.data:
+        split = targets(read_dataset(arguments.data, split=arguments.split))
+    else:
+        split = read_targets(arguments.captions)
+    read = read_predictions(arguments.score, split)
+    for problem in read.problems:
+        print(f"captioner: {problem}", file=sys.stderr)
+    pairs = [
+        (one, caption)
+        for one, caption in zip(split, read.captions, strict=True)
+        if caption is not None
+    ]
+    said = [caption for _, caption in pairs]
+    words = [tokenize(caption) for caption in said]
+    whole = [[tokenize(text) for text in one.references] for one in split]
+    mine = [[tokenize(text) for text in one.references] for one, _ in pairs]
+    parts: dict[str, Callable[[], object]] = {
+        "nltk": lambda: fallback_scores(mine, words, corpus=whole),
+        "captions": lambda: describe_captions(words, training=arguments.training),
+    }
+    if arguments.official:
+        parts["pycocoevalcap"] = lambda: official_scores(
+            [one.references for one, _ in pairs],
+            said,
+            corpus=[one.references for one in split],
+        )
+    report: dict[str, object] = {
+        **_about(arguments, split),
+        "scored": len(pairs),
+        "predictions": str(arguments.score),
+        "problems": read.problems,
+    }
+    return _report(report, parts) or int(len(pairs) < len(split))
+
+
+def _about(arguments: argparse.Namespace, split: Sequence[Target]) -> dict[str, object]:
+    from captioner_training.evaluation.facts import describe_split
+
+    data = str(arguments.data or arguments.captions)
+    return {"data": data, "images": len(split), "split": describe_split(split)}
+
+
 def _evaluate(
     arguments: argparse.Namespace, captioner: Captioner, images: Sequence[CaptionedImage]
 ) -> int:
@@ -134,7 +219,9 @@ def _evaluate(
     import torch
 
     from captioner_training.evaluation.calibration import measure_calibration
-    from captioner_training.evaluation.scores import official_scores
+    from captioner_training.evaluation.facts import describe_captions
+    from captioner_training.evaluation.predictions import targets, write_predictions
+    from captioner_training.evaluation.scores import fallback_scores, official_scores
     from captioner_training.evaluation.split import caption_split, person_grounding, score_split
 
     config = captioner.generation
@@ -145,10 +232,18 @@ def _evaluate(
     captioned = caption_split(
         model, images, transform=transform, vocabulary=words, config=config, autocast=autocast
     )
-    parts: dict[str, Callable[[], object]] = {"nltk": lambda: score_split(captioned)}
+    split = targets(images)
+    tokens = [one.words for one in captioned]
+    said = [words.join(each) for each in tokens]
+    parts: dict[str, Callable[[], object]] = {
+        "nltk": lambda: {
+            **score_split(captioned),
+            **fallback_scores([one.words for one in images], tokens),
+        },
+        "captions": lambda: describe_captions(tokens, training=arguments.training),
+    }
     if arguments.official:
-        references = [one.image.captions for one in captioned]
-        said = [words.join(one.words) for one in captioned]
+        references = [one.captions for one in images]
         parts["pycocoevalcap"] = lambda: official_scores(references, said)
     if arguments.boxes:
         parts["person_boxes"] = lambda: person_grounding(
@@ -164,14 +259,29 @@ def _evaluate(
             autocast=autocast,
         )
     if arguments.predictions:
-        parts["predictions"] = lambda: _write(arguments.predictions, captioned, words)
+        scores = [one.hypothesis.score for one in captioned]
+
+        def write() -> str:
+            write_predictions(arguments.predictions, split, said, scores)
+            return str(arguments.predictions)
+
+        parts["predictions"] = write
+    name = captioner.name
     report: dict[str, object] = {
-        "data": str(arguments.data or arguments.captions),
-        "images": len(images),
+        **_about(arguments, split),
         "beam_size": config.beam_size,
         "dtype": str(captioner.dtype).removeprefix("torch."),
-        "checkpoint": {"name": captioner.name.name, "version": captioner.name.version},
+        "checkpoint": {
+            "name": name.name,
+            "version": name.version,
+            "hash": captioner.fingerprint,
+        },
     }
+    return _report(report, parts)
+
+
+def _report(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> int:
+    """Print the report; a part that fails is an error in its place. Returns 1 if one did."""
     failed = False
     for name, part in parts.items():
         try:
@@ -182,17 +292,3 @@ def _evaluate(
             print(f"captioner: {name}: {error}", file=sys.stderr)
     print(json.dumps(report, indent=2))
     return 1 if failed else 0
-
-
-def _write(path: Path, captioned: Sequence[Captioned], vocabulary: Vocabulary) -> str:
-    from captioner.files import replace_file
-
-    with replace_file(path) as file:
-        for one in captioned:
-            record = {
-                "image": one.image.name,
-                "caption": vocabulary.join(one.words),
-                "score": one.hypothesis.score,
-            }
-            file.write(json.dumps(record).encode() + b"\n")
-    return str(path)

@@ -1,0 +1,125 @@
+"""Captions made elsewhere, scored through the command; what is said of a file that is not right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from captioner import DataError
+from captioner_training.evaluation.facts import describe_captions, hash_split
+from captioner_training.evaluation.predictions import (
+    Target,
+    read_predictions,
+    write_predictions,
+)
+
+Run = Callable[..., CompletedProcess[str]]
+
+SPLIT = [
+    Target(id=7, name="seven.jpg", references=("A dog runs in the grass.", "the dog is running")),
+    Target(id=8, name="eight.jpg", references=("Two cats sit on a mat.", "a pair of cats")),
+    Target(id=9, name="nine.jpg", references=("A red ball.", "one ball on the floor")),
+]
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    path = tmp_path / "captions.json"
+    images = [{"id": one.id, "file_name": one.name} for one in SPLIT]
+    notes = [{"image_id": one.id, "caption": text} for one in SPLIT for text in one.references]
+    path.write_text(json.dumps({"images": images, "annotations": notes}))
+    return path
+
+
+def write(path: Path, *entries: object) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in entries))
+    return path
+
+
+def test_coco_results_and_records_are_read_alike(tmp_path: Path) -> None:
+    said = ["a dog runs", "two cats", "a ball"]
+    for name in ("results.json", "records.jsonl"):
+        write_predictions(tmp_path / name, SPLIT, said, [-1.0, -2.0, -3.0])
+        read = read_predictions(tmp_path / name, SPLIT)
+        assert read.captions == said and read.problems == []
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results[0] == {"image_id": 7, "caption": "a dog runs"}  # what COCO's server takes
+
+
+def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "out.jsonl",
+        {"image": "photos/seven.jpg", "caption": "a dog"},
+        {"image_id": 7, "caption": "a cat"},
+        {"image": "unknown.jpg", "caption": "a boat"},
+        {"image": "eight.jpg", "caption": " "},
+        {"image": "nine.jpg", "error": {"type": "image-error"}},
+    )
+    read = read_predictions(path, SPLIT)
+    assert read.captions == ["a dog", " ", None]
+    told = "\n".join(read.problems)
+    assert "has one already, left out: the first counts (7 the first)" in told
+    assert "not in the split, left out (unknown.jpg the first)" in told
+    assert "without a word" in told and "say the image failed" in told
+    assert "no caption for 1 of 3 images (nine.jpg the first)" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "entry 1 is no JSON object"),
+        ('{"caption": "a"}', "line 1 names no image"),
+        ('{"image_id": 7}', "line 1 has no caption"),
+        ("a dog", "neither a JSON list"),
+        ('{"image_id": 1, "caption": "a"}', "none of the 3 images"),
+        ("", "none of the 3 images"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_predictions(path, SPLIT)
+
+
+def test_the_hash_names_the_split_and_not_its_order() -> None:
+    assert hash_split(SPLIT) == hash_split(SPLIT[::-1])
+    assert hash_split(SPLIT) != hash_split(SPLIT[1:])
+
+
+def test_captions_are_described_by_hand_counts() -> None:
+    said = [["a", "dog"], ["a", "dog"], ["a", "b", "c", "a", "b", "c"], []]
+    found = describe_captions(said)
+    deviation = pytest.approx(2.179449)  # the root of 19 / 4
+    assert found["words"] == {"mean": 2.5, "deviation": deviation, "shortest": 0, "longest": 6}
+    assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)
+    assert (found["repeats_three_words"], found["novel"]) == (25, None)
+
+
+def test_the_command_scores_what_can_be_scored(
+    run_captioner: Run, captions: Path, tmp_path: Path
+) -> None:
+    right = tmp_path / "right.json"
+    write_predictions(right, SPLIT, [one.references[0] for one in SPLIT], [0.0] * 3)
+    options = ("--captions", captions, "--score", right)
+    result = run_captioner("evaluate", *options, "--training", captions)
+    report = json.loads(result.stdout)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert report["nltk"]["BLEU-1"] == pytest.approx(100)
+    assert report["nltk"]["intervals"]["ROUGE-L"] == pytest.approx([100, 100])
+    assert report["nltk"]["human"]["BLEU-1"] < 60
+    assert report["split"]["images"] == 3 and report["split"]["references"] == 6
+    assert report["split"]["hash"] == hash_split(SPLIT) and report["captions"]["novel"] == 0
+
+    part = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog runs"})
+    result = run_captioner("evaluate", "--captions", captions, "--score", part)
+    report = json.loads(result.stdout)
+    assert result.returncode == 1 and report["scored"] == 1
+    assert "no caption for 2 of 3 images" in result.stderr and report["problems"]
+    assert report["nltk"]["CIDEr"] > 0  # the document frequencies are of the whole split
+    result = run_captioner("evaluate", *options, "--calibration")
+    assert result.returncode == 2 and "--score reads captions alone" in result.stderr

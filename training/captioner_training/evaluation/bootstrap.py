@@ -1,0 +1,96 @@
+"""Intervals of scores: what other images of the same kind could have given.
+
+Every score here is a function of sums over images. The bootstrap (Efron 1979) draws as many images
+as there are, with replacement, a thousand times; only the sums are worked out again, not what was
+counted in each image. All scores of one report are resampled together, on the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Estimate", "Table", "estimate", "mean_table", "told"]
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 1000  # the ends of a 95 % interval rest on 25 draws each
+_CHUNK = 100  # draws that are held at once: 32 MB for COCO's 40,000 images
+
+
+class Table(NamedTuple):
+    """A score, and what it needs to know of each image.
+
+    rows: (N, P), what was counted in each of N images; score: takes sums (..., P) over images and
+    gives the score (...).
+    """
+
+    rows: Floats
+    score: Callable[[Floats], Floats]
+
+    def value(self) -> float:
+        """Work the score out on the images as they are."""
+        return float(self.score(self.rows.sum(axis=0)))
+
+
+class Estimate(NamedTuple):
+    """A score with the 95 % interval of the bootstrap over images."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: float = 1.0) -> Table:
+    """Make the table of a mean.
+
+    Args:
+        values: (N,), the sum of what is averaged in each image.
+        counts: (N,), of how many it is the sum; None: one an image.
+        scale: 100 for percent.
+
+    """
+    total = np.asarray(values, dtype=np.float64)
+    many = np.ones_like(total) if counts is None else np.asarray(counts, dtype=np.float64)
+
+    def score(sums: Floats) -> Floats:
+        # A draw without any word to measure has no mean; it is left out of the interval.
+        nothing = np.full_like(sums[..., 0], np.nan)
+        return scale * np.divide(sums[..., 0], sums[..., 1], out=nothing, where=sums[..., 1] > 0)
+
+    return Table(np.stack([total, many], axis=1), score)
+
+
+def estimate(
+    tables: Mapping[str, Table], *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Estimate]:
+    """Give each score its interval; the tables are of the same images in the same order."""
+    if not tables:
+        return {}
+    rows = np.concatenate([table.rows for table in tables.values()], axis=1)
+    images = len(rows)
+    chance = np.random.default_rng(seed)
+    parts = [rows.sum(axis=0, keepdims=True)]  # first the images as they are
+    for first in range(0, resamples, _CHUNK):
+        draws = min(_CHUNK, resamples - first)
+        times = chance.multinomial(images, np.full(images, 1 / images), size=draws)
+        parts.append(times.astype(np.float64) @ rows)
+    sums = np.concatenate(parts)
+    found, first = {}, 0
+    for name, table in tables.items():
+        width = table.rows.shape[1]
+        value, *others = table.score(sums[:, first : first + width])
+        first += width
+        drawn = np.array([one for one in others if np.isfinite(one)])
+        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
+        found[name] = Estimate(float(value), float(low), float(high))
+    return found
+
+
+def told(estimates: Mapping[str, Estimate]) -> dict[str, object]:
+    """Write scores for a report: each by its name, and `intervals`, [low, high], beside them."""
+    values: dict[str, object] = {name: one.value for name, one in estimates.items()}
+    return {**values, "intervals": {name: [one.low, one.high] for name, one in estimates.items()}}

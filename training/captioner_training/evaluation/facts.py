@@ -1,0 +1,71 @@
+"""What a reader must know of a score: which images, which references, what kind of captions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from captioner.vocabulary import tokenize
+from captioner_training.evaluation.bleu import n_grams
+from captioner_training.evaluation.predictions import Target, read_targets
+
+__all__ = ["describe_captions", "describe_split", "hash_split"]
+
+Words = Sequence[str]
+
+_AGAIN = 3  # words: two are said twice in many a good caption ("a man", "on the")
+
+
+def hash_split(images: Sequence[Target]) -> str:
+    """Digest the ids and references of a split, whatever its order: equal hash, equal split."""
+    lines = sorted(json.dumps([str(one.id), sorted(one.references)]) for one in images)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def describe_split(images: Sequence[Target]) -> dict[str, object]:
+    """Name the split that scores belong to."""
+    return {
+        "images": len(images),
+        "references": sum(len(one.references) for one in images),
+        "hash": hash_split(images),
+    }
+
+
+def describe_captions(
+    captions: Sequence[Words], *, training: Path | None = None
+) -> dict[str, object]:
+    """Say how long, how varied and how new captions are; shares are in percent.
+
+    Args:
+        captions: the words of each.
+        training: the captions of training, in COCO's captions format; None: not at hand.
+
+    Raises:
+        DataError: the captions of training cannot be read.
+
+    """
+    known = None
+    if training is not None:
+        texts = (text for one in read_targets(training) for text in one.references)
+        known = {tuple(tokenize(text)) for text in texts}
+    lengths = np.array([len(words) for words in captions])
+    said = [tuple(words) for words in captions]
+    again = [any(n > 1 for n in n_grams(words, _AGAIN).values()) for words in said]
+    novel = None if known is None else 100 * float(np.mean([one not in known for one in said]))
+    return {
+        "words": {
+            "mean": float(lengths.mean()),
+            "deviation": float(lengths.std()),
+            "shortest": int(lengths.min()),
+            "longest": int(lengths.max()),
+        },
+        "distinct": 100 * len(set(said)) / len(said),
+        "vocabulary": len({word for words in said for word in words}),
+        "empty": int((lengths == 0).sum()),
+        "repeats_three_words": 100 * float(np.mean(again)),
+        "novel": novel,
+    }

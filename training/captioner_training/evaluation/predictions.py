@@ -1,0 +1,177 @@
+"""Captions of a split, read and written as COCO results or as caption records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import DataError
+from captioner.files import replace_file
+from captioner_training.data.dataset import CaptionedImage
+from captioner_training.prepare.coco_json import coco_images
+from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.texts import read_json
+
+__all__ = [
+    "Predictions",
+    "Target",
+    "read_predictions",
+    "read_targets",
+    "targets",
+    "write_predictions",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An image to be captioned: its id, its file name, and its references as they were written."""
+
+    id: int | str
+    name: str
+    references: tuple[str, ...]
+
+
+def targets(images: Sequence[CaptionedImage]) -> list[Target]:
+    """Take what scoring needs of the images of a split."""
+    return [Target(id=one.id, name=one.name, references=one.captions) for one in images]
+
+
+@dataclass(kw_only=True)
+class Predictions:
+    """What a file says of a split.
+
+    captions: of each image in the order of the split; None where the file has none.
+    problems: what is wrong with the file, a sentence each.
+    """
+
+    captions: list[str | None]
+    problems: list[str] = field(default_factory=list)
+
+
+def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
+    """Read captions that were made elsewhere.
+
+    Args:
+        path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records, a
+            JSON object a line with "image", a path whose last part is the image's file name.
+        images: the split.
+
+    Raises:
+        DataError: the file cannot be read, is in neither format, or names no image of the split.
+
+    """
+    places: dict[str, int] = {}
+    for place, one in enumerate(images):
+        for name in (str(one.id), one.name, Path(one.name).name):
+            places.setdefault(name, place)
+    captions: list[str | None] = [None] * len(images)
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for where, entry in _entries(path):
+        name, caption = _named(entry, where)
+        at: int | None = places.get(name, places.get(Path(name).name))
+        if at is None:
+            problem = "for images that are not in the split, left out"
+        elif caption is None:
+            problem = "that say the image failed"
+        elif captions[at] is not None:
+            problem = "for an image that has one already, left out: the first counts"
+        else:
+            captions[at] = caption
+            problem = "" if caption.strip() else "without a word, scored as they are"
+        if problem:
+            counts[problem] += 1
+            first.setdefault(problem, name)
+    missing = [one.name for one, caption in zip(images, captions, strict=True) if caption is None]
+    if len(missing) == len(images):
+        raise DataError(
+            f"{path} has captions for none of the {len(images):,} images of the split: image_id is "
+            "to be the image's id there, or image its file name"
+        )
+    told = [f"{path}: {n:,} captions {problem} ({first[problem]} the first)"
+            for problem, n in counts.items()]  # fmt: skip
+    if missing:
+        told.append(
+            f"{path} has no caption for {len(missing):,} of {len(images):,} images ({missing[0]} "
+            "the first): the others are scored, which is no score of the split"
+        )
+    return Predictions(captions=captions, problems=told)
+
+
+def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Read the entries of a file with the place where each stands."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    try:
+        content: list[Any]
+        if text.lstrip().startswith("["):
+            content = json.loads(text)
+            unit = "entry"
+        else:
+            # Not splitlines: a caption may hold any of the characters that it takes for a new line.
+            content = [json.loads(line) for line in text.split("\n") if line.strip()]
+            unit = "line"
+    except ValueError as error:
+        raise DataError(
+            f"{path} is neither a JSON list of COCO results nor JSON records, one a line: {error}"
+        ) from error
+    found = [(f"{path}, {unit} {number}", one) for number, one in enumerate(content, start=1)]
+    for where, one in found:
+        if not isinstance(one, dict):
+            raise DataError(f"{where} is no JSON object")
+    return found
+
+
+def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
+    """Take the image that an entry names, and its caption; None where the image failed."""
+    name = entry.get("image_id", entry.get("image"))
+    if not isinstance(name, int | str) or isinstance(name, bool):
+        raise DataError(f"{where} names no image: it needs image_id, or image, a file name")
+    caption = entry.get("caption")
+    if not isinstance(caption, str) and "error" not in entry:
+        raise DataError(f"{where} has no caption")
+    return str(name), caption if isinstance(caption, str) else None
+
+
+def write_predictions(
+    path: Path, images: Sequence[Target], captions: Sequence[str], scores: Sequence[float]
+) -> None:
+    """Write captions: COCO results where the name ends in .json, else a JSON record a line.
+
+    Raises:
+        OutputError: the file cannot be written.
+
+    """
+    with replace_file(path) as file:
+        if path.suffix.lower() == ".json":
+            results = [
+                {"image_id": one.id, "caption": caption}
+                for one, caption in zip(images, captions, strict=True)
+            ]
+            file.write(json.dumps(results).encode() + b"\n")
+            return
+        for one, caption, score in zip(images, captions, scores, strict=True):
+            record = {"image": one.name, "caption": caption, "score": score}
+            file.write(json.dumps(record).encode() + b"\n")
+
+
+def read_targets(path: Path) -> list[Target]:
+    """Read the references of a file in COCO's captions format, without its images.
+
+    Raises:
+        DataError: it cannot be read, or has images without a caption.
+
+    """
+    problems = Problems()
+    found = coco_images(read_json(path, problems), problems, name=str(path))
+    if not found:
+        raise DataError(f"{path} has no images: it is not in COCO's captions format")
+    if bare := [one.file_name for one in found if not one.captions]:
+        raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
+    return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
