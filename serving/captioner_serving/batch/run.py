@@ -97,14 +97,15 @@ class BatchRun:
         )
         _check(inputs, config, output, ray)
         self.inputs, self.output, self.config = inputs, output, config
-        self._sidecars = SidecarWriter(config) if config.sidecar else None
-        self._maps = MapWriter(config) if config.maps else None
         self.journal: Journal | MemoryJournal = MemoryJournal()
         if output is not None:
             model = {**asdict(captioner.name), "weights": captioner.fingerprint}
             settings = {"model": model, **asdict(generation), **config.settings()}
             settings["review"] = RunFiles.beside(output, config.review).review_name
             self.journal = Journal(output, config, settings)
+        written = self.journal.written
+        self._sidecars = SidecarWriter(config, written) if config.sidecar else None
+        self._maps = MapWriter(config, written) if config.maps else None
         try:
             self.engine = self._engine(captioner, generation, ray)
         except BaseException:

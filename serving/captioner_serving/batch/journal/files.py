@@ -17,7 +17,8 @@ class RunFiles:
     """What a run writes.
 
     output: what was asked for; records: the journal, which is the output itself where that has a
-    record a line; errors, progress: beside the output; review: the unsure records, or None.
+    record a line; errors, progress, written: beside the output; review: the unsure records, or
+    None.
 
     Raises:
         ConfigError: the review is one of the others.
@@ -28,6 +29,7 @@ class RunFiles:
     records: Path
     errors: Path
     progress: Path
+    written: Path
     review: Path | None
 
     @classmethod
@@ -38,6 +40,7 @@ class RunFiles:
             records=Path(output if output.endswith(".jsonl") else f"{output}.journal.jsonl"),
             errors=Path(f"{output}.errors.jsonl"),
             progress=Path(f"{output}.progress.jsonl"),
+            written=Path(f"{output}.written.jsonl"),
             review=None if review is None else Path(review),
         )
 
@@ -59,7 +62,7 @@ class RunFiles:
 
     @property
     def _own(self) -> tuple[Path, ...]:
-        return self.output, self.records, self.errors, self.progress
+        return self.output, self.records, self.errors, self.progress, self.written
 
     def check_apart(self, inputs: Inputs) -> None:
         """Refuse to write over what is to be read.
@@ -80,7 +83,7 @@ class RunFiles:
             OutputError: one of them has something in it.
 
         """
-        for path in (self.output, self.records, self.errors, self.review):
+        for path in (self.output, self.records, self.errors, self.written, self.review):
             if path is not None:
                 check_free(path)
 

@@ -3,6 +3,7 @@
 Beside OUTPUT lie
     OUTPUT.errors.jsonl    a record for each photo that failed
     OUTPUT.progress.jsonl  the settings, then a line for each commit
+    OUTPUT.written.jsonl   the sidecars and maps, for --restart
 and, where OUTPUT is not .jsonl itself, OUTPUT.journal.jsonl with the records.
 
 A commit brings the records to the disk (fsync), then adds a line to the progress: how long each
@@ -15,12 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from captioner.errors import OutputError
 from captioner.files import sync_folder
@@ -30,9 +30,10 @@ from captioner_serving.batch.journal.commits import (
     CommitLog,
     Entry,
     check_settings,
-    write_all,
 )
 from captioner_serving.batch.journal.files import RunFiles, check_free
+from captioner_serving.batch.journal.lines import LineFiles
+from captioner_serving.batch.journal.written import WrittenFiles
 
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place"]
 
@@ -54,6 +55,7 @@ class Journal:
         done: digests of the names that are done.
         counts: records in each file.
         batch_size: what the run settled on; None while it has not.
+        written: what lies beside the photos.
 
     Raises:
         ConfigError: an earlier run wrote them with other settings, or two of them are one.
@@ -75,7 +77,8 @@ class Journal:
         self._standing: set[bytes] = set()  # have a record, and failed at what belongs to it
         self._ends = [0, 0, 0]
         self._pending: list[tuple[Entry, int]] = []  # with the end of its file
-        self._files: list[BinaryIO | None] = [None, None, None]
+        self.written = WrittenFiles(self.files.written)
+        self._lines = LineFiles(self.paths)
         with self._writing():
             self._log = CommitLog(self.files.progress)
         try:
@@ -101,8 +104,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the files; what was not committed will be cut off by the next run."""
-        for file in filter(None, self._files):
-            file.close()
+        self._lines.close()
+        self.written.close()
         errors = self.paths[ERRORS]
         with suppress(OSError):
             if errors is not None and not errors.stat().st_size:
@@ -131,7 +134,7 @@ class Journal:
         else:
             line = json.dumps(record).encode() + b"\n"
             with self._writing():
-                write_all(self._handle(file), line)
+                self._lines.append(file, line)
         standing = bool(self._pending) and self._pending[-1][0].name == name
         entry = Entry(name, content or _NOTHING, file, begin)
         # In one go: Ctrl-C between an entry and the new end would lose the record, or double it.
@@ -152,8 +155,8 @@ class Journal:
         for entry, end in self._pending:
             self._ends[entry.file] = end
         with self._writing():
-            for file in filter(None, self._files):
-                os.fsync(file.fileno())
+            self.written.sync()
+            self._lines.sync()
             self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, entries=entries))
         self._pending = []
 
@@ -192,21 +195,8 @@ class Journal:
         place = self._contents.get(content)
         if place is None:
             return None
-        file, offset = place
-        data = b""
-        while b"\n" not in data:
-            part = os.pread(self._handle(file).fileno(), 1 << 14, offset + len(data))
-            if not part:
-                raise OutputError(f"{self.paths[file]} was changed while the run was at it")
-            data += part
-        record: dict[str, Any] = json.loads(data[: data.index(b"\n")])
+        record: dict[str, Any] = json.loads(self._lines.line(*place))
         return record
-
-    def _handle(self, file: int) -> BinaryIO:
-        handle = self._files[file]
-        if handle is None:
-            raise OutputError("there is no review file in this run")
-        return handle
 
     def _remember(self, entry: Entry, *, standing: bool = False) -> None:
         """Take an entry in; a standing error is that of a photo that has its record too."""
@@ -239,9 +229,7 @@ class Journal:
             self.check_export()
         else:
             self.files.check_unused()
-        for number, file in enumerate(self.paths):
-            if file is not None:
-                self._files[number] = _open_at(file, self._ends[number])
+        self._lines.open(self._ends)
         if known is None:
             self._log.begin(settings)
             for file in filter(None, self.paths):
@@ -252,6 +240,7 @@ class Journal:
         review = self.files.review
         if review is not None and known.get("review") != settings.get("review"):
             check_free(review)
+        self.written.take_back()
         for path in filter(None, self.paths):
             path.unlink(missing_ok=True)
         self._log.clear()
@@ -273,7 +262,7 @@ class Journal:
         self._forget_errors()
         self._ends[ERRORS] = 0
         self._log.append(Commit(ends=self._ends, batch_size=self.batch_size, retry=True))
-        self._handle(ERRORS).truncate(0)
+        self._lines.empty(ERRORS)
 
     def _forget_errors(self) -> None:
         self.done -= self._failed
@@ -296,22 +285,3 @@ class Journal:
 def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _open_at(path: Path, end: int) -> BinaryIO:
-    """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
-    problem = None
-    if end and not path.exists():
-        problem = "is gone"
-    else:
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the journal closes it
-        size = os.fstat(file.fileno()).st_size
-        if size < end:
-            problem = f"has {size:,} bytes, and a run left {end:,}"
-        elif end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            problem = "was changed after the run that wrote it"
-        if problem is None:
-            file.truncate(end)
-            return file
-        file.close()
-    raise OutputError(f"{path} {problem}: put the file back, or begin anew with --restart")

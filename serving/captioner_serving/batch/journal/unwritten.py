@@ -18,6 +18,7 @@ class MemoryJournal:
         self.done: set[bytes] = set()
         self.counts = [0, 0, 0]
         self.batch_size: int | None = None
+        self.written = None  # of a run that remembers nothing, nothing is taken back
         self._claims: dict[bytes, None] = {}
         self._records: dict[bytes, dict[str, Any]] = {}
 

@@ -15,6 +15,7 @@ from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.image import open_image
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.digest import digest
 
 __all__ = ["MapWriter", "check_maps_folder"]
@@ -25,10 +26,12 @@ _LONGEST = 200  # bytes of a file name; file systems take 255
 class MapWriter:
     """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
 
-    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png.
+    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png. Each is noted in
+    `written`, where a run keeps that.
     """
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
+        self._written = written
         self._kind = config.maps
         self._folder = config.maps_to or "."
 
@@ -56,6 +59,8 @@ class MapWriter:
         except (ImageError, ConfigError) as error:
             raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
         save_image(picture, path)
+        if self._written is not None:
+            self._written.note(path, path.read_bytes())
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:

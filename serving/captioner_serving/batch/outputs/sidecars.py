@@ -15,6 +15,7 @@ from captioner.files import replace_file
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.merging import combine
 from captioner_serving.batch.outputs.xmp import merge_xmp
 
@@ -27,10 +28,12 @@ class SidecarWriter:
     A photo.jpg.xmp, as darktable names it, is used where there is one. `kept` counts the sidecars
     that were there already and stayed as they were. Photos that differ only in their suffix
     (photo.jpg, photo.png) have sidecars named by both, photo.jpg.txt; `apart` counts those.
+    Each is noted in `written`, where a run keeps that.
     """
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
         self._config = config
+        self._written = written
         self.kept = self.apart = 0
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
@@ -55,6 +58,8 @@ class SidecarWriter:
         if new is None or new == old:
             self.kept += new is None
         else:
+            if self._written is not None:
+                self._written.note(path, new, old=old)
             with replace_file(path) as file:
                 file.write(new)
 

@@ -1,0 +1,93 @@
+"""The files that a journal's records lie in, a line each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from captioner.errors import OutputError
+from captioner_serving.batch.journal.commits import write_all
+
+__all__ = ["LineFiles"]
+
+_PART = 1 << 14  # bytes; most records are shorter
+
+
+class LineFiles:
+    """Files that only grow, by whole lines; a path that is None stands for a file not in use."""
+
+    def __init__(self, paths: Sequence[Path | None]) -> None:
+        self._paths = paths
+        self._files: list[BinaryIO | None] = [None for _ in paths]
+
+    def open(self, ends: Sequence[int]) -> None:
+        """Open the files, and cut off what lies beyond their ends.
+
+        Raises:
+            OutputError: one is shorter, or has no line that ends there.
+            OSError: one cannot be opened.
+
+        """
+        for number, path in enumerate(self._paths):
+            if path is not None:
+                self._files[number] = _open_at(path, ends[number])
+
+    def close(self) -> None:
+        """Close them."""
+        for file in filter(None, self._files):
+            file.close()
+
+    def sync(self) -> None:
+        """Bring them to the disk."""
+        for file in filter(None, self._files):
+            os.fsync(file.fileno())
+
+    def append(self, number: int, line: bytes) -> None:
+        """Write a line at the end of a file."""
+        write_all(self._file(number), line)
+
+    def empty(self, number: int) -> None:
+        """Cut a file off at its beginning."""
+        self._file(number).truncate(0)
+
+    def line(self, number: int, offset: int) -> bytes:
+        """Read the line that begins at an offset.
+
+        Raises:
+            OutputError: there is none.
+
+        """
+        descriptor, data = self._file(number).fileno(), b""
+        while b"\n" not in data:
+            part = os.pread(descriptor, _PART, offset + len(data))
+            if not part:
+                raise OutputError(f"{self._paths[number]} was changed while the run was at it")
+            data += part
+        return data[: data.index(b"\n")]
+
+    def _file(self, number: int) -> BinaryIO:
+        file = self._files[number]
+        if file is None:
+            raise OutputError("there is no review file in this run")
+        return file
+
+
+def _open_at(path: Path, end: int) -> BinaryIO:
+    """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
+    problem = None
+    if end and not path.exists():
+        problem = "is gone"
+    else:
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by LineFiles
+        size = os.fstat(file.fileno()).st_size
+        if size < end:
+            problem = f"has {size:,} bytes, and a run left {end:,}"
+        elif end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            problem = "was changed after the run that wrote it"
+        if problem is None:
+            file.truncate(end)
+            return file
+        file.close()
+    raise OutputError(f"{path} {problem}: put the file back, or begin anew with --restart")
