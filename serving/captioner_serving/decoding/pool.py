@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from captioner.image import MAX_PIXELS
 from captioner_serving.decoding.budget import PixelBudget
 from captioner_serving.decoding.decoder import Decoded, Readable
 from captioner_serving.decoding.process import DecodeProcess, DiedError, SlowError
+from captioner_serving.decoding.turns import Turns
 from captioner_serving.decoding.worker import Limits
 
 __all__ = ["DecodePool"]
@@ -79,7 +79,7 @@ class DecodePool:
             nice=nice,
         )
         self._budget = PixelBudget(2 * max_pixels if budget is None else budget)
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: Turns[_Task] = Turns(workers)
         self._closed = threading.Event()
         self._processes: dict[int, DecodeProcess] = {}
         self._threads = [
@@ -100,7 +100,9 @@ class DecodePool:
     ) -> None:
         self.close()
 
-    def submit(self, photo: Readable, *, longest: int | None = None) -> Future[Decoded]:
+    def submit(
+        self, photo: Readable, *, longest: int | None = None, client: str = ""
+    ) -> Future[Decoded]:
         """Have a photo decoded.
 
         A photo that cannot be decoded is a result with an `error`. The future raises CaptionerError
@@ -111,13 +113,15 @@ class DecodePool:
             photo: a name and a way to read it; EncodedPhoto, where the bytes are at hand.
             longest: None makes the encoder's square; a number of pixels the whole picture, with
                 neither side longer than this.
+            client: whose photo it is; one client's photos do not keep another's waiting (see
+                `Turns`). "": photos come in their order.
 
         """
         task = _Task(photo, longest)
         if self._closed.is_set():
             task.future.set_exception(_closed())
         else:
-            self._tasks.put(task)
+            self._tasks.put(task, client)
         return task.future
 
     def decode(
@@ -160,8 +164,7 @@ class DecodePool:
     def close(self) -> None:
         """End the workers; what is not decoded yet fails."""
         self._closed.set()
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._tasks.close()
         for process in list(self._processes.values()):
             process.kill()
         for thread in self._threads:
@@ -172,13 +175,15 @@ class DecodePool:
     def _attend(self, number: int) -> None:
         with suppress(CaptionerError):  # what is wrong, the first photo will be told
             self._process(number)
-        while (task := self._tasks.get()) is not None:
-            if not task.future.set_running_or_notify_cancel():
-                continue
-            try:
-                task.future.set_result(self._decode(number, task))
-            except Exception as error:
-                task.future.set_exception(error)
+        while (turn := self._tasks.take()) is not None:
+            task, client = turn
+            start = time.monotonic()
+            if task.future.set_running_or_notify_cancel():
+                try:
+                    task.future.set_result(self._decode(number, task))
+                except Exception as error:
+                    task.future.set_exception(error)
+            self._tasks.done(client, time.monotonic() - start)
         if process := self._processes.pop(number, None):
             process.end()
 

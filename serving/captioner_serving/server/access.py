@@ -13,7 +13,7 @@ from collections import OrderedDict
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from captioner_serving.server.addresses import whole_client
+from captioner_serving.server.addresses import client_of
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.problems import ThrottledError, UnauthorizedError, problem
 from captioner_serving.server.routes import visit_of
@@ -43,7 +43,7 @@ class Access:
         if scope["type"] != "http" or self._credentials is None:
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)
-        client = whole_client(connection.client.host if connection.client else "")
+        client = client_of(scope)
         given = _basic(connection.headers.get("authorization", ""))
         try:
             if await self._accepts(self._credentials, given, client):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
+from starlette.types import Scope
+
 from captioner.errors import ConfigError
 
-__all__ = ["Addresses", "parse_address", "whole_client"]
+__all__ = ["Addresses", "client_of", "parse_address", "whole_client"]
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
@@ -27,6 +29,11 @@ def whole_client(host: str) -> str:
     if isinstance(address, IPv6Address):
         return str(ip_network((address, 64), strict=False))
     return host if address is None else str(address)
+
+
+def client_of(scope: Scope) -> str:
+    """Name the client of a request."""
+    return whole_client((scope.get("client") or ("",))[0])
 
 
 class Addresses:

@@ -15,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
-from captioner_serving.server.addresses import whole_client
+from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
@@ -73,7 +73,7 @@ class Admission:
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = max(2, self._config.max_connections // 2)
-        client = whole_client((scope.get("client") or ("",))[0])
+        client = client_of(scope)
         if self._streams.total() >= most or self._streams[client] >= max(2, most // 2):
             full = BusyError(5, "as many pages are open as the server takes on")
             return await problem(full)(scope, receive, send)

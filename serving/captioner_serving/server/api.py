@@ -14,6 +14,7 @@ from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
+from captioner_serving.server.addresses import client_of
 from captioner_serving.server.problems import ClientGoneError, RequestError, problem
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.service import CaptionService
@@ -109,7 +110,8 @@ def make_router(service: CaptionService) -> APIRouter:
         200 if any image was captioned, else the status of the first one's error. Try
         `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
         """
-        service.require_room()
+        client = client_of(request.scope)
+        service.require_room(client)
         form = await read_form(
             request,
             name="image",
@@ -124,7 +126,7 @@ def make_router(service: CaptionService) -> APIRouter:
         config = service.captioner.generation.asked(
             beam_size=fields.beam_size, captions=fields.captions
         )
-        work = service.caption(images, config)
+        work = service.caption(images, config, client=client)
         results = await _while_connected(request, work)
         visit_of(request.scope).told = True
         return _answer(form.files, results, attention=fields.attention)

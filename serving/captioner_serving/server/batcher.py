@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -62,7 +62,8 @@ class Batcher:
     Args:
         caption_batch: from images to their captions, in order.
         max_batch: images in a batch.
-        capacity: images admitted and not yet answered.
+        capacity: images admitted and not yet answered; one client may take all of it, and there is
+            half as much again for clients that have few in it.
         on_start: called once, in the model's thread.
         on_batch: told the size of each batch and the seconds that it took.
 
@@ -85,6 +86,8 @@ class Batcher:
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._admitted = 0
+        self._held: Counter[str] = Counter()  # of these, by client
+        self._few = max(1, capacity // 16)
         self._closed = False
         self._seconds_per_image = 0.1  # a running mean, for Retry-After
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
@@ -100,8 +103,8 @@ class Batcher:
         """Whether new images are refused."""
         return self._closed
 
-    def admit(self, count: int) -> None:
-        """Reserve places for `count` images; whoever is admitted must `release` them.
+    def admit(self, count: int, client: str = "") -> None:
+        """Reserve places for `count` images of a client, who must `release` them.
 
         Raises:
             BusyError: there is not so much room.
@@ -111,14 +114,17 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise ClosedError
-            if self._admitted + count > self._capacity:
+            few = self._held[client] + count <= self._few
+            if self._admitted + count > self._capacity + few * (self._capacity // 2):
                 raise BusyError(max(1, round(self._admitted * self._seconds_per_image)))
             self._admitted += count
+            self._held[client] += count
 
-    def release(self, count: int) -> None:
+    def release(self, count: int, client: str = "") -> None:
         """Give back the places of `count` images."""
         with self._changed:
             self._admitted -= count
+            self._held -= Counter({client: count})  # forgets who holds nothing
             self._changed.notify_all()
 
     def submit(

@@ -20,6 +20,8 @@ from starlette.concurrency import run_in_threadpool
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError, ImageNotFoundError
 from captioner.generation.config import GenerationConfig
+from captioner_serving.server.addresses import client_of
+from captioner_serving.server.batcher import OnPlace
 from captioner_serving.server.guard import COOKIE
 from captioner_serving.server.pictures import GONE, CaptionShelf, KeptCaption
 from captioner_serving.server.problems import GoneError, RequestError
@@ -88,7 +90,9 @@ class PageCaptions:
         kept = self.shelf.get(form.fields.get("token", ""), owner)
         return _Photo(Path(kept.caption.image or ""), kept.name, kept.owner), config
 
-    async def follow(self, photo: _Photo, config: GenerationConfig) -> AsyncIterator[str]:
+    async def follow(
+        self, photo: _Photo, config: GenerationConfig, client: str
+    ) -> AsyncIterator[str]:
         """Caption a photo, and tell how it goes; whoever stops listening leaves the queue."""
         places: asyncio.Queue[int | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -96,7 +100,7 @@ class PageCaptions:
         def on_place(ahead: int) -> None:
             loop.call_soon_threadsafe(places.put_nowait, ahead)
 
-        task = asyncio.create_task(self._make(photo, config, on_place))
+        task = asyncio.create_task(self._make(photo, config, client, on_place))
         task.add_done_callback(lambda _: places.put_nowait(None))
         try:
             while (ahead := await places.get()) is not None:
@@ -140,8 +144,12 @@ class PageCaptions:
         )
         return self.shelf.put(kept, forever=forever), kept
 
-    async def _make(self, photo: _Photo, config: GenerationConfig, on_place: Any) -> dict[str, Any]:
-        (caption,) = await self.service.caption([photo.path], config, on_place=on_place)
+    async def _make(
+        self, photo: _Photo, config: GenerationConfig, client: str, on_place: OnPlace
+    ) -> dict[str, Any]:
+        (caption,) = await self.service.caption(
+            [photo.path], config, client=client, on_place=on_place
+        )
         if not isinstance(caption, Caption):
             raise caption
         token, kept = self.keep(caption, config, name=photo.name, owner=photo.owner)
@@ -158,9 +166,11 @@ def make_caption_router(page: PageCaptions) -> APIRouter:
 
     @router.post("")
     async def caption(request: Request) -> StreamingResponse:
-        page.service.require_room()
+        client = client_of(request.scope)
+        page.service.require_room(client)
         photo, config = await page.find(request)
-        return StreamingResponse(page.follow(photo, config), media_type="application/x-ndjson")
+        lines = page.follow(photo, config, client)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @router.get("/{token}")
     async def show(

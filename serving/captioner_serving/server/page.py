@@ -13,6 +13,7 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.image import open_image
+from captioner_serving.server.addresses import whole_client
 from captioner_serving.server.captions import SENTENCES, PageCaptions, public_error
 from captioner_serving.server.elements import make_element, read_static
 from captioner_serving.server.problems import ForbiddenError
@@ -92,7 +93,8 @@ def _add_client_endpoint(page: PageCaptions) -> None:
                 raise ForbiddenError("photos are deleted within ten minutes: send it again")
             own = page.service.captioner.generation
             config = own.asked(beam_size=int(beam_size), captions=int(captions))
-            (caption,) = await page.service.caption([path], config)
+            client = whole_client(request.client.host if request.client else "")
+            (caption,) = await page.service.caption([path], config, client=client)
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:

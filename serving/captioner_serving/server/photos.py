@@ -2,7 +2,7 @@
 
 A photo may be made to take a decoder for minutes, all memory, or the process with it. So none is
 decoded beside the model. There are two lanes: an ordinary JPEG takes a time that its header tells,
-and never waits behind what may take longer.
+and never waits behind what may take longer. In both, clients take turns.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class PhotoReader:
             workers=2,
             max_pixels=max_pixels,
             seconds=_SECONDS,
-            budget=max_pixels,
+            budget=max_pixels + _ORDINARY,  # beside the largest there is room for a usual one
             nice=_NICE,
         )
 
-    async def square(self, photo: bytes | str | Path) -> PreparedImage:
-        """Bring a photo to the encoder's square.
+    async def square(self, photo: bytes | str | Path, *, client: str = "") -> PreparedImage:
+        """Bring a photo of a client to the encoder's square.
 
         Raises:
             ImageError: it cannot be opened.
@@ -58,11 +58,13 @@ class PhotoReader:
         """
         encoded = await _read(photo)
         pool = self._quick if is_ordinary(encoded.data) else self._patient
-        decoded = await _result(pool, encoded, longest=None)
+        decoded = await _result(pool, encoded, longest=None, client=client)
         (prepared,) = prepared_images([(encoded.name, decoded)])
         return prepared
 
-    async def picture(self, photo: bytes | str | Path, *, longest: int) -> Image.Image:
+    async def picture(
+        self, photo: bytes | str | Path, *, longest: int, client: str = ""
+    ) -> Image.Image:
         """Open a whole photo, neither side longer than `longest` pixels.
 
         Raises:
@@ -70,7 +72,8 @@ class PhotoReader:
             CaptionerError: no process can be started, or memory is short.
 
         """
-        decoded = await _result(self._patient, await _read(photo), longest=longest)
+        encoded = await _read(photo)
+        decoded = await _result(self._patient, encoded, longest=longest, client=client)
         return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 
     def close(self) -> None:
@@ -89,8 +92,10 @@ async def _read(photo: bytes | str | Path) -> EncodedPhoto:
         raise ImageNotFoundError(reason) from error
 
 
-async def _result(pool: DecodePool, photo: EncodedPhoto, *, longest: int | None) -> Decoded:
-    decoded = await asyncio.wrap_future(pool.submit(photo, longest=longest))
+async def _result(
+    pool: DecodePool, photo: EncodedPhoto, *, longest: int | None, client: str
+) -> Decoded:
+    decoded = await asyncio.wrap_future(pool.submit(photo, longest=longest, client=client))
     error = decoded.exception()
     if error is not None:
         raise error

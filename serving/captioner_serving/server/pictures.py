@@ -24,6 +24,7 @@ from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
+from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.guard import COOKIE
 from captioner_serving.server.photos import PhotoReader
@@ -111,14 +112,16 @@ def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
     turn = asyncio.Semaphore(_DRAWN)
     wanted = 0
 
-    async def answer(caption: Caption, side: int, draw: Callable[[Caption], Response]) -> Response:
+    async def answer(
+        caption: Caption, side: int, client: str, draw: Callable[[Caption], Response]
+    ) -> Response:
         nonlocal wanted
         if wanted >= _WANTED:
             raise BusyError(2, "too many pictures are wanted at once")
         wanted += 1
         try:
             async with turn:
-                photo = await photos.picture(str(caption.image), longest=side)
+                photo = await photos.picture(str(caption.image), longest=side, client=client)
                 small = replace(caption, open_photo=photo.copy)
                 return await run_in_threadpool(draw, small)
         except ImageNotFoundError as error:
@@ -149,7 +152,7 @@ def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
 
         caption = shelf.get(token, request.cookies.get(COOKIE)).caption.choose(sentence)
         side = _SHOWN_SIDE if picture == "photo.jpg" else _LONGEST_SIDE
-        return await answer(caption, side, draw)
+        return await answer(caption, side, client_of(request.scope), draw)
 
     return router
 

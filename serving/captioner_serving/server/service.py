@@ -73,6 +73,7 @@ class CaptionService:
         images: Sequence[bytes | str | Path],
         config: GenerationConfig,
         *,
+        client: str = "",
         on_place: OnPlace | None = None,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; one that cannot be opened fails alone, in its place.
@@ -82,6 +83,7 @@ class CaptionService:
         Args:
             images: what to caption.
             config: beam size and number of captions.
+            client: whose they are; clients take turns.
             on_place: told how many images of the queue come before each, whenever that changes.
 
         Raises:
@@ -90,9 +92,10 @@ class CaptionService:
 
         """
         start = time.monotonic()
-        self._batcher.admit(len(images))
+        self._batcher.admit(len(images), client)
         tasks = [
-            asyncio.create_task(self._caption_one(image, config, on_place)) for image in images
+            asyncio.create_task(self._caption_one(image, config, client, on_place))
+            for image in images
         ]
         try:
             results = await asyncio.gather(*tasks)
@@ -102,11 +105,11 @@ class CaptionService:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
         finally:
-            self._batcher.release(len(images))
+            self._batcher.release(len(images), client)
         self._tell(results, time.monotonic() - start)
         return results
 
-    def require_room(self) -> None:
+    def require_room(self, client: str) -> None:
         """Refuse before an upload is read what would be refused after it.
 
         Raises:
@@ -114,8 +117,8 @@ class CaptionService:
             ClosedError: the server is shutting down.
 
         """
-        self._batcher.admit(1)
-        self._batcher.release(1)
+        self._batcher.admit(1, client)
+        self._batcher.release(1, client)
 
     async def check(self) -> float:
         """Ask the model for a caption, unless it has just made one.
@@ -165,12 +168,16 @@ class CaptionService:
         self.photos.close()
 
     async def _caption_one(
-        self, image: bytes | str | Path, config: GenerationConfig, on_place: OnPlace | None
+        self,
+        image: bytes | str | Path,
+        config: GenerationConfig,
+        client: str,
+        on_place: OnPlace | None,
     ) -> Caption | ImageError:
         # All captions of one beam size share a batch; how many of them are wanted is cut here.
         full = replace(config, captions=config.beam_size)
         try:
-            prepared = await self.photos.square(image)
+            prepared = await self.photos.square(image, client=client)
             result: Caption | ImageError
             result = await asyncio.wrap_future(self._batcher.submit(prepared, full, on_place))
         except ImageError as error:

@@ -194,3 +194,13 @@ def test_a_worker_has_no_torch(pool: DecodePool) -> None:
     pid = next(iter(pool._processes.values()))._process.pid
     mapped: Callable[[str], str] = lambda name: Path(f"/proc/{pid}/{name}").read_text()  # noqa: E731
     assert "torch" not in mapped("maps")
+
+
+def test_one_client_s_slow_photos_do_not_keep_another_s_waiting() -> None:
+    with DecodePool(SMALL, workers=2, max_pixels=2_000_000, seconds=1.0) as pool:
+        pool.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=60)
+        slow = [pool.submit(Act(str(number), b"sleep"), client="slow") for number in range(12)]
+        time.sleep(0.2)
+        photo = pool.submit(EncodedPhoto("a.jpg", jpeg(1)), client="another")
+        assert photo.result(timeout=60).error is None
+        assert sum(future.done() for future in slow) <= 3  # and not all twelve

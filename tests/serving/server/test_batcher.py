@@ -11,7 +11,7 @@ import pytest
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner_serving.server.batcher import Batcher
+from captioner_serving.server.batcher import Batcher, BusyError
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.service import CaptionService
@@ -67,6 +67,28 @@ def test_one_image_that_fails_fails_alone(
     batcher.release(1)
 
 
+def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
+    batcher = Batcher(
+        lambda images, _: [],
+        max_batch=4,
+        capacity=64,
+        on_start=lambda: None,
+        on_batch=lambda *_: None,
+    )
+    batcher.admit(64, "greedy")
+    with pytest.raises(BusyError):
+        batcher.admit(1, "greedy")
+    with pytest.raises(BusyError):
+        batcher.admit(5, "another")  # few are few
+    for _ in range(4):
+        batcher.admit(1, "another")
+    with pytest.raises(BusyError):
+        batcher.admit(1, "another")
+    batcher.release(64, "greedy")
+    batcher.release(4, "another")
+    batcher.close()
+
+
 def test_however_many_ask_for_health_the_model_is_asked_once(tiny_checkpoint: Checkpoint) -> None:
     metrics = Metrics()
     service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), metrics, threads=1)
@@ -87,10 +109,10 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
     service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), Metrics(), threads=1)
     square = service.photos.square
 
-    async def failing(photo: Any) -> Any:
+    async def failing(photo: Any, **options: Any) -> Any:
         if photo == b"bad":
             raise MemoryError
-        return await square(photo)
+        return await square(photo, **options)
 
     monkeypatch.setattr(service.photos, "square", failing)
     from tests.serving.server.test_api import jpeg

@@ -1,0 +1,62 @@
+"""Whose photo is next: no client waits for all that another has sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from captioner_serving.decoding import turns
+from captioner_serving.decoding.turns import Turns
+
+
+def put_all(queue: Turns[str], **clients: int) -> None:
+    for client, count in clients.items():
+        for number in range(count):
+            queue.put(f"{client}{number}", client)
+
+
+def take(queue: Turns[str]) -> str:
+    turn = queue.take()
+    assert turn is not None
+    queue.done(turn[1], 0.1)
+    return turn[0]
+
+
+def test_clients_take_turns_and_each_keeps_its_order() -> None:
+    queue: Turns[str] = Turns(1)
+    put_all(queue, a=4, b=2)
+    taken = [take(queue) for _ in range(6)]
+    assert sorted(taken[:4]) == ["a0", "a1", "b0", "b1"]
+    assert [item for item in taken if item[0] == "a"] == ["a0", "a1", "a2", "a3"]
+
+
+def test_who_has_taken_much_comes_last_and_leaves_a_worker_free() -> None:
+    queue: Turns[str] = Turns(2)
+    queue.done("slow", 20.0)
+    put_all(queue, slow=3)
+    assert queue.take() == ("slow0", "slow")  # nobody else is there
+    put_all(queue, other=2)
+    assert queue.take() == ("other0", "other")  # slow1 came before it
+    queue.done("other", 0.1)
+    assert queue.take() == ("other1", "other")
+    queue.done("slow", 20.0)
+    assert queue._next() is None  # other1 runs: one worker is free, and stays so
+    queue.done("other", 0.1)
+    assert queue.take() == ("slow1", "slow")
+
+
+def test_what_was_taken_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue: Turns[str] = Turns(2)
+    queue.done("slow", 30.0)
+    put_all(queue, slow=2)
+    queue.take()
+    now = turns.time.monotonic()
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now + 120)
+    assert queue.take() == ("slow1", "slow")
+
+
+def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
+    queue: Turns[str] = Turns(1)
+    put_all(queue, a=1)
+    queue.close()
+    assert take(queue) == "a0"
+    assert queue.take() is None
