@@ -156,7 +156,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> int:
     """Score captions that were made elsewhere; no model is read."""
-    for name in ("boxes", "calibration", "checkpoint", "beam_size", "predictions"):
+    for name in ("boxes", "calibration", "deletion", "checkpoint", "beam_size", "predictions"):
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
@@ -219,6 +219,7 @@ def _evaluate(
     import torch
 
     from captioner_training.evaluation.calibration import measure_calibration
+    from captioner_training.evaluation.deletion import measure_deletion
     from captioner_training.evaluation.facts import describe_captions
     from captioner_training.evaluation.predictions import targets, write_predictions
     from captioner_training.evaluation.scores import fallback_scores, official_scores
@@ -257,6 +258,10 @@ def _evaluate(
             vocabulary=words,
             maximum_length=config.maximum_length,
             autocast=autocast,
+        )
+    if arguments.deletion:
+        parts["deletion"] = lambda: measure_deletion(
+            model, captioned, transform=transform, autocast=autocast
         )
     if arguments.predictions:
         scores = [one.hypothesis.score for one in captioned]

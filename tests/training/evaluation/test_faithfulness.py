@@ -1,0 +1,144 @@
+"""The deletion test on made-up models whose attention is known; numbers are worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.state import State, StepOutput
+from captioner_training.evaluation.deletion import summarize_effects
+from captioner_training.evaluation.faithfulness import (
+    WordEffect,
+    attended_cells,
+    random_cells,
+    word_effects,
+)
+
+SEEN = 4.0  # what the first of four cells adds to the logit of word 5; the other cells hold 0
+BOX, ELSEWHERE, UNIFORM = [1.0, 0, 0, 0], [0, 0, 0, 1.0], [0.25] * 4
+
+
+class Looker:
+    """Looks at the same place for every word, and says word 5 by what it sees there."""
+
+    def __init__(self, attention: list[float]) -> None:
+        self.attention = torch.tensor(attention)
+
+    def start(self, features: Tensor) -> State:
+        return State({"cells": features}, {"none": features.new_zeros(len(features), 1)})
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        seen = (self.attention[None, :, None] * state.image["cells"]).sum(dim=1)
+        logits = torch.zeros(*tokens.shape, 6)
+        logits[..., 5] = seen
+        return StepOutput(logits, state, self.attention.expand(*tokens.shape, -1))
+
+
+def every_cell(counts: Tensor, cells: int) -> Tensor:
+    """Instead of chance: each cell by itself, once."""
+    assert (counts == 1).all()
+    return torch.eye(cells, dtype=torch.bool)[:, None].expand(-1, len(counts), -1)
+
+
+def log_probability(seen: float) -> float:
+    return seen - math.log(5 + math.exp(seen))
+
+
+def grid(images: int = 1) -> Tensor:
+    return torch.tensor([SEEN, 0, 0, 0])[None, :, None].expand(images, -1, -1)
+
+
+def test_a_model_that_looks_at_the_box_falls_by_what_is_in_it() -> None:
+    (word,) = word_effects(Looker(BOX), grid(), [[5]], draws=every_cell)
+    fall = log_probability(SEEN) - log_probability(SEEN / 4)  # the mean of the cells is a quarter
+    assert word.cells == 1 and word.deletion == pytest.approx(fall, abs=1e-5)
+    assert word.random_deletion == pytest.approx(fall / 4, abs=1e-5)
+    assert word.effect == pytest.approx(0.75 * fall, abs=1e-5)
+    assert word.insertion == pytest.approx(fall, abs=1e-5)
+    assert word.random_insertion == pytest.approx(fall / 4, abs=1e-5)
+    assert word.entropy == pytest.approx(0) and word.gate is None
+
+
+def test_a_model_that_looks_elsewhere_gains_by_deletion() -> None:
+    (word,) = word_effects(Looker(ELSEWHERE), grid(), [[5]], draws=every_cell)
+    fall = log_probability(0) - log_probability(SEEN / 4)  # below 0: the mean holds some of it
+    assert word.deletion == pytest.approx(fall, abs=1e-5) and fall < 0
+    assert word.effect == pytest.approx(0.75 * fall, abs=1e-5)
+
+
+def test_a_model_that_looks_everywhere_loses_as_much_as_by_chance() -> None:
+    def halves(counts: Tensor, cells: int) -> Tensor:
+        assert counts.tolist() == [2] and cells == 4
+        pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+        return torch.stack([torch.eye(4, dtype=torch.bool)[pair].any(0)[None] for pair in pairs])
+
+    (word,) = word_effects(Looker(UNIFORM), grid(), [[5]], draws=halves)
+    # Of the cells in reading order the first two: the sum of 4 becomes 1 + 1; without the first
+    # cell among the two it becomes 4 + 1 + 1.
+    with_first = log_probability(1) - log_probability(2 / 4)
+    without = log_probability(1) - log_probability(6 / 4)
+    assert word.deletion == pytest.approx(with_first, abs=1e-5)
+    assert word.random_deletion == pytest.approx((with_first + without) / 2, abs=1e-5)
+    assert word.entropy == pytest.approx(math.log(4))
+
+
+def test_cells_are_the_fewest_that_hold_half() -> None:
+    weights = torch.tensor([[0.1, 0.3, 0.4, 0.2], [0.5, 0.2, 0.2, 0.1], [0.25] * 4])
+    wanted = [[0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
+    assert attended_cells(weights).int().tolist() == wanted
+    masks = random_cells(torch.Generator().manual_seed(0), draws=400)(torch.tensor([1, 3]), 4)
+    assert masks.sum(-1).unique(dim=0).tolist() == [[1, 3]]
+    assert masks[:, 0].float().mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.08)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
+def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(kind=kind, embedding_dim=16, hidden_dim=16, attention_dim=8)  # type: ignore[arg-type]
+    decoder = build_decoder(config, grid_dim=6, vocabulary_size=9).eval()
+    features, captions = torch.randn(3, 4, 6), [[5, 6, 7], [8], [4, 5]]
+
+    # Cells by a rule instead of chance, the same in a batch and alone.
+    def first(counts: Tensor, cells: int) -> Tensor:
+        return (torch.arange(cells) < counts[:, None])[None]
+
+    together = word_effects(decoder, features, captions, draws=first)
+    assert [(one.place, one.image) for one in together] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 2),
+        (2, 0),
+    ]
+    for at in range(3):
+        alone = word_effects(decoder, features[at : at + 1], [captions[at]], draws=first)
+        mine = [one for one in together if one.image == at]
+        for one, other in zip(alone, mine, strict=True):
+            assert one[2:8] == pytest.approx(other[2:8], abs=1e-4)
+
+
+def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
+    def word(image: int, place: int, deletion: float, gate: float) -> WordEffect:
+        return WordEffect(image, place, 1, deletion, 0.5, 0.0, 0.0, 1.0, gate)
+
+    effects = [
+        word(0, 0, 9.0, 0.5),
+        word(0, 1, 1.5, 0.5),
+        word(1, 0, 2.5, 0.6),
+        word(1, 1, 7.0, 0.05),
+    ]
+    found = summarize_effects(effects, [["a", "dog"], ["cat", "runs"]])
+    content = found["content"]
+    assert isinstance(content, dict)
+    assert content["words"] == 2 and content["effect"] == pytest.approx(1.5)
+    assert content["intervals"]["effect"] == pytest.approx([1.0, 2.0])
+    assert content["gate"] == pytest.approx(0.55)
+    shut, function = found["content_shut_gate"], found["function"]
+    assert isinstance(shut, dict) and shut["effect"] == pytest.approx(6.5)
+    assert isinstance(function, dict) and function["effect"] == pytest.approx(8.5)
