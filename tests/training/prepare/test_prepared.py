@@ -338,5 +338,13 @@ def test_evaluate_wants_one_data_set(run_captioner: Run, prepared: Path) -> None
     ):
         result = run_captioner("evaluate", *arguments)
         assert result.returncode == 2 and message in result.stderr
-    result = run_captioner("evaluate", prepared, "--split", "test")
-    assert result.returncode == 1 and "has no split 'test'" in result.stderr
+    for arguments, message in (
+        ((prepared, "--split", "test"), "has no split 'test'"),
+        ((prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),
+        ((prepared.with_name("no"),), "there is no folder"),
+        (("--captions", "no.json", "--images", prepared), "there is no file no.json"),
+    ):
+        result = run_captioner("evaluate", *arguments)
+        assert result.returncode == 1 and message in result.stderr
+    result = run_captioner("evaluate", prepared, "--beam-size", "0")
+    assert result.returncode == 2 and "--beam-size 0 is out of range" in result.stderr

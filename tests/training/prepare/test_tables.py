@@ -90,6 +90,18 @@ def test_columns_of_a_table_without_a_header(tmp_path: Path, problems: Problems)
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
 
 
+def test_a_comma_in_every_caption_of_a_table_without_a_header(
+    tmp_path: Path, problems: Problems
+) -> None:
+    table = "1.jpg,a dog, brown, runs\n2.jpg,a cat, black, sits\n"
+    found = read(tmp_path, table, problems)
+    assert found == {"1.jpg": ("a dog, brown, runs",), "2.jpg": ("a cat, black, sits",)}
+    # A space behind every comma is the table's own; what is not read is named.
+    found = read(tmp_path, "1.jpg, a dog runs, 7\n2.jpg, a cat sits, 8\n", problems)
+    assert found == {"1.jpg": ("a dog runs",), "2.jpg": ("a cat sits",)}
+    assert problems.notes()[-1].endswith("1 is taken as the image, 2 as the caption; not used: 3")
+
+
 def test_an_empty_cell_in_a_split_column_is_drawn(tmp_path: Path, problems: Problems) -> None:
     table = tmp_path / "t.csv"
     table.write_text("image,caption,split\n1.jpg,a,train\n2.jpg,b,\n1.jpg,c, \n3.jpg,d,val\n")

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from captioner.readers import IMAGE_SUFFIXES
 
-__all__ = ["Row", "csv_rows", "find_delimiter", "names_image"]
+__all__ = ["Row", "csv_rows", "find_delimiter", "headless_width", "names_image"]
 
 _DELIMITERS = (",", ";", "\t", "|")
 _LONGEST_CELL = 1_000_000  # characters; a quotation mark that is never closed shows earlier
@@ -29,9 +29,11 @@ class Row:
         """Cell `first` and whatever follows it, as one text: an unquoted caption with commas."""
         if len(self.cells) <= first + 1:
             return self.cells[first] if first < len(self.cells) else ""
-        # Read again with the spaces behind the delimiters, which belong to the sentence.
-        cells = next(csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter))
-        return self.delimiter.join(cells[first:]).strip()
+        return self.delimiter.join(self.spaced()[first:]).strip()
+
+    def spaced(self) -> list[str]:
+        """The cells with the spaces behind the delimiters, which may belong to a sentence."""
+        return next(csv.reader(io.StringIO(self.text, newline=""), delimiter=self.delimiter))
 
 
 def names_image(cell: str) -> bool:
@@ -50,6 +52,25 @@ def find_delimiter(text: str, names: Sequence[str]) -> str:
         return known, len(cells) > 1 and any(map(names_image, cells))
 
     return max(_DELIMITERS, key=fits)  # of equals the first
+
+
+def headless_width(rows: Sequence[Row]) -> int:
+    """Count the columns of a table without a header.
+
+    Commas inside captions make rows longer, never shorter. Where every row has one, followed by a
+    space as in a sentence while the cells before it have none, what follows is the caption still.
+    """
+    long = [row for row in rows if len(row.cells) > 1]
+    width = min((len(row.cells) for row in long), default=1)
+    spaced = [row.spaced() for row in long]
+    if any(len(cells) < width for cells in spaced):
+        return width
+    sentence = [all(cells[index].startswith(" ") for cells in spaced) for index in range(width)]
+    if all(sentence[1:]):  # a table with a space behind every comma
+        return width
+    while width > 2 and sentence[width - 1]:
+        width -= 1
+    return width
 
 
 def csv_rows(text: str, *, delimiter: str) -> Iterator[Row]:

@@ -11,7 +11,13 @@ from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner_training.paths import did_you_mean
-from captioner_training.prepare.csv_rows import Row, csv_rows, find_delimiter, names_image
+from captioner_training.prepare.csv_rows import (
+    Row,
+    csv_rows,
+    find_delimiter,
+    headless_width,
+    names_image,
+)
 from captioner_training.prepare.images import ListedImage
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import SPLIT_NAMES
@@ -96,9 +102,7 @@ def read_csv(
     if not rows:
         raise DataError(f"{path} is empty")
     if any(map(names_image, rows[0].cells)):
-        # Commas inside captions make rows longer, never shorter.
-        width = min((len(row.cells) for row in rows if len(row.cells) > 1), default=1)
-        names = [str(number) for number in range(1, width + 1)]
+        names = [str(number) for number in range(1, headless_width(rows) + 1)]
         columns = _headless(rows, names, columns, path, problems)
     else:
         names = [name.strip() for name in rows[0].cells]
@@ -134,9 +138,12 @@ def _headless(
         )
     found = found.find(names, path)
     split = f", {found.split} the split" if found.split else ""
+    used = {found.image, *found.captions, found.split}
+    rest = ", ".join(name for name in names if name not in used)
     problems.note(
         f"{path.name} has no header: column {found.image} is taken as the image, "
         f"{' and '.join(found.captions)} as the caption{split}"
+        + (f"; not used: {rest}" if rest else "")
     )
     return found
 

@@ -132,19 +132,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    """Look at what is read and written at the end before anything is captioned.
+    """Look at what is read and written before torch is imported, which takes seconds.
 
     Raises:
-        DataError: the file of boxes cannot be read.
+        CheckpointError: there is no such checkpoint, or it is none.
+        ConfigError: the beam size is out of range.
+        DataError: the data set, the captions or the boxes are not there.
         OutputError: the predictions cannot be written.
 
     """
     from captioner.errors import DataError, OutputError
+    from captioner.generation.config import GenerationConfig
+    from captioner.header import bundled_checkpoint, read_header
+    from captioner_training.data.unprepared import check_readable
+    from captioner_training.paths import there_is_no
 
-    boxes, predictions = arguments.boxes, arguments.predictions
-    for path in (boxes, arguments.score, arguments.training):
+    if arguments.data:
+        check_readable(arguments.data, arguments.split)
+    for path in (arguments.captions, arguments.boxes, arguments.score, arguments.training):
         if path is not None and not path.is_file():
-            raise DataError(f"there is no file {path}")
+            raise DataError(there_is_no("file", path))
+    if arguments.score is None:
+        read_header(Path(arguments.checkpoint or bundled_checkpoint()).expanduser())
+        GenerationConfig().asked(beam_size=arguments.beam_size)
+    predictions = arguments.predictions
     if predictions is None:
         return
     folder = predictions.parent
