@@ -83,7 +83,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _simple(mark: Any) -> Iterator[Ge | Gt | Le | Lt]:
-    """Take an Interval apart; leave out what is no bound."""
+    """Take an Interval apart; leave out what is not a bound."""
     for bound in mark if isinstance(mark, Interval) else (mark,):
         if isinstance(bound, Ge | Gt | Le | Lt):
             yield bound

@@ -206,7 +206,7 @@ def _deep_to_rgb(image: Image.Image, name: str) -> Image.Image:
     deep = image if image.mode == "F" else image.convert("I")
     low, high = cast(tuple[float, float], deep.getextrema())
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise errors.ImageFormatError(f"{name} has pixels that are no numbers: convert it to 8 bit")
+        raise errors.ImageFormatError(f"{name} has NaN or infinite pixels: convert it to 8 bits")
     if deep.mode == "F" or low < 0 or high > 65535:
         scale = 255 / (high - low) if high > low else 0.0
         offset = 0.5 - low * scale

@@ -78,7 +78,7 @@ class _Search:
         )
 
     def _close(self) -> None:
-        """Close the images whose unfinished hypotheses cannot enter the pool any more.
+        """Close the images whose unfinished hypotheses can no longer enter the pool.
 
         At best all that is still to come has the probability 1, and is as long as it may be.
         """
@@ -113,8 +113,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
 
-    The pool holds as many as are returned. An image is finished when no hypothesis of its own can
-    enter its pool any more, so that it gets the captions of a search to the very end, and those
+    The pool holds as many as are returned. An image is finished when none of its hypotheses can
+    enter its pool any longer, so that it gets the captions of a search to the very end, and those
     that it would get alone, whatever the others of the batch do.
 
     Args:

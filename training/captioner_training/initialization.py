@@ -28,7 +28,7 @@ __all__ = ["build_model", "check_model", "load_origin"]
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse an encoder that cannot be, stages that it does not have, and missing weights.
+    """Refuse an impossible encoder, stages that it does not have, and missing weights.
 
     Raises:
         ConfigError: the detail names every such field.
@@ -78,8 +78,8 @@ def _check_origin(recipe: Recipe, named: str) -> None:
             for name, value in given.items()
             if name != "dropout" and there.get(name) != value
         ]
-    if header.get("tokenizer", "words") != recipe.data.tokenizer:
-        problems.append(f"data.tokenizer is {recipe.data.tokenizer!r} here, another one there")
+    if (tokenizer := header.get("tokenizer", "words")) != recipe.data.tokenizer:
+        problems.append(f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there")
     if problems:
         raise CheckpointMismatchError(
             f"--weights {named} does not have the recipe's architecture: {'; '.join(problems)}"

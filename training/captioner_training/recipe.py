@@ -67,7 +67,7 @@ class DataConfig:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     root: str = "."  # where the data set lies on this machine; `--data.root DIR` on the command
-    # A data set is one folder, prepared or not (see dataset.read_dataset), of which the split
+    # A data set is one folder, prepared or not (see data/reading.py), of which the split
     # `train` or `val` is read; or its files by name.
     train: tuple[str | Source, ...] = ()
     validation: tuple[str | Source, ...] = ()

@@ -15,7 +15,8 @@ from captioner_serving.batch.outputs.wording import Wording
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
 
 _MOST_WORKERS = 1024
-_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")  # RFC 3066; x-default is no language
+# RFC 3066; x-default is not a language.
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 
 Sidecar = Literal["txt", "caption", "json", "xmp"]
 Existing = Literal["skip", "overwrite", "prepend", "append"]

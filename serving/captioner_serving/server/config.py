@@ -75,7 +75,7 @@ def parse_size(text: str) -> int:
     """Turn "20MB", "512 kB" or "1000000" into bytes (units of 1000).
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: it is not a size.
 
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())

@@ -1,7 +1,7 @@
 """Connections that say nothing: uvicorn's protocol with a deadline for the head of a request.
 
-uvicorn waits for ever for a request to be complete in its head, and for a body that nobody wants
-any more. Here either has a deadline; and when there are more connections than the server takes,
+uvicorn waits for ever for a request to be complete in its head, and for a body that nobody is
+waiting for. Here either has a deadline; and when there are more connections than the server takes,
 the one that has been silent longest is closed for the new one.
 """
 

@@ -101,7 +101,7 @@ def _one_line(path: str) -> str:
 
 
 class _Answer:
-    """Passes an answer on and notes it; a 500 that is no problem document is held back."""
+    """Passes an answer on and notes it; a 500 that is not a problem document is held back."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

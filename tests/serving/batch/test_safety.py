@@ -160,7 +160,7 @@ def test_a_photo_is_not_its_own_sidecar(
     odd = photo.rename(photo.with_suffix(f".{sidecar}"))
     other = Path(shutil.copy(odd, odd.with_suffix(".jpg")))
     data = odd.read_bytes()
-    for name, problem in ((odd, "would be its own sidecar"), (other, "is no text")):
+    for name, problem in ((odd, "would be its own sidecar"), (other, "is not text")):
         config = BatchConfig(sidecar=sidecar, existing="overwrite")
         (record,) = caption_batch(name, config=config, captioner=tiny)
         assert problem in record["error"]["detail"]
@@ -194,7 +194,7 @@ def test_maps_never_lie_among_the_photos(
     (record,) = caption_batch("photos/p000.jpg", captioner=tiny, config=config)
     assert "would lie among the photos" in record["error"]["detail"]
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="file is no folder"):
+    with pytest.raises(OutputError, match="file is not a folder"):
         list(
             caption_batch(
                 "photos", captioner=tiny, config=BatchConfig(maps="sheet", maps_to="file")

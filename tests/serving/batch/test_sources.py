@@ -90,7 +90,7 @@ def test_tables(tree: Path) -> None:
     with pytest.raises(DataError, match="no column 'file'; it has id, file name"):
         names("t.csv", column="file")
     (tree / "bad.jsonl").write_text('{"path": "a.jpg"}\n{"path": ')
-    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read as a table: row 2 is no JSON"):
+    with pytest.raises(DataError, match=r"bad\.jsonl cannot be read as a table: row 2 is not JSON"):
         names("bad.jsonl", column="path")
     with pytest.raises(ConfigError, match="name the column"):
         names("t.csv")

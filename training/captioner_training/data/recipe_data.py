@@ -52,7 +52,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corp
     if not found:
         longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
-            f"no word stands {data.minimum_count} times in the training captions "
+            f"no word occurs {data.minimum_count} times in the training captions "
             f"({len(train)} images with up to {longest} captions): lower --data.minimum_count, or "
             "add images"
         )

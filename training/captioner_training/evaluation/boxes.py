@@ -71,8 +71,8 @@ def check_boxes(path: Path, transform: Transform, *, ids: Collection[int | str])
     found = read_boxes(path, transform)
     if not found.keys() & set(ids):
         raise DataError(
-            f"{path} has boxes for {len(found):,} images, but for none of this split: its image_id "
-            "is to be the id of the image in the data set"
+            f"{path} has boxes for {len(found):,} images, but for none of this split: image_id "
+            "must be the id of the image in the data set"
         )
 
 

@@ -36,7 +36,7 @@ def word_distance(attention: Tensor) -> float:
     `attention` is (words, rows, columns). Fewer than two words have no pair, and the answer is nan:
     0 would claim that the attention stood still. Average over captions with `nanmean`.
 
-    Raises ValueError when a map is no map: another shape, negative, not finite, or all zero.
+    Raises ValueError when a map is not one: another shape, negative, not finite, or all zero.
     """
     maps = _normalized(attention, dimensions=3).flatten(1)
     if len(maps) < 2:

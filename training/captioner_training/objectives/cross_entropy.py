@@ -43,7 +43,7 @@ class CaptionLoss(NamedTuple):
 
 
 def count(targets: Tensor) -> Counts:
-    """Count the targets (B, K, T) that are no padding, and the captions that have any."""
+    """Count the targets (B, K, T) that are not padding, and the captions that have any."""
     counted = targets != PAD
     return Counts(counted.sum(), counted.any(dim=-1).sum())
 

@@ -202,7 +202,7 @@ def _array(text: str, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]
     """Read a JSON list of objects, which is what many call JSON lines."""
     try:
         items = json.loads(text)
-    except ValueError:  # or lines, of which the first is no object
+    except ValueError:  # or lines, of which the first is not an object
         yield from _objects(text.split("\n"), problems)
         return
     for number, item in enumerate(items, 1):

@@ -62,7 +62,7 @@ class Inputs:
         return not any(once)
 
     def without_folder(self) -> str | None:
-        """Name a source whose photos are no files of their own: an archive, a URL; or None."""
+        """Name a source whose photos are not files of their own: an archive, a URL; or None."""
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
@@ -163,7 +163,7 @@ class _Listed(NamedTuple):
 def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
     """List a folder, sorted by name; hidden entries left out.
 
-    A link to a folder is no folder: it may lead back up, and its photos have a place anyway.
+    A link to a folder is not followed: it may lead back up, and its photos are found anyway.
     """
     entries: list[_Listed] = []
     try:

@@ -93,7 +93,7 @@ def _jsonl(path: str, column: str) -> Iterator[Any]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"row {number} is no JSON: {error}") from error
+                raise ValueError(f"row {number} is not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"row {number} is not a JSON object")
             if number == 1:

@@ -68,11 +68,11 @@ def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
 
     Raises:
         ConfigError: the maps would lie in a folder of photos.
-        OutputError: it is no folder.
+        OutputError: it is not a folder.
 
     """
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise OutputError(f"{folder} is no folder: the maps have no place there")
+        raise OutputError(f"{folder} is not a folder: choose another one for the maps")
     for source in filter(os.path.isdir, sources):
         photos = os.path.realpath(source)
         for place in (folder, _path(folder, source).with_suffix("")):

@@ -45,7 +45,7 @@ class SidecarWriter:
 
         """
         if photo.path is None:
-            raise OutputError(f"{photo.name} is no file of its own: a sidecar has no place beside")
+            raise OutputError(f"{photo.name} is not a file of its own: it can have no sidecar")
         # A link is written through, not replaced.
         path = os.path.realpath(self._path(photo.path))
         try:
@@ -83,14 +83,14 @@ class SidecarWriter:
         if old is not None and config.existing == "skip":
             return None
         if old is not None and b"\0" in old:
-            raise OutputError(f"{path} is there and is no text: it stays as it is")
+            raise OutputError(f"{path} is not text: it was left as it is")
         if config.sidecar == "json":
             return json.dumps(record, indent=2).encode() + b"\n"
         try:
             before = None if old is None else old.decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError as error:
             if config.existing != "overwrite":
-                raise OutputError(f"{path} is not UTF-8 text: it stays as it is") from error
+                raise OutputError(f"{path} is not UTF-8 text: it was left as it is") from error
             before = None
         return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
 

@@ -37,7 +37,7 @@ class Wording:
             parsed = list(string.Formatter().parse(self.template))
             fields = {name for _, name, _, _ in parsed} - {None}
             if wrong := [form for _, _, form, _ in parsed if form and _unfit(form)]:
-                raise ValueError(f"{wrong[0]!r} is no format for it")
+                raise ValueError(f"{wrong[0]!r} cannot format it")
             self.template.format(caption="", score=-1.0)
         except (ValueError, KeyError, IndexError, AttributeError) as error:
             raise ConfigError(
