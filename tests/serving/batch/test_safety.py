@@ -32,7 +32,7 @@ def test_files_that_no_run_left_stay(
     folder, output = photos(2), tmp_path / f"mine{suffix}"
     output.write_text("the work of years\n")
     before = contents(tmp_path)
-    with pytest.raises(OutputError, match="is there already") as caught:
+    with pytest.raises(OutputError, match="already exists") as caught:
         list(
             caption_batch(
                 folder, output=output, captioner=tiny, config=BatchConfig(restart=restart)
@@ -91,7 +91,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
 
     run(min_score=0.0, review=str(review))
     unsure = review.read_bytes()
-    with pytest.raises(OutputError, match=r"mine\.jsonl is there already"):
+    with pytest.raises(OutputError, match=r"mine\.jsonl already exists"):
         run(min_score=-1e-9, review=str(mine), restart=True)
     assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
     run(restart=True)
@@ -114,7 +114,9 @@ def test_a_review_of_the_same_name_elsewhere_stays(
     list(caption_batch(folder, output=output, captioner=tiny, config=config))
     monkeypatch.chdir(elsewhere)
     config = BatchConfig(min_score=-1e6, review="unsure.jsonl", restart=restart)
-    with pytest.raises((ConfigError, OutputError), match=r"review was|unsure\.jsonl is there"):
+    with pytest.raises(
+        (ConfigError, OutputError), match=r"review was|unsure\.jsonl already exists"
+    ):
         list(caption_batch(folder, output=output, captioner=tiny, config=config))
     assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
 

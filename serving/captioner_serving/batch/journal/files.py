@@ -97,6 +97,6 @@ def check_free(path: Path) -> None:
     """
     if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
         raise OutputError(
-            f"{path} exists already, without the progress of a run beside it: "
+            f"{path} already exists, and no run has left its progress beside it: "
             "choose another name, or move the file away"
         )
