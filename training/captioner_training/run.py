@@ -14,7 +14,6 @@ import torch
 from captioner.checkpoint import Checkpoint
 from captioner_training.data.batches import stage_sampler
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import encode_captions
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
@@ -49,9 +48,8 @@ class Run:
         self.interrupts = Interrupts()
         self._digest = corpus.digest()
         folder.refuse_other_data(self._digest)
-        captions = encode_captions(self.corpus.train, self.corpus.vocabulary)
         for number in range(len(self.recipe.stages)):  # refused now rather than hours later
-            stage_sampler(self.recipe, number, captions, self.processes)
+            stage_sampler(self.recipe, number, corpus.train_numbers, self.processes)
         self.state = self._state()
         self._saved = time.monotonic()
         self._validating = False
@@ -71,6 +69,7 @@ class Run:
         try:
             with run.interrupts.heard():
                 run._say_where_it_begins()
+                folder.state = None  # taken over: as large as the run itself
                 yield run
         except KeyboardInterrupt:
             run._say_where_it_stopped()
@@ -145,6 +144,7 @@ class Run:
             autocast=self.autocast,
             processes=self.processes,
         )
+        origin.model.to("cpu")  # a GPU has better use for its memory
         self.state.progress.untouched = scores["CIDEr"]
         self.report.origin(scores)
 
@@ -240,11 +240,10 @@ class Run:
 
     def finish(self) -> None:
         """Note that the run is over, so that starting it again says so."""
-        self.state.restore_random()  # killed after its last stage, and before it came to this
+        progress = self.state.progress
         self.report.finished(self.folder.best)
-        self.state.progress.finished = True
-        self.save()
-        self.folder.finish(digest=self._digest, progress=asdict(self.state.progress))
+        progress.finished, progress.log_bytes = True, self.report.force()
+        self.folder.finish(digest=self._digest, progress=asdict(progress))
 
 
 def _say_finished(folder: RunFolder) -> None:

@@ -185,13 +185,6 @@ class TrainState:
         self.model.load_state_dict(state["model"])
         self._loaded = state
 
-    def restore_random(self) -> None:
-        """Set the random numbers of a state after which no stage begins any more."""
-        if self._loaded is not None:
-            each = self._loaded["processes"]
-            if len(each) == self.processes.world:
-                restore_random(each[self.processes.rank]["random"], self.processes.device)
-
     def _restore_processes(self, each: Sequence[Mapping[str, Any]]) -> None:
         """Give every process its own; of another number of processes, the sum is what counts."""
         if len(each) == self.processes.world:

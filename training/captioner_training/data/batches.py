@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import Batch, ItemDataset, encode_captions
+from captioner_training.data.dataset import Batch, ItemDataset
 from captioner_training.data.loader import make_loader
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.machinery.processes import Processes
@@ -57,7 +57,7 @@ class StageBatches:
     ) -> None:  # fmt: skip
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.dataset, self.device = dataset, processes.device
-        self.captions = encode_captions(corpus.train, corpus.vocabulary)
+        self.captions = corpus.train_numbers
         self.sampler = stage_sampler(recipe, number, self.captions, processes)
 
     @property

@@ -6,9 +6,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.dataset import CaptionedImage, encode_captions
 from captioner_training.recipe import DataConfig
 
 __all__ = ["Corpus"]
@@ -23,6 +24,11 @@ class Corpus:
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
+
+    @cached_property
+    def train_numbers(self) -> list[list[list[int]]]:
+        """The captions of the training images, as numbers of words."""
+        return encode_captions(self.train, self.vocabulary)
 
     def digest(self) -> str:
         """Tell these images and captions from others, wherever they lie."""

@@ -101,10 +101,9 @@ class CachedGrids:
         count = -(-len(images) // GRIDS_A_FILE)
         paths = [folder / f"grids-{digest}-{number:05d}.f16" for number in range(count)]
         missing = processes.broadcast([n for n, path in enumerate(paths) if not path.exists()])
-        if missing and processes.main:
-            still = sum(len(_share(images, number)) for number in missing)
-            _check_room(folder, 2 * shape[1] * shape[2] * still)
-        processes.wait()
+        still = sum(len(_share(images, number)) for number in missing)
+        room = 2 * shape[1] * shape[2] * still
+        processes.main_first(lambda: _check_room(folder, room) if processes.main else None)
         mine = missing[processes.rank :: processes.world]
         with tqdm(
             desc="grids",

@@ -66,7 +66,8 @@ def caption_loss(
 
     Args:
         decoder: whose output layer scores the words.
-        output: of B images with K captions of T tokens.
+        output: of B images with K captions of T tokens. Nothing is asked of an attention that it
+            does not have.
         targets: (B, K, T), the tokens shifted by one; <pad> does not count. On the CPU a GPU need
             not be waited for.
         label_smoothing: the share of probability that is spread over all words
@@ -85,8 +86,6 @@ def caption_loss(
             draws from.
         temperature: of those probabilities.
 
-    What is asked of the attention is left out where the decoder does not attend.
-
     """
     device = output.deep.device
     counted = targets != PAD
@@ -104,12 +103,11 @@ def caption_loss(
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
     if doubly_stochastic > 0 and output.attention is not None:
-        mask = counted.to(device, non_blocking=True)
-        total = total + doubly_stochastic * _missed(output.attention, mask).sum() / captions
+        missed = _missed(output.attention, counted.to(device, non_blocking=True))
+        total = total + doubly_stochastic * missed.sum() / captions
     if attention_entropy > 0 and output.attention is not None:
-        # Clamped, since the slope of the entropy is infinite at a weight of 0.
-        looks = output.attention.flatten(0, 2)[index].clamp(min=1e-8)
-        total = total + attention_entropy * torch.special.entr(looks).sum() / tokens
+        entropy = _entropy(output.attention.flatten(0, 2)[index])
+        total = total + attention_entropy * entropy / tokens
     return CaptionLoss(total, nll.sum() / tokens)
 
 
@@ -121,6 +119,12 @@ def _as_drawn(logits: Tensor, temperature: float) -> Tensor:
     """
     never = torch.tensor(NEVER_SAID, device=logits.device)
     return logits.index_fill(-1, never, -torch.inf) / temperature
+
+
+def _entropy(attention: Tensor) -> Tensor:
+    """Add up the entropies, in nats, of attention weights (N, L)."""
+    # Clamped, since the slope is infinite at a weight of 0.
+    return torch.special.entr(attention.clamp(min=1e-8)).sum()
 
 
 def _missed(attention: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A prepared data set from an data one: shards, indexes, and the manifest at the very end.
+"""A prepared data set from a source: shards, indexes, and the manifest at the very end.
 
 Finished shards wait in DIR/.prepare with a record each. Only when every shard is there and nothing
 is wrong do they move to DIR. A run that was interrupted, or that found problems, is taken up by
