@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from captioner.errors import ConfigError
+from annotated_types import Ge
+
+from captioner.bounds import Positive, check_bounds
 
 __all__ = ["EncoderConfig", "backbones"]
 
@@ -31,18 +34,25 @@ def backbones() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Which CNN, and how fine a grid."""
+    """Which CNN, and how fine a grid.
+
+    Raises:
+        ConfigError: a value cannot work; the detail names every such field.
+
+    """
 
     name: str = "resnet101"  # the backbone; ResNet-101 is the usual choice for COCO
-    stride: int = 32  # pixels a cell: 32 is the backbone's own; 16 gives four times the cells
-    last_stage: int | None = None  # the grid is its output: early cells know their own place only
+    stride: Positive = 32  # pixels a cell: 32 is the backbone's own; 16 gives four times the cells
+    # The grid is its output: early cells know their own place only. None: the backbone's last.
+    last_stage: Annotated[int, Ge(0)] | None = None
     coordinates: bool = False  # add x and y to each cell's features: an early stage has no idea
 
     def __post_init__(self) -> None:
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
         if self.name not in _USUAL and self.name not in backbones():
             known = ", ".join(backbones())
-            raise ConfigError(f"encoder name {self.name!r} is not known; known are {known}")
+            yield f"encoder name {self.name!r} is not known; known are {known}"
         if self.last_stage is None and self.stride not in (16, 32):
-            raise ConfigError(f"encoder stride {self.stride} is not 16 or 32")
-        if self.last_stage is not None and self.last_stage < 0:
-            raise ConfigError(f"encoder last_stage {self.last_stage} is negative: the first is 0")
+            yield f"encoder stride {self.stride} is not 16 or 32"

@@ -130,7 +130,7 @@ def test_errors_name_the_value_and_the_remedy() -> None:
         EncoderConfig(name="resnet99")
     with pytest.raises(ConfigError, match="stride 8 is not 16 or 32"):
         EncoderConfig(stride=8)
-    with pytest.raises(ConfigError, match="last_stage -1 is negative"):
+    with pytest.raises(ConfigError, match="last_stage -1 is out of range"):
         EncoderConfig(last_stage=-1)
     with pytest.raises(ConfigError, match="stages 0 to 4; there is no 5"):
         Encoder(EncoderConfig(name="resnet18", last_stage=5))

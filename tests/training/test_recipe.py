@@ -105,6 +105,8 @@ def test_every_field_is_listed_with_its_reason() -> None:
     ("fields", "message"),
     [
         ({"transform.size": "100"}, "transform.size 100 is not a multiple of encoder.stride 16"),
+        ({"encoder.stride": "0", "encoder.last_stage": "3"}, "encoder.stride: should be greater"),
+        ({"encoder.last_stage": "-1"}, "encoder.last_stage: should be greater"),
         ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
         ({"stages.1.encoder_learning_rate": "1e-4"}, "encoder_learning_rate has no effect"),

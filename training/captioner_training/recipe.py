@@ -13,7 +13,6 @@ from pydantic import ConfigDict
 from captioner.backbones import EncoderConfig
 from captioner.bounds import Fraction, NotNegative, Positive, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
-from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
 from captioner.vocabulary import Tokenizer
@@ -79,9 +78,11 @@ class DataConfig:
     workers: Annotated[int, Ge(0)] = 2  # processes that decode images; no more than cores are used
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
-            raise ConfigError("data needs either scenes, or both train and validation")
+            yield "data needs either scenes, or both train and validation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +100,11 @@ class SelfCritical:
     baseline: Literal["mean", "greedy"] = "mean"
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, also=self._contradictions())
+
+    def _contradictions(self) -> Iterator[str]:
         if self.samples < 2 and self.baseline == "mean":
-            raise ConfigError("samples 1 is too few for the baseline mean: use 2 or more")
+            yield "samples 1 is too few for the baseline mean: use 2 or more"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def _as_drawn(logits: Tensor, temperature: float) -> Tensor:
 def _entropy(attention: Tensor) -> Tensor:
     """Add up the entropies, in nats, of attention weights (N, L)."""
     # Clamped, since the slope is infinite at a weight of 0.
-    return torch.special.entr(attention.clamp(min=1e-8)).sum()
+    return cast(Tensor, torch.special.entr(attention.clamp(min=1e-8)).sum())
 
 
 def _missed(attention: Tensor, mask: Tensor) -> Tensor:
