@@ -22,14 +22,17 @@ __all__ = ["make_protocol"]
 def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     """The protocol of a server's connections."""
     waiting: WeakKeyDictionary[PatientProtocol, asyncio.TimerHandle] = WeakKeyDictionary()
+    # Those with a body on its way, the one that has been silent longest first.
+    sending: WeakKeyDictionary[PatientProtocol, None] = WeakKeyDictionary()
 
     class PatientProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > config.max_connections:
-                oldest = next(iter(waiting), None)
+                oldest = next(iter(waiting), None) or next(iter(sending), None)
                 if oldest is not None:
                     oldest._unwatch()  # it is lost a little later; the next takes another
+                    sending.pop(oldest, None)
                     oldest.transport.abort()
             self._watch()
 
@@ -44,6 +47,7 @@ def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unwatch()
+            sending.pop(self, None)
 
         def send_400_response(self, msg: str) -> None:  # noqa: ARG002
             """Answer what is not HTTP in the form of all errors."""
@@ -56,9 +60,12 @@ def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             self.transport.close()
 
         def _watch(self) -> None:
-            """Start the clock when a request is awaited, and stop it when one is there."""
+            """Start the clock when a request is awaited, stop it when one is there."""
+            sending.pop(self, None)
             if self.cycle is not None and not self.cycle.response_complete:
                 self._unwatch()
+                if self.cycle.more_body:
+                    sending[self] = None
             elif self not in waiting and not self.transport.is_closing():
                 waiting[self] = self.loop.call_later(config.patience, self.transport.abort)
 

@@ -118,6 +118,14 @@ def test_silent_connections_keep_nobody_out(small: Server) -> None:
             assert is_answered(client)
 
 
+def test_bodies_that_never_come_keep_nobody_out(small: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(60):  # of the 40 that may be open
+            stack.enter_context(connect(small, head(MEGABYTE)))
+        with small.client() as client:
+            assert is_answered(client)
+
+
 def test_streams_keep_nobody_out(small: Server) -> None:
     request = "GET /gradio_api/heartbeat/{} HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:
