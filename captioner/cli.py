@@ -35,6 +35,7 @@ VERBS = {
     "caption": Verb("captioner.verbs.caption", "caption photos, and show where the model looked"),
     "serve": Verb("captioner_serving.verbs.serve", "serve the page and the HTTP API"),
     "batch": Verb("captioner_serving.verbs.batch", "caption any number of photos, none lost"),
+    "convert": Verb("captioner_serving.verbs.convert", "make other files of a batch's captions"),
     "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set to train on"),
     "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
     "evaluate": Verb(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from captioner_serving.batch.journal.journal import ERRORS, RECORDS, REVIEW, Jou
 from captioner_serving.batch.journal.unwritten import MemoryJournal
 from captioner_serving.batch.outputs.exports import check_output, export
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
-from captioner_serving.batch.outputs.sidecars import SidecarWriter
+from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.progress import duration
 from captioner_serving.digest import digest
 
@@ -215,7 +214,7 @@ class BatchRun:
                 if self._maps is not None and outcome.caption is not None:
                     self._maps.write(photo, outcome.caption)
             except OutputError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL:
+                if is_fatal(error):
                     raise
                 problem = {"error": error.record()}
         name = digest(photo.name)
@@ -258,7 +257,3 @@ def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | N
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
     if ray is not None and config.maps is not None:
         raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
-
-
-_FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-"""What will happen to the next file too."""

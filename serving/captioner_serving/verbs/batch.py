@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import CaptionerError, ConfigError
+from captioner_serving.verbs.texts import add_sidecars, add_wording, is_worded, read_wording
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
@@ -43,22 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
     add("--retry-errors", action="store_true", help="try again what failed before")
     add("--restart", action="store_true", help="forget what was done before")
-    add = parser.add_argument_group("outputs").add_argument
+    outputs = parser.add_argument_group("outputs")
+    add = outputs.add_argument
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--attention", action="store_true", help="each word's attention in the records")
     add("--min-score", type=float, metavar="S", help="records below go to --review")
     add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
-    add("--sidecar", metavar="KIND", help="beside each photo: txt, caption, json or xmp")
-    add("--existing", default="skip", metavar="HOW",
-        help="sidecars that are there: skip, overwrite, prepend, append")  # fmt: skip
-    add("--language", default="en", metavar="TAG", help="of the captions, for XMP; default: en")
+    add_sidecars(outputs)
     add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")
     add("--maps-to", metavar="DIR", help="the folder for them")
-    add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
-    add("--prefix", default="", metavar="TEXT", help="in front of each caption")
-    add("--keep-formulas", action="store_true",
-        help="leave CSV cells alone that a spreadsheet would run")  # fmt: skip
-    add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
+    add_wording(outputs)
     add = parser.add_argument_group("model and speed").add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
@@ -79,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_serving.batch.outputs.exports import check_output
 
     config, inputs = _config(arguments), _inputs(arguments)
-    wording = arguments.replace or arguments.prefix or arguments.template != "{caption}"
-    if not (arguments.language.lower().startswith("en") or wording or arguments.checkpoint):
+    english = arguments.language.lower().startswith("en")
+    if not (english or is_worded(arguments) or arguments.checkpoint):
         raise ConfigError(
             f"--language {arguments.language}: the bundled model writes English; name a "
             "--checkpoint in that language, or word the captions with --replace or --template"
@@ -135,11 +130,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _config(arguments: argparse.Namespace) -> BatchConfig:
     from captioner_serving.batch.config import BatchConfig, Shard
-    from captioner_serving.batch.outputs.wording import Wording
 
-    replace = [tuple(text.split("=", 1)) for text in arguments.replace]
-    if wrong := [text for text in arguments.replace if "=" not in text]:
-        raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
     names = (
         "beam_size", "captions", "attention", "min_score", "review", "sidecar", "existing",
         "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
@@ -149,9 +140,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
     given = {name: getattr(arguments, name) for name in names}
     return BatchConfig(
         **{name: value for name, value in given.items() if value is not None},
-        wording=Wording(
-            template=arguments.template, prefix=arguments.prefix, replace=tuple(replace)
-        ),
+        wording=read_wording(arguments),
         shard=None if arguments.shard is None else Shard.parse(arguments.shard),
     )
 

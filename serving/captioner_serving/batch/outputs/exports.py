@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
 from captioner.files import replace_file
 from captioner_serving.batch.journal.journal import Journal
 
-__all__ = ["check_output", "export"]
+__all__ = ["check_output", "export", "write_records"]
 
 Record = dict[str, Any]
 
@@ -36,8 +36,8 @@ def check_output(output: str) -> None:
 
     """
     path = Path(output)
-    if path.suffix != ".jsonl" and path.suffix not in _WRITERS:
-        formats = ", ".join((".jsonl", *_WRITERS))
+    if path.suffix not in _WRITERS:
+        formats = ", ".join(_WRITERS)
         raise ConfigError(f"output {output!r} is none of {formats}, nor - for standard output")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise MissingExtraError(f"writing {output}", "parquet")
@@ -64,16 +64,34 @@ def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> Non
     journal.check_export()
     try:
         with replace_file(path) as file:
-            rows = _records(records)
-            if path.suffix == ".csv":
-                _write_csv(Path(file.name), rows, keep_formulas=keep_formulas)
-            else:
-                _WRITERS[path.suffix](Path(file.name), rows)
+            write_records(file, path.suffix, _records(records), keep_formulas=keep_formulas)
             journal.note_export(Path(file.name))
     except OutputError as error:
         raise OutputError(
             f"{error}. Every record is in {records}: put that right, and the same command writes it"
         ) from error
+
+
+def write_records(
+    file: BinaryIO, suffix: str, records: Iterator[Record], *, keep_formulas: bool = False
+) -> None:
+    """Write records in the format of a suffix that check_output has seen.
+
+    Args:
+        file: has a name; the bytes are in the file of that name afterwards.
+        suffix: .jsonl, .csv, .parquet or .json.
+        records: of captioned photos.
+        keep_formulas: as for export.
+
+    Raises:
+        OutputError: two photos have one COCO id.
+        OSError: the disk is full, or the like.
+
+    """
+    if suffix == ".csv":
+        _write_csv(Path(file.name), records, keep_formulas=keep_formulas)
+    else:
+        _WRITERS[suffix](Path(file.name), records)
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -150,6 +168,11 @@ def _write_coco(path: Path, records: Iterator[Record]) -> None:
         file.write("\n]\n")
 
 
+def _write_lines(path: Path, records: Iterator[Record]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
 def _coco_id(image: str) -> int | str:
     stem = Path(image).stem
     number = re.search(r"(?:^|_)(\d+)$", stem)  # COCO_val2014_000000391895
@@ -157,6 +180,7 @@ def _coco_id(image: str) -> int | str:
 
 
 _WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
+    ".jsonl": _write_lines,
     ".csv": _write_csv,
     ".parquet": _write_parquet,
     ".json": _write_coco,

@@ -6,6 +6,7 @@ goes on may, changes nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import Any
@@ -19,7 +20,9 @@ from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.merging import combine
 from captioner_serving.batch.outputs.xmp import merge_xmp
 
-__all__ = ["SidecarWriter"]
+__all__ = ["SidecarWriter", "is_fatal"]
+
+_FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 
 
 class SidecarWriter:
@@ -93,6 +96,11 @@ class SidecarWriter:
                 raise OutputError(f"{path} is not UTF-8 text: it was left as it is") from error
             before = None
         return (combine(before, caption, config.existing) or "").encode("utf-8", "replace") + b"\n"
+
+
+def is_fatal(error: OutputError) -> bool:
+    """Whether what happened to a file will happen to the next one too."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL
 
 
 def _has_sibling(photo: str) -> bool:

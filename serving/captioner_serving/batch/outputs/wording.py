@@ -1,4 +1,7 @@
-"""What is done to a caption before it is written: words replaced, a template, a prefix."""
+"""What is done to a caption before it is written: words replaced, a template, a prefix.
+
+A record that was worded keeps the model's own sentence as `unworded`: it can be worded anew.
+"""
 
 from __future__ import annotations
 
@@ -57,21 +60,22 @@ class Wording:
             raise ConfigError("replace needs something to replace: OLD=NEW")
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Word the caption and the alternatives of a record; its words stay the model's own."""
-        return {
-            **record,
-            "caption": self._word(record),
-            "alternatives": [
-                {**other, "caption": self._word(other)} for other in record["alternatives"]
-            ],
-        }
+        """Word the caption and the alternatives of a record; its words stay the model's own.
 
-    def _word(self, sentence: Mapping[str, Any]) -> str:
-        text = sentence["caption"]
+        A record that was worded before is worded from the model's own sentences.
+        """
+        alternatives = [self._word(other) for other in record["alternatives"]]
+        return {**self._word(record), "alternatives": alternatives}
+
+    def _word(self, sentence: Mapping[str, Any]) -> dict[str, Any]:
+        own = text = sentence.get("unworded", sentence["caption"])
         for old, new in self.replace:
             plain = new.replace("\\", r"\\")  # or re.sub would read backslashes as groups
             text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", plain, text)
-        return self.prefix + self.template.format(caption=text, score=sentence["score"])
+        text = self.prefix + self.template.format(caption=text, score=sentence["score"])
+        worded = {**sentence, "caption": text}
+        worded.pop("unworded", None)
+        return worded if text == own else {**worded, "unworded": own}
 
 
 def _unfit(form: str) -> bool:

@@ -1,0 +1,75 @@
+"""Records of an earlier run, read back: each is what it should be, or is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from captioner.errors import DataError
+
+__all__ = ["read_captions"]
+
+Record = dict[str, Any]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # as no wording makes it, and no XML has it
+
+
+def read_captions(path: Path) -> Iterator[Record | None]:
+    """Read a file of records; None stands for the record of a photo that failed.
+
+    Raises:
+        DataError: it cannot be read, or a line is not a record.
+
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield _record(line, f"{path}, line {number}")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _record(line: bytes, place: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{place} is not a whole record: go on with the run that writes it, or remove the line"
+        ) from error
+    if not isinstance(record, dict) or not _is_name(record.get("image")):
+        raise DataError(f"{place} is no record of captioner: it has no image")
+    if "error" in record and "caption" not in record:
+        return None
+    alternatives, model = record.get("alternatives"), record.get("model")
+    if not (isinstance(alternatives, list) and all(map(_is_sentence, (record, *alternatives)))):
+        raise DataError(f"{place} is no record of captioner: caption, score or alternatives")
+    if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
+        raise DataError(f"{place} is no record of captioner: it names no model")
+    return record
+
+
+def _is_sentence(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    score = value.get("score")
+    number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
+    texts = (value.get("caption"), value.get("unworded", ""))
+    return number and all(_is_text(text) and not _CONTROL.search(text) for text in texts)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def _is_name(value: object) -> bool:
+    """Whether this may be a file name: bytes that are no text stand as surrogates in it."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True

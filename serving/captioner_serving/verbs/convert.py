@@ -1,0 +1,142 @@
+"""`captioner convert RECORDS... --to FILE`: other outputs of captions that are there already."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.errors import ConfigError, OutputError
+from captioner_serving.verbs.texts import add_sidecars, add_wording, is_worded, read_wording
+
+if TYPE_CHECKING:
+    from captioner_serving.batch.config import BatchConfig
+
+HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned anew."
+EXAMPLES = """examples:
+  captioner convert captions.jsonl --to captions.csv
+  captioner convert captions-*.jsonl --to captions.parquet
+  captioner convert captions.jsonl --sidecar xmp --replace man=person
+  captioner convert captions.csv.journal.jsonl --to captions.json --overwrite
+
+The records and the photos stay as they are. docs/batch.md has the rest."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [options]"
+    add = parser.add_argument
+    add("records", nargs="+", metavar="RECORDS", help=".jsonl files of captioner batch")
+    add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
+    add("--overwrite", action="store_true", help="write over a FILE that is there")
+    add("--root", metavar="DIR", help="where relative names of photos start, for sidecars")
+    add_sidecars(parser.add_argument_group("sidecars"))
+    add_wording(parser.add_argument_group("wording"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert; 1 if a sidecar could not be written."""
+    from captioner.files import replace_file
+    from captioner_serving.batch.config import BatchConfig
+    from captioner_serving.batch.outputs.exports import write_records
+    from captioner_serving.terminal import printable
+
+    config = BatchConfig(
+        sidecar=arguments.sidecar,
+        existing=arguments.existing,
+        language=arguments.language,
+        wording=read_wording(arguments),
+    )
+    paths = [Path(name) for name in arguments.records]
+    _check(arguments, paths)
+    worded = config if is_worded(arguments) else None
+    # Before anything is written, every line is read once.
+    captions = failed = 0
+    for record in _read(paths):
+        captions, failed = captions + (record is not None), failed + (record is None)
+    said = [f"{captions:,} captions"]
+    if failed:
+        said.append(f"{failed:,} failed photos have none, and are left out")
+    if arguments.to is not None:
+        with replace_file(arguments.to) as file:
+            rows = _worded(paths, worded)
+            suffix = Path(arguments.to).suffix
+            write_records(file, suffix, rows, keep_formulas=arguments.keep_formulas)
+        said.append(f"written to {arguments.to}")
+    problems = 0
+    if config.sidecar is not None:
+        kept, problems = _write_sidecars(_worded(paths, worded), config, arguments.root or "")
+        said.append(f"{captions - kept - problems:,} sidecars written")
+        said += [f"{kept:,} left as found"] if kept else []
+        said += [f"{problems:,} not written"] if problems else []
+    print(printable("; ".join(said)), file=sys.stderr)
+    return int(problems > 0)
+
+
+def _check(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Refuse before the work what cannot be done.
+
+    Raises:
+        ConfigError: nothing is asked for; an input is no .jsonl, or would be written over.
+        OutputError: the output is there already, or has no place.
+
+    """
+    from captioner.files import refuse_input
+    from captioner_serving.batch.outputs.exports import check_output
+
+    if arguments.to is None and arguments.sidecar is None:
+        raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or both")
+    for path in paths:
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"{path} has no records: name the .jsonl that captioner batch wrote")
+    if arguments.to is None:
+        return
+    check_output(arguments.to)
+    refuse_input("--to", arguments.to, paths)
+    if os.path.lexists(arguments.to) and not arguments.overwrite:
+        raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
+
+
+def _read(paths: Sequence[Path]) -> Iterator[dict[str, Any] | None]:
+    from captioner_serving.batch.outputs.records import read_captions
+
+    for path in paths:
+        yield from read_captions(path)
+
+
+def _worded(paths: Sequence[Path], config: BatchConfig | None) -> Iterator[dict[str, Any]]:
+    """Read the records, worded anew where a wording was asked for."""
+    for record in _read(paths):
+        if record is not None:
+            yield record if config is None else config.wording.apply(record)
+
+
+def _write_sidecars(
+    records: Iterator[dict[str, Any]], config: BatchConfig, root: str
+) -> tuple[int, int]:
+    """Write the sidecars; count those left as they were, and those that could not be written."""
+    from captioner_serving.batch.inputs.photos import PhotoFile
+    from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
+    from captioner_serving.terminal import printable
+
+    writer, problems = SidecarWriter(config), 0
+    for record in records:
+        name = record["image"]
+        photo = PhotoFile(name=name, file=str(Path(root, name)))
+        try:
+            # Path.is_file would raise on a name that is too long.
+            if not os.path.isfile(photo.file):  # noqa: PTH113
+                raise OutputError(
+                    f"{photo.file} is no file here: a sidecar has no place; --root says where "
+                    "relative names start"
+                )
+            writer.write(photo, record)
+        except OutputError as error:
+            if is_fatal(error):
+                raise
+            print(printable(f"captioner: {error}"), file=sys.stderr)
+            problems += 1
+    return writer.kept, problems

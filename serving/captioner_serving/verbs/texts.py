@@ -1,0 +1,52 @@
+"""Options on the texts that are written, which verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from captioner_serving.batch.outputs.wording import Wording
+
+__all__ = ["add_sidecars", "add_wording", "is_worded", "read_wording"]
+
+
+def add_sidecars(group: argparse._ArgumentGroup) -> None:
+    """Declare the options on sidecars."""
+    add = group.add_argument
+    add("--sidecar", metavar="KIND", help="beside each photo: txt, caption, json or xmp")
+    add("--existing", default="skip", metavar="HOW",
+        help="sidecars that are there: skip, overwrite, prepend, append")  # fmt: skip
+    add("--language", default="en", metavar="TAG", help="of the captions, for XMP; default: en")
+
+
+def add_wording(group: argparse._ArgumentGroup) -> None:
+    """Declare the options on the wording."""
+    add = group.add_argument
+    add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
+    add("--prefix", default="", metavar="TEXT", help="in front of each caption")
+    add("--keep-formulas", action="store_true",
+        help="leave CSV cells alone that a spreadsheet would run")  # fmt: skip
+    add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
+
+
+def is_worded(arguments: argparse.Namespace) -> bool:
+    """Whether any wording was asked for."""
+    return bool(arguments.replace or arguments.prefix or arguments.template != "{caption}")
+
+
+def read_wording(arguments: argparse.Namespace) -> Wording:
+    """Read the wording.
+
+    Raises:
+        ConfigError: it cannot be done.
+
+    """
+    from captioner_serving.batch.outputs.wording import Wording
+
+    if wrong := [text for text in arguments.replace if "=" not in text]:
+        raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
+    pairs = tuple(text.split("=", 1) for text in arguments.replace)
+    return Wording(template=arguments.template, prefix=arguments.prefix, replace=pairs)

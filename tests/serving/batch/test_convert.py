@@ -1,0 +1,191 @@
+"""Other outputs of records that are there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.cli import main
+from captioner_serving.batch.outputs.wording import Wording
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def record(image: str, caption: str = "a man and a dog", **more: Any) -> dict[str, Any]:
+    """What `captioner batch` writes of a photo."""
+    return {
+        "image": image,
+        "caption": caption,
+        "score": -0.5,
+        "words": [],
+        "alternatives": [{"caption": "the man", "score": -0.75}],
+        "model": {"name": "tiny", "version": "1"},
+        **more,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with two photos, their records, and one of a photo that failed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(b"a photo")
+    failed = {"image": "c.jpg", "error": {"code": "image_empty", "detail": "c.jpg is empty"}}
+    write(tmp_path / "r.jsonl", record("a.jpg"), failed, record("b.jpg", "a cat"))
+    return tmp_path
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_command_makes_a_table_and_sidecars(folder: Path, run_captioner: Run) -> None:
+    wording = ("--replace", "man=person", "--prefix", "Photo: ")
+    result = run_captioner("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == (
+        "2 captions; 1 failed photos have none, and are left out; written to c.csv; "
+        "2 sidecars written\n"
+    )
+    with (folder / "c.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["image"], row["caption"], row["alternatives"]) for row in rows] == [
+        ("a.jpg", "Photo: a person and a dog", "Photo: the person"),
+        ("b.jpg", "Photo: a cat", "Photo: the person"),
+    ]
+    assert rows[0]["model"] == "tiny 1"
+    assert (folder / "a.txt").read_text() == "Photo: a person and a dog\n"
+    assert (folder / "a.jpg").read_bytes() == b"a photo"
+
+
+def test_parquet_coco_and_xmp(folder: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert main(["convert", "r.jsonl", "--to", "c.parquet"]) == 0
+    assert parquet.read_table("c.parquet").column("caption").to_pylist() == [
+        "a man and a dog",
+        "a cat",
+    ]
+    assert main(["convert", "r.jsonl", "--to", "c.json"]) == 0
+    assert json.loads((folder / "c.json").read_text()) == [
+        {"image_id": "a", "caption": "a man and a dog"},
+        {"image_id": "b", "caption": "a cat"},
+    ]
+    assert main(["convert", "r.jsonl", "--sidecar", "xmp", "--language", "de"]) == 0
+    said = (folder / "b.xmp").read_text()
+    assert '<rdf:li xml:lang="de">a cat</rdf:li>' in said
+
+
+def test_what_was_worded_is_worded_anew_from_the_models_own_sentence(folder: Path) -> None:
+    assert main(["convert", "r.jsonl", "--to", "one.jsonl", "--replace", "man=person"]) == 0
+    first, second = read(folder / "one.jsonl")
+    assert (first["caption"], first["unworded"]) == ("a person and a dog", "a man and a dog")
+    assert first["alternatives"] == [
+        {"caption": "the person", "score": -0.75, "unworded": "the man"}
+    ]
+    assert "unworded" not in second  # nothing was replaced in it
+    assert main(["convert", "one.jsonl", "--to", "two.jsonl", "--template", "{caption}!"]) == 0
+    assert read(folder / "two.jsonl")[0]["caption"] == "a man and a dog!"
+    assert main(["convert", "one.jsonl", "--to", "same.jsonl"]) == 0  # no wording: as they stand
+    assert (folder / "same.jsonl").read_bytes() == (folder / "one.jsonl").read_bytes()
+    assert Wording().apply(first) == read(folder / "r.jsonl")[0]
+
+
+def test_several_files_become_one(folder: Path) -> None:
+    write(folder / "s.jsonl", record("x.jpg", "a bird"))
+    assert main(["convert", "r.jsonl", "s.jsonl", "--to", "all.jsonl"]) == 0
+    assert [each["image"] for each in read(folder / "all.jsonl")] == ["a.jpg", "b.jpg", "x.jpg"]
+
+
+def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "r.jsonl", record("t.tar/x.jpg"), record("n" * 300), record("a.jpg"))
+    assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
+    said = capsys.readouterr().err
+    assert "captioner: t.tar/x.jpg is no file here" in said
+    assert "1 sidecars written; 2 not written" in said
+    assert (folder / "a.caption").read_text() == "a man and a dog\n"
+    assert main(["convert", "r.jsonl", "--sidecar", "caption", "--existing", "skip"]) == 1
+    assert "0 sidecars written; 1 left as found" in capsys.readouterr().err
+
+
+def test_root_says_where_the_photos_are(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "a.jpg").rename(folder / "deep/a.jpg")
+    (folder / "b.jpg").rename(folder / "deep/b.jpg")
+    assert main(["convert", "r.jsonl", "--sidecar", "txt", "--root", "deep"]) == 0
+    assert (folder / "deep/b.txt").read_text() == "a cat\n"
+
+
+DAMAGED: dict[str, tuple[object, str]] = {
+    "torn": ('{"image": "a.jpg", "capt', "is not a whole record"),
+    "no record": ("[]", "has no image"),
+    "no caption": (json.dumps({"image": "a.jpg"}), "caption, score or alternatives"),
+    "no number": (json.dumps(record("a.jpg", score="high")), "caption, score or alternatives"),
+    "half a character": (json.dumps(record("a.jpg", "\ud800")), "caption, score or alternatives"),
+    "control": (json.dumps(record("a.jpg", "a\0")), "caption, score or alternatives"),
+    "alternative": (json.dumps(record("a.jpg", alternatives=[{}])), "score or alternatives"),
+    "no model": (json.dumps(record("a.jpg", model=None)), "names no model"),
+    "no name": (json.dumps(record("a\0.jpg")), "has no image"),
+    "no text": (b"\xff\xfe", "is not a whole record"),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_named_and_nothing_is_made(
+    folder: Path, capsys: pytest.CaptureFixture[str], line: str | bytes, message: str
+) -> None:
+    with (folder / "r.jsonl").open("ab") as file:
+        file.write(line.encode() if isinstance(line, str) else line)
+    before = sorted(folder.iterdir())
+    assert main(["convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("captioner: r.jsonl, line 4 ") and message in said
+    assert sorted(folder.iterdir()) == before
+
+
+REFUSED = {
+    "nothing": (("r.jsonl",), 2, "nothing to make"),
+    "no records": (("a.jpg", "--to", "c.csv"), 2, "a.jpg has no records"),
+    "itself": (("r.jsonl", "--to", "./r.jsonl", "--overwrite"), 2, "what this command reads"),
+    "linked": (("r.jsonl", "--to", "link.jsonl", "--overwrite"), 2, "what this command reads"),
+    "there": (("r.jsonl", "--to", "old.csv"), 1, "old.csv is there already"),
+    "format": (("r.jsonl", "--to", "c.xlsx"), 2, "none of .jsonl, .csv, .parquet, .json"),
+    "no folder": (("r.jsonl", "--to", "no/c.csv"), 1, "has no folder"),
+    "gone": (("gone.jsonl", "--to", "c.csv"), 1, "gone.jsonl cannot be read"),
+    "sidecar": (("r.jsonl", "--sidecar", "doc"), 2, "--sidecar 'doc' is not one of txt"),
+    "existing": (("r.jsonl", "--to", "c.csv", "--existing", "append"), 2, "it needs"),
+    "replace": (("r.jsonl", "--to", "c.csv", "--replace", "man"), 2, "write OLD=NEW"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    status: int,
+    message: str,
+) -> None:
+    (folder / "old.csv").write_text("mine")
+    (folder / "link.jsonl").symlink_to("r.jsonl")
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main(["convert", *arguments]) == status
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_overwrite_writes_over_an_output(folder: Path) -> None:
+    (folder / "c.csv").write_text("mine")
+    assert main(["convert", "r.jsonl", "--to", "c.csv", "--overwrite"]) == 0
+    assert (folder / "c.csv").read_text().startswith("image,caption")
