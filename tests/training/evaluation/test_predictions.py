@@ -93,7 +93,7 @@ def test_the_hash_names_the_split_and_not_its_order() -> None:
 
 def test_captions_are_described_by_hand_counts() -> None:
     said = [["a", "dog"], ["a", "dog"], ["a", "b", "c", "a", "b", "c"], []]
-    found = describe_captions(said)
+    found = describe_captions(said, references=[[["a"]]] * 4)
     deviation = pytest.approx(2.179449)  # the root of 19 / 4
     assert found["words"] == {"mean": 2.5, "deviation": deviation, "shortest": 0, "longest": 6}
     assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)

@@ -11,6 +11,7 @@ import numpy as np
 
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bleu import n_grams
+from captioner_training.evaluation.hallucination import hallucination
 from captioner_training.evaluation.predictions import Target, read_targets
 
 __all__ = ["describe_captions", "describe_split", "hash_split"]
@@ -36,12 +37,16 @@ def describe_split(images: Sequence[Target]) -> dict[str, object]:
 
 
 def describe_captions(
-    captions: Sequence[Words], *, training: Path | None = None
+    captions: Sequence[Words],
+    *,
+    references: Sequence[Sequence[Words]],
+    training: Path | None = None,
 ) -> dict[str, object]:
-    """Say how long, how varied and how new captions are; shares are in percent.
+    """Say how long, how varied, how new and how true captions are; shares are in percent.
 
     Args:
         captions: the words of each.
+        references: of each image, its tokenized references.
         training: the captions of training, in COCO's captions format; None: not at hand.
 
     Raises:
@@ -68,4 +73,5 @@ def describe_captions(
         "empty": int((lengths == 0).sum()),
         "repeats_three_words": 100 * float(np.mean(again)),
         "novel": novel,
+        "hallucination": hallucination(references, captions),
     }

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import ConfigError
 from captioner.files import refuse_input
 
 if TYPE_CHECKING:
     from captioner.predictor import Captioner
     from captioner_training.data.dataset import CaptionedImage
-    from captioner_training.evaluation.predictions import Target
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -73,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibration", action="store_true", help="do words of probability p come true so often?"
+    )
+    parser.add_argument(
+        "--deletion",
+        action="store_true",
+        help="does a word's probability fall without the cells it looked at?",
     )
     parser.add_argument(
         "--predictions",
@@ -177,6 +180,7 @@ def _score(arguments: argparse.Namespace) -> int:
     from captioner_training.evaluation.facts import describe_captions
     from captioner_training.evaluation.java import check_java
     from captioner_training.evaluation.predictions import read_predictions, read_targets, targets
+    from captioner_training.evaluation.report import describe_data, print_report
     from captioner_training.evaluation.scores import fallback_scores, official_scores
 
     if arguments.official:
@@ -199,7 +203,7 @@ def _score(arguments: argparse.Namespace) -> int:
     mine = [[tokenize(text) for text in one.references] for one, _ in pairs]
     parts: dict[str, Callable[[], object]] = {
         "nltk": lambda: fallback_scores(mine, words, corpus=whole),
-        "captions": lambda: describe_captions(words, training=arguments.training),
+        "captions": lambda: describe_captions(words, references=mine, training=arguments.training),
     }
     if arguments.official:
         parts["pycocoevalcap"] = lambda: official_scores(
@@ -208,19 +212,12 @@ def _score(arguments: argparse.Namespace) -> int:
             corpus=[one.references for one in split],
         )
     report: dict[str, object] = {
-        **_about(arguments, split),
+        **describe_data(arguments.data or arguments.captions, split),
         "scored": len(pairs),
         "predictions": str(arguments.score),
         "problems": read.problems,
     }
-    return _report(report, parts) or int(len(pairs) < len(split))
-
-
-def _about(arguments: argparse.Namespace, split: Sequence[Target]) -> dict[str, object]:
-    from captioner_training.evaluation.facts import describe_split
-
-    data = str(arguments.data or arguments.captions)
-    return {"data": data, "images": len(split), "split": describe_split(split)}
+    return print_report(report, parts) or int(len(pairs) < len(split))
 
 
 def _evaluate(
@@ -233,6 +230,7 @@ def _evaluate(
     from captioner_training.evaluation.deletion import measure_deletion
     from captioner_training.evaluation.facts import describe_captions
     from captioner_training.evaluation.predictions import targets, write_predictions
+    from captioner_training.evaluation.report import describe_data, print_report
     from captioner_training.evaluation.scores import fallback_scores, official_scores
     from captioner_training.evaluation.split import caption_split, person_grounding, score_split
 
@@ -245,14 +243,16 @@ def _evaluate(
         model, images, transform=transform, vocabulary=words, config=config, autocast=autocast
     )
     split = targets(images)
-    tokens = [one.words for one in captioned]
+    wanted, tokens = [one.words for one in images], [one.words for one in captioned]
     said = [words.join(each) for each in tokens]
     parts: dict[str, Callable[[], object]] = {
         "nltk": lambda: {
             **score_split(captioned),
-            **fallback_scores([one.words for one in images], tokens),
+            **fallback_scores(wanted, tokens),
         },
-        "captions": lambda: describe_captions(tokens, training=arguments.training),
+        "captions": lambda: describe_captions(
+            tokens, references=wanted, training=arguments.training
+        ),
     }
     if arguments.official:
         references = [one.captions for one in images]
@@ -284,7 +284,7 @@ def _evaluate(
         parts["predictions"] = write
     name = captioner.name
     report: dict[str, object] = {
-        **_about(arguments, split),
+        **describe_data(arguments.data or arguments.captions, split),
         "beam_size": config.beam_size,
         "dtype": str(captioner.dtype).removeprefix("torch."),
         "checkpoint": {
@@ -293,18 +293,4 @@ def _evaluate(
             "hash": captioner.fingerprint,
         },
     }
-    return _report(report, parts)
-
-
-def _report(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> int:
-    """Print the report; a part that fails is an error in its place. Returns 1 if one did."""
-    failed = False
-    for name, part in parts.items():
-        try:
-            report[name] = part()
-        except CaptionerError as error:
-            failed = True
-            report[name] = {"error": error.record()}
-            print(f"captioner: {name}: {error}", file=sys.stderr)
-    print(json.dumps(report, indent=2))
-    return 1 if failed else 0
+    return print_report(report, parts)
