@@ -118,7 +118,8 @@ def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
         option = f"--{action.dest.replace('_', '-')}"
         if option in action.option_strings:
             # A plain word may be just that, unless it begins a problem or stands beside an option.
-            place = r"(?<![\w.-])" if "_" in action.dest else r"^|(?<=; )|(?<=--)[\w-]+ and "
+            plain = r"^|(?<=; )|(?<=it needs )|(?<=--)[\w-]+ and "
+            place = r"(?<![\w.-])" if "_" in action.dest else plain
             detail = re.sub(rf"({place}){action.dest}(?=[ ,;:]|$)", rf"\g<1>{option}", detail)
     return detail
 

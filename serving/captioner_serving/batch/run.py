@@ -111,6 +111,7 @@ class BatchRun:
             self.journal.close()
             raise
         self.resumed = self.twins = self.made = 0
+        self._failed_before = self.journal.counts[ERRORS]
         self.left_out: Counter[str] = Counter()
         self._started = time.monotonic()
 
@@ -175,6 +176,11 @@ class BatchRun:
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
+        if self._failed_before:
+            lines.append(
+                f"{self._failed_before:,} of these failed in a run before: --retry-errors tries "
+                "again what is still among the inputs, and forgets the rest"
+            )
         if self.left_out:
             others = ", ".join(f"{n:,} {suffix}" for suffix, n in self.left_out.most_common(8))
             lines.append(f"left out, as these are not images: {others}")

@@ -83,7 +83,7 @@ def test_a_list_on_standard_input_and_records_on_standard_output(
         (("p", "--output", "x.jsonl", "--shard", "0/4"), "shards of N are 1/N to N/N"),
         (("p", "--output", "x.jsonl", "--shard", "4"), "write I/N"),
         (("p", "--output", "x.jsonl", "--sidecar", "pdf"), "one of txt, caption, json, xmp"),
-        (("p", "--output", "x.jsonl", "--existing", "append"), "it needs sidecar"),
+        (("p", "--output", "x.jsonl", "--existing", "append"), "it needs --sidecar"),
         (("p", "--output", "x.jsonl", "--min-score", "-1"), "--min-score and --review go together"),
         (("p", "--output", "x.jsonl", "--maps", "sheet"), "--maps and --maps-to go together"),
         (("p", "--output", "x.jsonl", "--template", "a photo"), "must have {caption}"),
@@ -134,6 +134,10 @@ def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) ->
     (error,) = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
     assert error["image"] == str(folder / "bad.jpg")
     assert "1 failed" in result.stderr and "bad.jpg" in result.stderr
+    (folder / "bad.jpg").unlink()
+    result = run_batch(folder, "--output", output, "--captions", 2)
+    assert result.returncode == 1 and "1 of these failed in a run before" in result.stderr
+    assert run_batch(folder, "--output", output, "--captions", 2, "--retry-errors").returncode == 0
 
 
 def test_coco_results_load_in_pycocotools(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
