@@ -104,7 +104,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointMismatchError: its tensors do not fit its own configuration.
 
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     header = read_header(path)
     tensors = _read_tensors(path)
     try:

@@ -50,7 +50,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
 
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     _check_kind(path)
     try:
         with safe_open(path, framework="np") as file:
