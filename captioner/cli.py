@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
+from captioner.terminal import printable
 
 __all__ = ["VERBS", "Verb", "main"]
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except CaptionerError as error:
-        print(f"captioner: {error}", file=sys.stderr)
+        print(f"captioner: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:
         _discard_output()  # its reader has gone

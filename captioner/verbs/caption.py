@@ -16,6 +16,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFo
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner.header import bundled_checkpoint, read_header
 from captioner.image import MAX_PIXELS, open_image
+from captioner.terminal import printable
 from captioner.verbs.pictures import make_folders, plan_pictures
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}
     for error in failed.values():
-        print(f"captioner: {error}", file=sys.stderr)
+        print(f"captioner: {printable(str(error))}", file=sys.stderr)
     found = [photo for at, photo in enumerate(arguments.photos) if at not in failed]
     if found:
         make_folders(plan)
@@ -108,14 +109,14 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 print(json.dumps({"image": photo, "error": result.record()}), flush=True)
             if at not in failed:
-                print(f"captioner: {result}", file=sys.stderr)
+                print(f"captioner: {printable(str(result))}", file=sys.stderr)
             status = 1
             continue
         _print(result, arguments)
         try:
             _draw(result, files, arguments)
         except CaptionerError as error:
-            print(f"captioner: {error}", file=sys.stderr)
+            print(f"captioner: {printable(str(error))}", file=sys.stderr)
             status = 1
     return status
 
@@ -171,9 +172,11 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(caption.record(attention=arguments.attention)), flush=True)
         return
-    prefix = f"{caption.image}\t" if len(arguments.photos) > 1 else ""
+    # A program gets the name as it is, to open the photo by; a terminal must not be steered by it.
+    name = printable(str(caption.image)) if sys.stdout.isatty() else caption.image
+    prefix = f"{name}\t" if len(arguments.photos) > 1 else ""
     for text in (caption.text, *(other.text for other in caption.alternatives)):
-        print(f"{prefix}{text}", flush=True)
+        print(f"{prefix}{printable(text)}", flush=True)
 
 
 def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
@@ -191,4 +194,4 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
             raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
         save_image(caption.overlay(found + 1, colors=colors), file)
         word, count = caption.words[found].text, len(caption.words)
-        print(f"{file} shows {word!r}, word {found + 1} of {count}", file=sys.stderr)
+        print(f"{printable(file)} shows {word!r}, word {found + 1} of {count}", file=sys.stderr)

@@ -224,3 +224,12 @@ def test_file_names_that_are_no_text(
     result = run_captioner("caption", name, "--json", "--checkpoint", tiny_file)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)["image"] == name
+
+
+def test_a_name_does_not_steer_the_terminal(run_captioner: Run) -> None:
+    for name in ("a\x1b[2J\x9b5m.jpg", "b\x1b[2J\x9b5m.safetensors"):
+        options = ("a.jpg", "--checkpoint", name) if name.startswith("b") else (name,)
+        result = run_captioner("caption", *options)
+        assert result.returncode == 1
+        assert name[0] + r"\x1b[2J\x9b5m" in result.stderr
+        assert "\x1b" not in result.stderr and "\x9b" not in result.stderr

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from captioner.terminal import printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.digest import digest
-from captioner_serving.terminal import printable
 
 __all__ = ["Progress", "duration"]
 

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner.terminal import printable
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
@@ -25,7 +26,6 @@ from captioner_serving.server.problems import (
     status_of,
 )
 from captioner_serving.server.routes import visit_of
-from captioner_serving.terminal import printable
 
 __all__ = ["AccessLog"]
 

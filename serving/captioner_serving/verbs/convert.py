@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 1 if a sidecar could not be written."""
     from captioner.files import replace_file
+    from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.outputs.exports import write_records
-    from captioner_serving.terminal import printable
 
     config = BatchConfig(
         sidecar=arguments.sidecar,
@@ -118,9 +118,9 @@ def _write_sidecars(
     records: Iterator[dict[str, Any]], config: BatchConfig, root: str
 ) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
+    from captioner.terminal import printable
     from captioner_serving.batch.inputs.photos import PhotoFile
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
-    from captioner_serving.terminal import printable
 
     writer, problems = SidecarWriter(config), 0
     for record in records:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import termios
@@ -59,9 +60,10 @@ def test_quiet_names_failures_alone(photos: Callable[..., Path]) -> None:
     assert said.getvalue() == "captioner: c is broken\n"
 
 
-def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_bar_on_a_terminal(photos: Callable[..., Path], columns: int) -> None:
     leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, 100))
+    termios.tcsetwinsize(follower, (24, columns))
     with (
         open(follower, "w") as terminal,  # noqa: PTH123
         Progress(quiet=False, stream=terminal) as progress,
@@ -80,6 +82,7 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
     os.close(leader)
     assert "3/3" in shown and "photos/s" in shown and "errors=1" in shown
     assert "captioner: broken" in shown
+    assert all(len(line) <= columns for line in re.split(r"[\r\n]+", shown))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

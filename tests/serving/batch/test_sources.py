@@ -272,5 +272,13 @@ def test_a_redirect_into_the_own_network_is_not_followed(
         url = f"http://127.0.0.1:{sender.server_port}/a.jpg"
         with pytest.raises(ImageNotFoundError, match="redirects to the private address"):
             RemotePhoto(name=url, url=url, guarded=True).read()
-        assert RemotePhoto(name=url, url=url).read()[:2] == b"\xff\xd8"
+        listed = tmp_path / "list"
+        listed.write_text(f"{url}\n")
+        for allowed in (False, True):
+            (photo,) = Inputs(lists=(str(listed),), private_redirects=allowed).photos()
+            if allowed:
+                assert photo.read()[:2] == b"\xff\xd8"
+            else:
+                with pytest.raises(ImageNotFoundError, match="add --allow-private"):
+                    photo.read()
         sender.shutdown()

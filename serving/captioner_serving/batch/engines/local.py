@@ -90,7 +90,8 @@ class LocalEngine:
         dtype = str(self.captioner.dtype).removeprefix("torch.")
         return (
             f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in {self.streams} "
-            f"threads, {self.workers} decoding processes"
+            f"{'thread' if self.streams == 1 else 'threads'}, {self.workers} decoding "
+            f"{'process' if self.workers == 1 else 'processes'}"
         )
 
     def run(self, photos: Iterator[Photo], claim: Claim) -> Generator[list[Outcome]]:

@@ -104,7 +104,10 @@ async def _guarded_client(**options: Any) -> Any:
         host = parameters.url.join(type(parameters.url)(place)).host
         for *_, address in await asyncio.get_running_loop().getaddrinfo(host, None):
             if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_global:
-                raise ValueError(f"it redirects to the private address of {host}")
+                raise ValueError(
+                    f"it redirects to the private address of {host}; if you trust the list, add "
+                    "--allow-private"
+                )
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(look)

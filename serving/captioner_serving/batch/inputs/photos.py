@@ -124,7 +124,7 @@ class RemotePhoto(Photo):
     """A file at a URL that fsspec reads."""
 
     url: str
-    guarded: bool = False  # it comes from a list: redirects to private addresses are refused
+    guarded: bool = False  # redirects to private addresses are refused, as for a link out of a list
 
     def read(self) -> bytes:
         """Fetch the file."""

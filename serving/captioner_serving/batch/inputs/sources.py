@@ -36,6 +36,7 @@ class Inputs:
     root: the folder that relative paths in lists and tables start from; None: the current one.
     recursive: whether folders are searched all the way down.
     schemes: of links that are followed in lists and tables, besides http, https, s3 and gs.
+    private_redirects: whether such links may be redirected to private addresses.
     """
 
     sources: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Inputs:
     null: bool = False
     recursive: bool = True
     schemes: tuple[str, ...] = ()
+    private_redirects: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources and not self.lists:
@@ -112,7 +114,7 @@ class Inputs:
         """A link out of a list or table, which may be another person's: not any scheme will do."""
         scheme = url.split("://")[0].lower()
         if scheme in (*_SCHEMES, *self.schemes) and "::" not in url:
-            return RemotePhoto(name=url, url=url, guarded=True)
+            return RemotePhoto(name=url, url=url, guarded=not self.private_redirects)
         return LostPhoto(
             name=url,
             reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
