@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner, OutputError
+from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal.commits import CommitLog
+from captioner_serving.batch.journal.commits import CommitLog, check_settings
 from captioner_serving.batch.journal.journal import ERRORS, RECORDS, Journal
 
 Photos = Callable[..., Path]
@@ -113,3 +113,9 @@ def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
     with Journal(path, BatchConfig(), {}) as journal:
         assert (journal.counts, journal.done) == ([1, 0, 0], {name})
     assert len(Path(path).read_text().splitlines()) == 1
+
+
+def test_a_run_of_an_older_version_goes_on() -> None:
+    check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "different_around": "and"})
+    with pytest.raises(ConfigError, match="--beam-size was 5 and is 4"):
+        check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 4, "different_around": "and"})

@@ -153,6 +153,10 @@ class CommitLog:
             ) from error
 
 
+# Settings that runs of older versions did not write down, as those runs go on with them.
+_ADDED = {"different_around": "and"}
+
+
 def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to mix records of two kinds in one output.
 
@@ -161,6 +165,7 @@ def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any
 
     """
     now = json.loads(json.dumps(now))
+    before = {**_ADDED, **before}
     changed = [
         f"{_option(key)} was {_value(before.get(key))} and is {_value(now.get(key))}"
         for key in {**before, **now}
