@@ -46,12 +46,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, *arguments: object, **variables: str) -> Iterator[Server]:
+def serve(
+    folder: Path, *arguments: object, cwd: Path | None = None, **variables: str
+) -> Iterator[Server]:
     folder.mkdir(exist_ok=True)
     environment = launcher.environment(TMPDIR=str(folder), **variables)
     del environment["PYTHONWARNINGS"]  # Gradio leaves event loops open
     process = launcher.start(
-        "serve", "--port", "0", *arguments, stdout=None, stdin=None, env=environment
+        "serve", "--port", "0", *arguments, stdout=None, stdin=None, env=environment, cwd=cwd
     )
     server = Server(process, folder)
 
