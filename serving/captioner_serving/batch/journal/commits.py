@@ -165,7 +165,7 @@ def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any
 
     """
     now = json.loads(json.dumps(now))
-    before = {**_ADDED, **before}
+    before = {**{key: value for key, value in _ADDED.items() if key in now}, **before}
     changed = [
         f"{_option(key)} was {_value(before.get(key))} and is {_value(now.get(key))}"
         for key in {**before, **now}
