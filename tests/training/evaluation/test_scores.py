@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from captioner_training.evaluation.rouge import common_words
 from captioner_training.evaluation.scores import human_scores, official_scores, score_tables
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
-COCO = Path("/work/shared/data/coco/captions_val.json")
+COCO = Path(os.environ.get("CAPTIONER_DATA", "nowhere")) / "coco" / "captions_val.json"
 java = pytest.mark.skipif(shutil.which("java") is None, reason="the official tokens need Java")
 
 
