@@ -84,6 +84,7 @@ def test_people_reach_what_is_published_of_them() -> None:
 
 
 @java
+@pytest.mark.slow
 def test_official_scores_know_a_right_caption_from_a_wrong_one() -> None:
     pytest.importorskip("pycocoevalcap")
     references = [["A red dog runs.", "The dog is running."], ["Two cats sit\non a mat."]]
