@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 
 # With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
 demo: $(VENV)/.installed
-	@mkdir -p demo-output
+	@mkdir -p demo-output && rm -f demo-output/coffee.png
 	@$(BIN)/captioner caption assets/samples/coffee.jpg --sheet demo-output/coffee.png
 	@echo "Each word and where the model looked: demo-output/coffee.png"
 ifneq ($(SERVE),0)

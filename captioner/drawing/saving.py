@@ -13,7 +13,10 @@ from PIL import Image
 from captioner.errors import OutputError
 from captioner.files import replace_file
 
-__all__ = ["check_suffix", "encode_animation", "save_animation", "save_image"]
+__all__ = ["check_suffix", "encode_animation", "is_drawn", "save_animation", "save_image"]
+
+_MARK = "Captioner"
+_SOFTWARE = 0x0131  # the tag of EXIF that names what made a picture
 
 _Formats = dict[str, dict[str, Any]]
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
@@ -65,7 +68,25 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
     return _encode(pictures[0], options | moving)
 
 
+def is_drawn(path: str | PathLike[str]) -> bool:
+    """Say whether a file is a picture that Captioner wrote, which may be written over."""
+    try:
+        with Image.open(path) as image:
+            if image.format == "GIF":
+                return bool(image.info.get("comment") == _MARK.encode())
+            return bool(image.getexif().get(_SOFTWARE) == _MARK)
+    except Exception:  # of any file at all: not a picture, or one that nobody can read
+        return False
+
+
 def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:
+    """Encode a picture with the mark that `is_drawn` looks for."""
+    if options["format"] == "GIF":
+        options = {**options, "comment": _MARK.encode()}
+    else:
+        exif = Image.Exif()
+        exif[_SOFTWARE] = _MARK
+        options = {**options, "exif": exif}
     image.save(buffer := BytesIO(), **options)
     return buffer.getvalue()
 

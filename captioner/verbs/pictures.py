@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from captioner.drawing.saving import check_suffix
+from captioner.drawing.saving import check_suffix, is_drawn
 from captioner.errors import ConfigError, OutputError
 from captioner.files import identity
 
@@ -31,7 +31,8 @@ def plan_pictures(
 
     Raises:
         ConfigError: the kind of file or a field is not known, the folder is missing, or a picture
-            would be written over an input or over another picture.
+            would be written over an input, over another picture of this run, or over a file that
+            Captioner did not draw.
 
     """
     for option, pattern in patterns.items():
@@ -49,6 +50,12 @@ def plan_pictures(
                 raise ConfigError(
                     f"{option} {patterns[option]} would be written over {read[key]}, "
                     "which this command reads: name another file"
+                )
+            there = Path(file)
+            if there.is_file() and there.stat().st_size and not is_drawn(there):
+                raise ConfigError(
+                    f"{option}: {file} is there already, and Captioner did not draw it: name "
+                    "another file, or move that one away"
                 )
             label = f"{option} of {photo}"
             for key in keys & taken.keys():

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError, OutputError
 from captioner.verbs.pictures import make_folders, plan_pictures
 
@@ -85,3 +87,22 @@ def test_folders_of_patterns_are_made() -> None:
     assert Path("new/a").is_dir() and Path("new/2").is_dir()
     with pytest.raises(OutputError, match=r"folder a\.jpg/a cannot be made"):
         make_folders(plan("a.jpg", sheet="a.jpg/{name}/s.png"))
+
+
+def test_only_what_captioner_drew_is_written_over(here: Path) -> None:
+    """A photo that the command does not read is somebody's all the same."""
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    save_animation(frames, "own.gif")
+    save_animation(frames, "own2.webp")
+    for suffix in (".png", ".jpg", ".webp"):
+        save_image(frames[0], f"own{suffix}")
+        assert plan("a.jpg", sheet=f"own{suffix}")
+        frames[0].save(f"photo{suffix}")
+        with pytest.raises(ConfigError, match=f"photo{suffix} is there already, and Captioner"):
+            plan("a.jpg", sheet=f"photo{suffix}")
+    assert plan("a.jpg", animation="own.gif") and plan("a.jpg", animation="own2.webp")
+    frames[0].save("photo.gif")
+    with pytest.raises(ConfigError, match="did not draw it"):
+        plan("a.jpg", animation="photo.gif")
+    with pytest.raises(ConfigError, match=r"x/1\.jpg is there already"):
+        plan("a.jpg y/2.png", sheet="x/{number}.jpg")
