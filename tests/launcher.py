@@ -96,7 +96,8 @@ class _Forked(subprocess.Popen[str]):
         ours = [
             number if pipe == -1 else pipe for number, pipe in enumerate((stdin, stdout, stderr))
         ]
-        self._status, theirs = socket.socketpair()
+        # Packets: the number of the process and its status never arrive as one.
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _nursery().ask(request, [*ours, theirs.fileno()])
         self.pid = int(self._status.recv(32))

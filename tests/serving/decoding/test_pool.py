@@ -162,8 +162,11 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
     assert most == [6_250_000] * 9
 
 
-def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", ["/nowhere"])
+def test_a_process_that_cannot_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "captioner_serving.py").write_text("import nothing_of_this_name")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with DecodePool(SMALL, workers=1) as pool:
         future = pool.submit(EncodedPhoto("innocent.jpg", jpeg(1)))
         with pytest.raises(CaptionerError, match=r"cannot start: .*No module named"):

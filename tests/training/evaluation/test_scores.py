@@ -14,6 +14,7 @@ from nltk.translate.bleu_score import corpus_bleu
 
 from captioner import DataError
 from captioner.vocabulary import tokenize
+from captioner_training.evaluation.bleu import bleu_tables
 from captioner_training.evaluation.bootstrap import estimate, mean_table
 from captioner_training.evaluation.java import tokenize_ptb
 from captioner_training.evaluation.rouge import common_words
@@ -127,3 +128,17 @@ def test_meteor_that_dies_costs_meteor_alone(
     assert found["BLEU-2"] == pytest.approx(100)
     assert isinstance(found["METEOR"], dict)
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
+
+
+def test_bleu_is_papineni_s_worked_example() -> None:
+    # Papineni et al. 2002, section 2.1: "the" seven times against two references has a clipped
+    # unigram precision of 2/7, and no bigram in common.
+    references = [
+        ["the", "cat", "is", "on", "the", "mat"],
+        ["there", "is", "a", "cat", "on", "the", "mat"],
+    ]
+    scores = bleu_tables([references], [["the"] * 7])
+    assert scores["BLEU-1"].value() == pytest.approx(100 * 2 / 7)
+    # The official scorer adds 1e-15 to every count, so that no logarithm is of nothing.
+    assert scores["BLEU-2"].value() == pytest.approx(0, abs=1e-5)
+    assert bleu_tables([references], [references[0]])["BLEU-4"].value() == pytest.approx(100)

@@ -12,7 +12,6 @@ from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
-from captioner_training.evaluation.scores import bleu
 from captioner_training.machinery.schedule import warmup_cosine
 from captioner_training.objectives.cross_entropy import caption_loss, count
 
@@ -78,19 +77,6 @@ def test_schedule() -> None:
     assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert rates[60] == pytest.approx(0.5)  # half of the cosine
     assert rates[110] == pytest.approx(0.0)
-
-
-def test_bleu_is_papineni_s_worked_example() -> None:
-    # Papineni et al. 2002, section 2.1: "the" seven times against two references has a clipped
-    # unigram precision of 2/7, and no bigram in common.
-    references = [
-        ["the", "cat", "is", "on", "the", "mat"],
-        ["there", "is", "a", "cat", "on", "the", "mat"],
-    ]
-    scores = bleu([references], [["the", "the", "the", "the", "the", "the", "the"]])
-    assert scores["BLEU-1"] == pytest.approx(100 * 2 / 7)
-    assert scores["BLEU-2"] == pytest.approx(0, abs=1e-9)
-    assert bleu([references], [references[0]])["BLEU-4"] == pytest.approx(100)
 
 
 def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> None:
