@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -77,13 +78,18 @@ class Batch(NamedTuple):
     positions: Tensor
 
 
-class ItemDataset(Dataset[Item]):
+class ItemDataset(Dataset[Item], ABC):
     """Images of a list, by their positions."""
 
     epoch: int = 0  # what varies from epoch to epoch follows it
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Count the images of the list."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Item:
+        """Read the image at a position."""
 
 
 class ImageDataset(ItemDataset):

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -224,73 +223,20 @@ def _evaluate(
     arguments: argparse.Namespace, captioner: Captioner, images: Sequence[CaptionedImage]
 ) -> int:
     """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    import torch
-
-    from captioner_training.evaluation.calibration import measure_calibration
-    from captioner_training.evaluation.deletion import measure_deletion
-    from captioner_training.evaluation.facts import describe_captions
-    from captioner_training.evaluation.predictions import targets, write_predictions
+    from captioner_training.evaluation.measures import Asked, CaptionedSplit
     from captioner_training.evaluation.report import describe_data, print_report
-    from captioner_training.evaluation.scores import fallback_scores, official_scores
-    from captioner_training.evaluation.split import caption_split, person_grounding, score_split
 
-    config = captioner.generation
-    if arguments.beam_size is not None:
-        config = replace(config, beam_size=arguments.beam_size)
-    autocast = torch.autocast(captioner.device.type, enabled=False)
-    model, transform, words = captioner.model, captioner.transform, captioner.vocabulary
-    captioned = caption_split(
-        model, images, transform=transform, vocabulary=words, config=config, autocast=autocast
+    captioned = CaptionedSplit(captioner, images, beam_size=arguments.beam_size)
+    asked = Asked(
+        official=arguments.official,
+        boxes=arguments.boxes,
+        calibration=arguments.calibration,
+        deletion=arguments.deletion,
+        training=arguments.training,
+        predictions=arguments.predictions,
     )
-    split = targets(images)
-    wanted, tokens = [one.words for one in images], [one.words for one in captioned]
-    said = [words.join(each) for each in tokens]
-    parts: dict[str, Callable[[], object]] = {
-        "nltk": lambda: {
-            **score_split(captioned),
-            **fallback_scores(wanted, tokens),
-        },
-        "captions": lambda: describe_captions(
-            tokens, references=wanted, training=arguments.training
-        ),
-    }
-    if arguments.official:
-        references = [one.captions for one in images]
-        parts["pycocoevalcap"] = lambda: official_scores(references, said)
-    if arguments.boxes:
-        parts["person_boxes"] = lambda: person_grounding(
-            captioned, boxes=arguments.boxes, transform=transform
-        )
-    if arguments.calibration:
-        parts["calibration"] = lambda: measure_calibration(
-            model,
-            images,
-            transform=transform,
-            vocabulary=words,
-            maximum_length=config.maximum_length,
-            autocast=autocast,
-        )
-    if arguments.deletion:
-        parts["deletion"] = lambda: measure_deletion(
-            model, captioned, transform=transform, autocast=autocast
-        )
-    if arguments.predictions:
-        scores = [one.hypothesis.score for one in captioned]
-
-        def write() -> str:
-            write_predictions(arguments.predictions, split, said, scores)
-            return str(arguments.predictions)
-
-        parts["predictions"] = write
-    name = captioner.name
     report: dict[str, object] = {
-        **describe_data(arguments.data or arguments.captions, split),
-        "beam_size": config.beam_size,
-        "dtype": str(captioner.dtype).removeprefix("torch."),
-        "checkpoint": {
-            "name": name.name,
-            "version": name.version,
-            "hash": captioner.fingerprint,
-        },
+        **describe_data(arguments.data or arguments.captions, captioned.targets),
+        **captioned.facts(),
     }
-    return print_report(report, parts)
+    return print_report(report, captioned.parts(asked))
