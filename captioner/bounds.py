@@ -19,9 +19,18 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from captioner.errors import ConfigError
 
-__all__ = ["Fraction", "NotNegative", "Positive", "Share", "check_bounds", "problems_of"]
+__all__ = [
+    "Fraction",
+    "NotNegative",
+    "Positive",
+    "PositiveFloat",
+    "Share",
+    "check_bounds",
+    "problems_of",
+]
 
 Positive = Annotated[int, Ge(1)]
+PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
@@ -44,7 +53,7 @@ def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
 
 
 def problems_of(config: Any) -> Iterator[str]:
-    """Name each number, switch or choice of a dataclass that its annotation does not allow."""
+    """Name each number, switch, choice or tuple of numbers that its annotation does not allow."""
     kind: Any = type(config)
     for name, allowed in _annotations(kind).items():
         value = getattr(config, name)
@@ -67,6 +76,8 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _judged(hint: Any) -> bool:
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(base) is tuple:
+        return Ellipsis not in get_args(base) and all(map(_judged, get_args(base)))
     return base in (int, float, bool, NoneType) or get_origin(base) is Literal
 
 
@@ -74,6 +85,13 @@ def _fits(value: Any, hint: Any) -> bool:
     base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(base) is Literal:
         return value in get_args(base)
+    if get_origin(base) is tuple:
+        # JSON and YAML have lists for tuples.
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(get_args(base))
+            and all(map(_fits, value, get_args(base)))
+        )
     if base in (bool, NoneType):
         return isinstance(value, base)
     kinds = (int,) if base is int else (int, float)
@@ -106,6 +124,8 @@ def _words(hint: Any) -> str:
     base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(base) is Literal:
         return ", ".join(map(str, get_args(base)))
+    if get_origin(base) is tuple:
+        return f"{len(get_args(base))} values, each {_words(get_args(base)[0])}"
     name = {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "null")
     limits = [_limit(bound) for mark in marks for bound in _simple(mark)]
     match marks:

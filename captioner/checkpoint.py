@@ -87,7 +87,7 @@ class Checkpoint:
             "encoder": asdict(self.model.config.encoder),
             "decoder": asdict(self.model.config.decoder),
             "transform": asdict(self.transform),
-            "vocabulary": self.vocabulary.words[4:],
+            "vocabulary": self.vocabulary.ordinary_words,
             "tokenizer": self.vocabulary.tokenizer,
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),

@@ -8,14 +8,13 @@ photo. Nothing here needs torch: processes that only decode photos stay small.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from PIL import Image
 
-from captioner.errors import ConfigError
+from captioner.bounds import Positive, PositiveFloat, check_bounds
 
 __all__ = ["Box", "Framing", "Mode", "TransformConfig"]
 
@@ -52,52 +51,27 @@ class TransformConfig:
     # colour; squash: all of it, shape lost.
     mode: Mode = "crop"
     # Pixels on each side of the square that the encoder sees.
-    size: int = 224
+    size: Positive = 224
     # crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
     # for 224); None: the same as size.
-    resize: int | None = None
+    resize: Positive | None = None
     # Red, green, blue, on a scale of 0 to 1. These are ImageNet's.
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        if problems := list(self._problems()):
-            raise ConfigError("; ".join(problems))
+        check_bounds(self, also=self._contradictions())
         # JSON has lists for tuples and may have 0 for 0.0; equal settings must be equal objects.
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
 
-    def _problems(self) -> Iterator[str]:
-        if self.mode not in get_args(Mode):
-            yield f"mode is {self.mode!r}: use {', '.join(get_args(Mode))}"
-        size_works = _is_whole(self.size) and self.size >= 1
-        if not size_works:
-            yield f"size is {self.size!r}: use a whole number of pixels, 1 or more"
-        if self.resize is not None:
-            if self.mode in ("pad", "squash"):
-                yield f"resize is {self.resize!r} but mode is {self.mode!r}: only crop has a resize"
-            elif not _is_whole(self.resize) or (size_works and self.resize < self.size):
-                yield (
-                    f"resize is {self.resize!r}: use a whole number of pixels, "
-                    f"size ({self.size!r}) or more, or None"
-                )
-        if not _is_colour(self.mean):
-            yield f"mean is {self.mean!r}: use three finite numbers"
-        if not _is_colour(self.std) or min(self.std) <= 0:
-            yield f"std is {self.std!r}: use three finite numbers above 0"
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_colour(value: object) -> bool:
-    return (
-        isinstance(value, tuple | list)
-        and len(value) == 3
-        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
-        and all(math.isfinite(v) for v in value)
-    )
+    def _contradictions(self) -> Iterator[str]:
+        if self.resize is None:
+            return
+        if self.mode != "crop":
+            yield f"resize {self.resize} with mode {self.mode!r}: only crop has a resize"
+        elif self.resize < self.size:
+            yield f"resize {self.resize} is out of range: it is at least size, {self.size}"
 
 
 class Framing:

@@ -141,6 +141,11 @@ class Vocabulary:
         if "" in self._ids or len(self._ids) != len(self.words):
             raise ConfigError("the vocabulary has an empty word, or a word that stands twice")
 
+    @property
+    def ordinary_words(self) -> tuple[str, ...]:
+        """The words without the special tokens: what another vocabulary like this is made of."""
+        return self.words[len(SPECIAL_TOKENS) :]
+
     @classmethod
     def build(
         cls,

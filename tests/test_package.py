@@ -1,4 +1,4 @@
-"""The house: which way imports go, and what is public."""
+"""The plan of docs/design.md: which way imports go, files of one noun, and what is public."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ MODULES = [
     for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not name.endswith("__main__")
 ]
+FILES = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
 
 
 @pytest.mark.parametrize("package", FOLDERS)
@@ -44,13 +45,13 @@ def test_imports_run_one_way(package: str) -> None:
                 assert top not in FOLDERS or top in allowed, f"{path} imports {name}"
 
 
-def test_imports_run_in_no_circle() -> None:
-    """Those inside functions and for type checking count too."""
+def imports(*packages: str) -> dict[str, set[str]]:
+    """Name what each module imports of ours; inside functions and for type checking counts too."""
     known = {name.removesuffix(".__init__") for name in [*MODULES, *FOLDERS]}
     graph: dict[str, set[str]] = {}
-    for package, folder in FOLDERS.items():
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
+    for package in packages:
+        for path in FOLDERS[package].rglob("*.py"):
+            parts = path.relative_to(FOLDERS[package]).with_suffix("").parts
             name = ".".join((package, *parts)).removesuffix(".__init__")
             imported = set()
             for node in ast.walk(ast.parse(path.read_text())):
@@ -63,10 +64,28 @@ def test_imports_run_in_no_circle() -> None:
                         full if full in known else str(node.module) for full in whole.values()
                     }
             graph[name] = (imported & known) - {name}
+    return graph
+
+
+def test_imports_run_in_no_circle() -> None:
     try:
-        graphlib.TopologicalSorter(graph).prepare()
+        graphlib.TopologicalSorter(imports(*FOLDERS)).prepare()
     except graphlib.CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_training_has_at_most_eight_floors() -> None:
+    whole = imports("captioner_training")
+    graph = {module: used & whole.keys() for module, used in whole.items()}
+    floors: dict[str, int] = {}
+    for module in graphlib.TopologicalSorter(graph).static_order():
+        floors[module] = 1 + max((floors[lower] for lower in graph[module]), default=0)
+    assert max(floors.values()) <= 8, max(floors, key=lambda module: floors[module])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_one_noun_of_at_most_300_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
 
 
 def test_everything_public_is_there_and_in_order() -> None:

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention import Attention, average_folded, fold, maps
+from captioner.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
-from captioner.decoders.recurrence import advance
+from captioner.decoders.recurrence import RecurrentDecoder, advance
 from captioner.decoders.state import State, StepOutput
-from captioner.decoders.words import WordDecoder
-from captioner.positions import GRID_SIDE, Positions
 
 __all__ = ["LSTMDecoder"]
 
 
-class LSTMDecoder(WordDecoder):
+class LSTMDecoder(RecurrentDecoder):
     """Attention LSTM with a deep output layer.
 
     query: previous
@@ -35,17 +33,8 @@ class LSTMDecoder(WordDecoder):
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
-        super().__init__(config, vocabulary_size=vocabulary_size)
+        super().__init__(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
-        self.positions = Positions(kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE)
-        self.attention = Attention(
-            score=config.score,
-            key_dim=self.positions.output_dim,
-            query_dim=n,
-            attention_dim=config.attention_dim,
-            value_dim=config.value_dim,
-            heads=config.heads,
-        )
         context_dim = self.attention.value_dim
         self.initial_hidden = nn.Linear(grid_dim, n)
         self.initial_cell = nn.Linear(grid_dim, n)

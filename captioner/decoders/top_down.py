@@ -10,13 +10,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import Attention, average_folded, fold, maps
+from captioner.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
-from captioner.decoders.recurrence import advance
+from captioner.decoders.recurrence import RecurrentDecoder, advance
 from captioner.decoders.state import State, StepOutput
-from captioner.decoders.words import WordDecoder
-from captioner.positions import GRID_SIDE, Positions
 
 __all__ = ["TopDownDecoder"]
 
@@ -29,24 +27,15 @@ class _Step(NamedTuple):
     state: State
 
 
-class TopDownDecoder(WordDecoder):
+class TopDownDecoder(RecurrentDecoder):
     """The attention LSTM reads [h2_(t-1), mean of the grid, E y_(t-1)]; its state h1_t looks.
 
     The language LSTM reads [context, h1_t]; its state h2_t says the word.
     """
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
-        super().__init__(config, vocabulary_size=vocabulary_size)
+        super().__init__(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
-        self.positions = Positions(kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE)
-        self.attention = Attention(
-            score=config.score,
-            key_dim=self.positions.output_dim,
-            query_dim=n,
-            attention_dim=config.attention_dim,
-            value_dim=config.value_dim,
-            heads=config.heads,
-        )
         # What enters the gates of the two LSTMs, each from its own source; one bias each.
         self.look_word = nn.Linear(m, 4 * n)
         self.look_mean = nn.Linear(self.attention.value_dim, 4 * n, bias=False)

@@ -53,7 +53,7 @@ def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -
     loaded = load_checkpoint(path)
     assert loaded.vocabulary.words == tiny_checkpoint.vocabulary.words
     assert loaded.vocabulary.tokenizer == "words"
-    words = tiny_checkpoint.vocabulary.words[4:]
+    words = tiny_checkpoint.vocabulary.ordinary_words
     changed = replace(tiny_checkpoint, vocabulary=Vocabulary(words, tokenizer="characters"))
     changed.save(path, dtype=torch.float32)
     assert load_checkpoint(path).vocabulary.tokenizer == "characters"

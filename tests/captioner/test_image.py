@@ -33,6 +33,7 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.image import open_image
+from tests.captioner.pictures import draw
 
 FORMATS = [
     "JPEG",
@@ -45,16 +46,6 @@ FORMATS = [
 ]
 LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
 WHITE, RED, BLACK = (255, 255, 255), (255, 0, 0), (0, 0, 0)
-
-
-def draw(width: int = 64, height: int = 48) -> Image.Image:
-    """A picture that no turn or flip leaves as it is."""
-    ramp = Image.linear_gradient("L")
-    red = ramp.rotate(90).resize((width, height))
-    green = ramp.resize((width, height))
-    blue = Image.new("L", (width, height), 40)
-    blue.paste(200, (0, 0, width // 3, height // 2))
-    return Image.merge("RGB", (red, green, blue))
 
 
 def colours(picture: Image.Image) -> list[tuple[int, ...]]:

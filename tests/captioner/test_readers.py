@@ -8,11 +8,12 @@ import struct
 import time
 
 import pytest
-from PIL import Image, ImageChops, ImageStat
+from PIL import ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageFormatError, ImageTooLargeError
 from captioner.image import open_image
 from captioner.readers import MAX_SCANS
+from tests.captioner.pictures import draw
 
 # Drawn as `draw` does, stored on its side and turned back; written by pillow-heif 1.8.1, whose
 # encoder is no dependency of this project.
@@ -32,15 +33,6 @@ j+y/fhVZhBSjOTUZZ0U6M0RRHtkvU7ezv/e+8vRM2KQycotdFHnSHJH/F5ruh7Jq1sfe/As7l6MWRDKX
 SDvGQ73upVBC1NMbiF0H0oB7ICY5fN5LGk6LMvCmBBWttks8EVATXCYhs6q/f+ntFPdMthWob/cYHA3AAAAABkV4aWYAAE1N
 ACoAAAAIAAEBEgADAAAAAQAGAAAAAAAA
 """)
-
-
-def draw(width: int = 64, height: int = 48) -> Image.Image:
-    ramp = Image.linear_gradient("L")
-    red = ramp.rotate(90).resize((width, height))
-    green = ramp.resize((width, height))
-    blue = Image.new("L", (width, height), 40)
-    blue.paste(200, (0, 0, width // 3, height // 2))
-    return Image.merge("RGB", (red, green, blue))
 
 
 def jpeg(scans: int, side: int = 64) -> bytes:

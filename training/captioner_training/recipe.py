@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 from pydantic import ConfigDict
 
 from captioner.backbones import EncoderConfig
-from captioner.bounds import Fraction, NotNegative, Positive, Share, check_bounds
+from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
@@ -29,8 +29,6 @@ __all__ = [
 
 _STRICT = ConfigDict(extra="forbid")
 _ENCODER_RATE = 1e-4  # small: the encoder knows images already
-
-PositiveFloat = Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
     processes.main_first(lambda: check_model(recipe))
     with RunFolder.open(recipe, out, processes) as folder:
         origin = load_origin(recipe)
-        known = origin.vocabulary.words[4:] if origin else ()
+        known = origin.vocabulary.ordinary_words if origin else ()
         corpus = processes.main_first(lambda: read_corpus(recipe, out=out, known=known))
         with Run.begin(folder, corpus, origin) as run:
             if not run.state.progress.finished:

@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from captioner.terminal import printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.closing import Closing
 from captioner_serving.digest import digest
 
 __all__ = ["Progress", "duration"]
@@ -21,7 +21,7 @@ __all__ = ["Progress", "duration"]
 _LINE_SECONDS = 60.0
 
 
-class Progress:
+class Progress(Closing):
     """Follows a run on standard error; a context manager. What failed is said even if `quiet`.
 
     The photos are counted by a thread while the run is under way; until it is done there is a rate
@@ -40,15 +40,8 @@ class Progress:
         if not quiet and self._stream.isatty():
             self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop counting, and end the bar."""
         self._closed.set()
         if self._bar is not None:
             self._bar.close()

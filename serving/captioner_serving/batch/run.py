@@ -25,6 +25,7 @@ from captioner_serving.batch.outputs.exports import check_output, export
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.progress import duration
+from captioner_serving.closing import Closing
 from captioner_serving.digest import digest
 
 __all__ = ["BatchRun", "caption_batch"]
@@ -70,7 +71,7 @@ def caption_batch(
         yield from run.records()
 
 
-class BatchRun:
+class BatchRun(Closing):
     """One run, from its settings to its last record; a context manager.
 
     Attributes:
@@ -115,10 +116,8 @@ class BatchRun:
         self.left_out: Counter[str] = Counter()
         self._started = time.monotonic()
 
-    def __enter__(self) -> BatchRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the files of the run."""
         self.journal.close()
 
     def _engine(

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TypeVar
 
 from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
 from captioner.geometry import TransformConfig
 from captioner.image import MAX_PIXELS
+from captioner_serving.closing import Closing
 from captioner_serving.decoding.budget import PixelBudget
 from captioner_serving.decoding.decoder import Decoded, Readable
 from captioner_serving.decoding.process import DecodeProcess, DiedError, SlowError
@@ -46,7 +46,7 @@ class _Task:
     future: Future[Decoded] = field(default_factory=Future)
 
 
-class DecodePool:
+class DecodePool(Closing):
     """Worker processes that decode; a context manager, so that none outlives it.
 
     Args:
@@ -88,17 +88,6 @@ class DecodePool:
         ]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> DecodePool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def submit(
         self, photo: Readable, *, longest: int | None = None, client: str = ""

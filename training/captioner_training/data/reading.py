@@ -12,7 +12,8 @@ from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.images import ImageStore, Member
 from captioner_training.data.unprepared import check_readable
 from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.manifest import Manifest, is_prepared
+from captioner_training.prepare.images import ListedImage
+from captioner_training.prepare.manifest import IndexRow, Manifest, is_prepared
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.texts import read_json
 
@@ -44,6 +45,12 @@ def read_dataset(
         pattern=folder,
         identity=manifest.identity,
     )
+    return _captioned(rows, store, tokenizer)
+
+
+def _captioned(
+    rows: Sequence[IndexRow | ListedImage], store: ImageStore, tokenizer: Tokenizer
+) -> list[CaptionedImage]:
     return [
         CaptionedImage(
             name=row.file_name,
@@ -84,16 +91,7 @@ def read_coco(
     _refuse(captions, "images without a caption", bare)
     absent = [image.file_name for image in found if image.file_name not in store]
     _refuse(captions, f"images that are not in {images}", absent)
-    return [
-        CaptionedImage(
-            name=image.file_name,
-            id=image.id,
-            store=store,
-            captions=image.captions,
-            words=_words(image.captions, tokenizer),
-        )
-        for image in found
-    ]
+    return _captioned(found, store, tokenizer)
 
 
 def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corp
         validation = read_dataset(folder, split="val")
     found = Vocabulary.build(
         (words for image in train for words in image.words), minimum_count=data.minimum_count
-    ).words[4:]
+    ).ordinary_words
     if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
         raise DataError(
             "most of the training captions are in a script without spaces between words, so that "

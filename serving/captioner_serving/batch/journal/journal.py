@@ -19,7 +19,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from captioner.errors import OutputError
@@ -34,6 +33,7 @@ from captioner_serving.batch.journal.commits import (
 from captioner_serving.batch.journal.files import RunFiles, check_free
 from captioner_serving.batch.journal.lines import LineFiles
 from captioner_serving.batch.journal.written import WrittenFiles
+from captioner_serving.closing import Closing
 
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place"]
 
@@ -46,7 +46,7 @@ Place = tuple[int, int]
 _NOTHING = bytes(16)
 
 
-class Journal:
+class Journal(Closing):
     """The files of one run, opened for going on; a context manager.
 
     Attributes:
@@ -90,17 +90,6 @@ class Journal:
             self.close()
             self._log.remove_empty()
             raise
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the files; what was not committed will be cut off by the next run."""
