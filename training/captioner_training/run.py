@@ -53,6 +53,7 @@ class Run:
         self.state = self._state()
         self._saved = time.monotonic()
         self._validating = False
+        self._stopped_together = False
 
     @classmethod
     @contextmanager
@@ -149,7 +150,8 @@ class Run:
         self.report.origin(scores)
 
     def _say_where_it_stopped(self) -> None:
-        if self._validating and self.processes.world == 1:  # all is as after the last step
+        # All is as after the last step, but one process alone must not wait for the others.
+        if self._validating and (self._stopped_together or self.processes.world == 1):
             self.save()
         if self.folder.files.paths():
             self.report.say(
@@ -160,7 +162,13 @@ class Run:
             self.report.say("stopped: the same command begins again, with the grids that are done")
 
     def begin_stage(self) -> StageRun:
-        """Make the batches, the step and the validation of the stage that the run is at."""
+        """Make the batches, the step and the validation of the stage that the run is at.
+
+        Raises:
+            KeyboardInterrupt: somebody asked for the end of the run; its state is saved.
+
+        """
+        self.stop_if_asked()
         return StageRun(
             self.recipe,
             self.state,
@@ -184,6 +192,7 @@ class Run:
             processes=self.processes,
             boxes=boxes,
             grids=stage.validation_grids,
+            together=self.stop_if_asked,
         )
         self._validating = False
         return result
@@ -219,6 +228,20 @@ class Run:
             with clock.paused():
                 self.save()
         if asked:
+            raise KeyboardInterrupt
+
+    def stop_if_asked(self) -> None:
+        """Stop where somebody asked for it; every process comes here at the same time.
+
+        Raises:
+            KeyboardInterrupt: somebody did; during a validation, a state is saved on the way out.
+
+        """
+        asked = self.interrupts.asked
+        if self.processes.world > 1:
+            asked = any(self.processes.gather(asked))
+        if asked:
+            self._stopped_together = True
             raise KeyboardInterrupt
 
     def _overdue(self) -> bool:

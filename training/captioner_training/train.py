@@ -5,8 +5,8 @@ r"""A training run from top to bottom: `captioner train RECIPE --out DIR`.
     torchrun --nnodes 2 --node-rank 0 --master-addr node0 --master-port 29500 --nproc-per-node 8 \
         -m captioner train coco --data.root /shared/coco --out /shared/runs/coco
 
-`_train` is the loop of stages, epochs and steps. A step is in step.py, all that a run needs to go
-on after an interruption in state.py, what is logged and said in reporting/.
+`_train` and `_train_epoch` are the loop of stages, epochs and steps. A step is in step.py, all that
+a run needs to go on after an interruption in state.py, what is logged and said in reporting/.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from captioner_training.recipe import Recipe
 from captioner_training.reporting.clock import Clock
 from captioner_training.run import Run
 from captioner_training.run_folder import RunFolder
+from captioner_training.stage import StageRun
 
 __all__ = ["train"]
 
@@ -49,31 +50,38 @@ def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
 
 
 def _train(run: Run) -> None:
-    """Go through what is left of the stages, epochs and steps."""
-    state, report = run.state, run.report
-    progress = state.progress
-    while progress.stage < len(run.recipe.stages):
+    """Go through what is left of the stages and epochs."""
+    state = run.state
+    while state.progress.stage < len(run.recipe.stages):
         stage = run.begin_stage()
         while not state.stage_is_over(stage.config):
-            clock = Clock(processes=run.processes.world)
-            left = stage.batches.epoch(
-                progress.epoch, skip=progress.step, most=state.steps - progress.taken
-            )
-            with report.epoch_bar(stage.config), run.interrupts.deferred():
-                for parts in clock.waited(left):
-                    values = stage.step(parts)
-                    state.count_step(values)
-                    report.step(values, clock)
-                    run.save_if_due(clock)
-            clock.stop()
-            means = state.means().tolist()
-            with state.averaged():
-                scores, captioned = run.validate(stage)
-                best = state.count_epoch(scores["CIDEr"])
-                run.keep_checkpoint(scores, best=best)
-            report.epoch(means, scores, captioned, clock=clock, stage=stage.config)
-            if not state.stage_is_over(stage.config):
-                run.save()
+            with run.interrupts.deferred():
+                _train_epoch(run, stage)
         state.end_stage()
         run.save()
     run.finish()
+
+
+def _train_epoch(run: Run, stage: StageRun) -> None:
+    """Take the steps that are left of an epoch, and score the model."""
+    state, report, progress = run.state, run.report, run.state.progress
+    clock = Clock(processes=run.processes.world)
+    left = stage.batches.epoch(
+        progress.epoch, skip=progress.step, most=state.steps - progress.taken
+    )
+    with report.epoch_bar(stage.config):
+        for parts in clock.waited(left):
+            values = stage.step(parts)
+            state.count_step(values)
+            report.step(values, clock)
+            run.save_if_due(clock)
+    clock.stop()
+    means = state.means().tolist()
+    with state.averaged():
+        scores, captioned = run.validate(stage)
+        best = state.count_epoch(scores["CIDEr"])
+        run.keep_checkpoint(scores, best=best)
+    report.epoch(means, scores, captioned, clock=clock, stage=stage.config)
+    if not state.stage_is_over(stage.config):
+        run.save()
+        run.stop_if_asked()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections import defaultdict
@@ -138,7 +139,10 @@ def test_bleu_is_papineni_s_worked_example() -> None:
         ["there", "is", "a", "cat", "on", "the", "mat"],
     ]
     scores = bleu_tables([references], [["the"] * 7])
-    assert scores["BLEU-1"].value() == pytest.approx(100 * 2 / 7)
-    # The official scorer adds 1e-15 to every count, so that no logarithm is of nothing.
-    assert scores["BLEU-2"].value() == pytest.approx(0, abs=1e-5)
+    assert scores["BLEU-1"].value() == pytest.approx(100 * 2 / 7, rel=1e-9)
+    # The official scorer counts 1e-15 matches for none, so that no logarithm is of nothing: here
+    # for the six bigrams that were said.
+    expected = 100 * math.sqrt(2 / 7 * 1e-15 / 6)
+    assert scores["BLEU-2"].value() == pytest.approx(expected, rel=1e-9, abs=0)
+    assert expected < 1e-6
     assert bleu_tables([references], [references[0]])["BLEU-4"].value() == pytest.approx(100)

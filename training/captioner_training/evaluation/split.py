@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -57,6 +57,7 @@ def caption_split(
     workers: int = 2,
     no_bar: bool | None = None,
     grids: tuple[StoredGrids, Sequence[int]] | None = None,
+    after_batch: Callable[[int], None] | None = None,
 ) -> list[Captioned]:
     """Caption every image, in order, on the model's device.
 
@@ -70,6 +71,7 @@ def caption_split(
         workers: processes that decode images.
         no_bar: as tqdm takes `disable`; None hides the bar where no terminal is.
         grids: of the images, where they have been made before, and their places there.
+        after_batch: called after each full batch with the number of images that are captioned.
 
     """
     device = next(model.parameters()).device
@@ -100,6 +102,8 @@ def caption_split(
                     )
                 )
             bar.update(len(results))
+            if after_batch is not None and len(results) == _BATCH:
+                after_batch(len(captioned))
     return captioned
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ def validate(
     processes: Processes,
     boxes: Path | None = None,
     grids: StoredGrids | None = None,
+    together: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split, each process its share; the scores are the same in every process.
 
@@ -43,9 +44,16 @@ def validate(
         processes: of the run.
         boxes: of drawn scenes, to see whether attention points at the right shape.
         grids: of the images, where a frozen encoder has made them before.
+        together: called between batches, as often in every process.
 
     """
     transform = Transform(recipe.transform)
+    common = len(images) // processes.world  # images that every process has
+
+    def after_batch(done: int) -> None:
+        if together is not None and done <= common:
+            together()
+
     mine = list(range(len(images)))[processes.rank :: processes.world]
     captioned = caption_split(
         model,
@@ -57,20 +65,21 @@ def validate(
         workers=recipe.data.workers,
         no_bar=processes.no_bar,
         grids=None if grids is None else (grids, mine),
+        after_batch=after_batch,
     )
     share = [(one.hypothesis, one.words, one.attention) for one in captioned]
     shares = processes.gather(share)
-    together = [
+    everything = [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
         for hypothesis, words, attention in [shares[index % len(shares)][index // len(shares)]]
     ]
     scores = None
     if processes.main:
-        scores = score_split(together)
+        scores = score_split(everything)
         if boxes is not None:
-            scores["pointing"] = scene_pointing(together, boxes=boxes, transform=transform)
-    return processes.broadcast(scores), together
+            scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
+    return processes.broadcast(scores), everything
 
 
 def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Transform) -> float:
