@@ -9,8 +9,8 @@ configuration is made in Python, from flags or from a form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,6 +22,7 @@ from captioner.errors import ConfigError
 __all__ = [
     "Fraction",
     "NotNegative",
+    "OneOf",
     "Positive",
     "PositiveFloat",
     "Share",
@@ -34,6 +35,13 @@ PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The bound of a name: it is in this table, to which others may add."""
+
+    names: Collection[str]
 
 
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
@@ -75,7 +83,9 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _judged(hint: Any) -> bool:
-    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if any(isinstance(mark, OneOf) for mark in marks):
+        return True
     if get_origin(base) is tuple:
         return Ellipsis not in get_args(base) and all(map(_judged, get_args(base)))
     return base in (int, float, bool, NoneType) or get_origin(base) is Literal
@@ -85,6 +95,8 @@ def _fits(value: Any, hint: Any) -> bool:
     base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(base) is Literal:
         return value in get_args(base)
+    if base is str:
+        return isinstance(value, str) and all(value in mark.names for mark in marks)
     if get_origin(base) is tuple:
         # JSON and YAML have lists for tuples.
         return (
@@ -124,6 +136,8 @@ def _words(hint: Any) -> str:
     base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(base) is Literal:
         return ", ".join(map(str, get_args(base)))
+    if base is str:
+        return ", ".join(name for mark in marks for name in mark.names)
     if get_origin(base) is tuple:
         return f"{len(get_args(base))} values, each {_words(get_args(base)[0])}"
     name = {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "null")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
-from captioner.decoders.lstm import LSTMDecoder
-from captioner.decoders.top_down import TopDownDecoder
-from captioner.decoders.transformer import TransformerDecoder
-from captioner.errors import ConfigError
+from captioner.decoders.kinds import KINDS
 
-__all__ = ["DECODERS", "build_decoder"]
-
-DECODERS: dict[str, type[Decoder]] = {
-    "lstm": LSTMDecoder,
-    "top_down": TopDownDecoder,
-    "transformer": TransformerDecoder,
-}
-"""The decoders by the name that DecoderConfig.kind takes."""
+__all__ = ["build_decoder"]
 
 
 def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> Decoder:
@@ -28,9 +21,9 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
         vocabulary_size: words and special tokens.
 
     Raises:
-        ConfigError: no decoder has that name, or its sizes cannot work together.
+        ConfigError: its sizes cannot work together.
 
     """
-    if config.kind not in DECODERS:
-        raise ConfigError(f"decoder kind {config.kind!r} is not one of {', '.join(DECODERS)}")
-    return DECODERS[config.kind](config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
+    module, name = KINDS[config.kind].split(":")
+    made = getattr(import_module(module), name)
+    return cast(Decoder, made(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size))

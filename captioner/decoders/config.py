@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from captioner.bounds import Fraction, Positive, check_bounds
+from captioner.bounds import Fraction, OneOf, Positive, check_bounds
+from captioner.decoders.kinds import KINDS
 from captioner.errors import ConfigError
 from captioner.score_names import check_score
 
@@ -27,8 +28,7 @@ class DecoderConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}  # in recipes
 
-    # See captioner.decoders.build; older files do not say.
-    kind: Literal["lstm", "top_down", "transformer"] = "lstm"
+    kind: Annotated[str, OneOf(KINDS)] = "lstm"  # older files do not say
     # How the grid is looked at; see captioner.scores.
     score: Literal["additive", "multiplicative", "dot", "scaled_dot", "none"] = "additive"
     heads: Positive = 1  # each looks for itself, with its part of attention_dim and value_dim

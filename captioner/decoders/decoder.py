@@ -28,7 +28,7 @@ class DecoderOutput(NamedTuple):
 class Decoder(nn.Module, ABC):
     """Scores the next word of a caption, given a grid and the words before.
 
-    A subclass is listed in captioner.decoders.build, and takes `config`, `grid_dim` and
+    A subclass is listed in captioner.decoders.kinds, and takes `config`, `grid_dim` and
     `vocabulary_size`.
     """
 

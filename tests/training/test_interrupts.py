@@ -18,6 +18,7 @@ from captioner_training.reporting.clock import Clock
 from captioner_training.train import train
 from tests.training.runs import newest_state, records
 
+CPU = Processes(device=torch.device("cpu"))
 RECIPE = """
 name: miniature
 encoder_weights: random
@@ -40,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
     path.write_text(RECIPE)
 
     def begin(name: str) -> None:
-        train(load_recipe(str(path)), out=tmp_path / name, processes=Processes(torch.device("cpu")))
+        train(load_recipe(str(path)), out=tmp_path / name, processes=CPU)
 
     return begin
 

@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from captioner.bounds import OneOf
 from captioner_training.recipe import Recipe
 
 __all__ = ["fields_text"]
@@ -28,14 +29,14 @@ def fields_text() -> str:
 
 
 def _lines(kind: Any, prefix: str) -> Iterator[str]:
-    hints = get_type_hints(kind)
+    hints, marked = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     reasons = _reasons(kind)
     for field in fields(kind):
         name = f"{prefix}{field.name}"
         inner, many = _configuration(hints[field.name])
         reason = textwrap.wrap(reasons.get(field.name, ""), _WIDTH)
         if inner is None or reason or field.default is not MISSING:
-            yield f"{name}: {_default(field)}{_choices(hints[field.name])}".rstrip()
+            yield f"{name}: {_default(field)}{_choices(marked[field.name])}".rstrip()
             yield from (f"    {line}" for line in reason)
         if inner is not None:
             yield from _lines(inner, f"{name}.1." if many else f"{name}.")
@@ -61,6 +62,9 @@ def _default(field: Field[Any]) -> str:
 def _choices(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"  ({', '.join(map(str, get_args(hint)))})"
+    if get_origin(hint) is Annotated:
+        tables = [mark.names for mark in hint.__metadata__ if isinstance(mark, OneOf)]
+        return f"  ({', '.join(*tables)})" if tables else ""
     return ""
 
 

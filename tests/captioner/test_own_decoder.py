@@ -1,0 +1,87 @@
+"""A decoder of one's own, added as docs/design.md says: a class, and a row in the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from captioner import Captioner, ConfigError, GenerationConfig
+from captioner.checkpoint import Checkpoint
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import DecoderOutput
+from captioner.decoders.kinds import KINDS
+from captioner.decoders.state import State, StepOutput
+from captioner.decoders.words import WordDecoder
+from captioner.encoder import EncoderConfig
+from captioner.model import CaptionModel, ModelConfig
+from captioner.transforms import TransformConfig
+from captioner.vocabulary import Vocabulary
+from captioner_training.recipe_fields import fields_text
+
+
+class BigramDecoder(WordDecoder):
+    """Says what the word before and the mean of the grid suggest: no memory, no attention."""
+
+    def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
+        super().__init__(config, vocabulary_size=vocabulary_size)
+        self.look = nn.Linear(grid_dim, config.embedding_dim)
+
+    def start(self, features: Tensor) -> State:
+        return State(image={"mean": self.look(features.mean(dim=1, keepdim=True))}, hypothesis={})
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        deep = self._embed(tokens) + state.image["mean"]
+        return StepOutput(self._step_logits(deep), state, None, None, None)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
+        mean = self.start(features).image["mean"]
+        return DecoderOutput(self._embed(tokens) + mean.unsqueeze(1))
+
+
+@pytest.fixture
+def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    monkeypatch.setitem(KINDS, "bigram", f"{__name__}:BigramDecoder")
+    torch.manual_seed(0)
+    vocabulary = Vocabulary(["a", "dog", "cat", "runs"])
+    config = ModelConfig(
+        encoder=EncoderConfig(name="mobilenet_v3_small"),
+        decoder=DecoderConfig(kind="bigram", embedding_dim=8),
+    )
+    model = CaptionModel(config, vocabulary_size=len(vocabulary)).eval()
+    return Checkpoint(
+        model=model,
+        vocabulary=vocabulary,
+        transform=TransformConfig(size=32),
+        name="bigram",
+        generation=GenerationConfig(beam_size=3, maximum_length=5),
+    )
+
+
+def test_it_is_saved_loaded_and_captions(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "bigram.safetensors")
+    captioner = Captioner.from_pretrained(tmp_path / "bigram.safetensors", dtype="float32")
+    assert type(captioner.model.decoder) is BigramDecoder
+    caption = captioner.caption(Image.new("RGB", (40, 30), "teal"))
+    assert 1 <= len(caption.words) <= 5 and caption.words[0].attention is None
+
+
+@torch.no_grad()
+def test_its_steps_say_what_its_pass_says(checkpoint: Checkpoint) -> None:
+    decoder = checkpoint.model.decoder
+    features, tokens = torch.randn(2, 4, 576), torch.randint(3, 8, (2, 3, 5))
+    whole = decoder.logits(decoder(features, tokens).deep)
+    state = decoder.start(features).expand(3)
+    for at in range(5):
+        output = decoder.step(tokens[..., at], state)
+        state = output.state
+        assert torch.allclose(output.logits, whole[:, :, at], atol=1e-5)
+
+
+def test_a_recipe_knows_it_while_it_is_in_the_table(checkpoint: Checkpoint) -> None:
+    assert "decoder.kind: lstm  (lstm, top_down, transformer, bigram)" in fields_text()
+    with pytest.raises(ConfigError, match=r"kind 'trigram' is out of range: use lstm, .*, bigram"):
+        DecoderConfig(kind="trigram")
