@@ -29,7 +29,8 @@ class GenerationConfig:
     captions: Positive = 1  # how many of the best are returned
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
-    no_repeat_ngram: Annotated[int, Ge(0)] = 2  # no n words stand twice in this order; 0 allows it
+    # No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows both.
+    no_repeat_ngram: Annotated[int, Ge(0)] = 2
     # No word stands on both sides of this one, as in "a red and red car": the attention has looked
     # at one thing twice. A word that the vocabulary does not have, or "", allows it.
     different_around: str = "and"

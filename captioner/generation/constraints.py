@@ -18,7 +18,8 @@ class Constraints:
     Args:
         maximum_length: words, after which only <end> may come.
         minimum_length: words, before which <end> may not come.
-        no_repeat_ngram: no n words stand twice in this order; 0 allows it.
+        no_repeat_ngram: no n words stand twice in this order, and no word twice in a row; 0 allows
+            both.
         conjunction: the number of a word that has no word on both sides, such as "and"; <unk>,
             which is never said, allows it.
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
@@ -58,6 +59,7 @@ class Constraints:
             allowed[..., END] = -torch.inf
         if self.no_repeat_ngram:
             _block_repetition(allowed, history, self.no_repeat_ngram)
+            _block_last(allowed, history)
         if self.conjunction != UNK and step >= 2:
             _block_pair(allowed, history, self.conjunction)
         stuck = torch.isneginf(allowed.amax(dim=-1))
@@ -75,6 +77,11 @@ def _block_repetition(allowed: Tensor, history: Tensor, n: int) -> None:
     # -inf where the n-gram would repeat, 0 elsewhere; a word may stand in several n-grams.
     penalty = torch.zeros_like(repeats, dtype=allowed.dtype).masked_fill(repeats, -torch.inf)
     allowed.scatter_add_(-1, grams[..., -1], penalty)
+
+
+def _block_last(allowed: Tensor, history: Tensor) -> None:
+    """Forbid the last word of the history (B, K, t)."""
+    allowed.scatter_(-1, history[..., -1:], -torch.inf)
 
 
 def _block_pair(allowed: Tensor, history: Tensor, conjunction: int) -> None:

@@ -259,6 +259,29 @@ def test_no_ngram_stands_twice(n: int) -> None:
             assert len(grams) == len(set(grams)), words
 
 
+@pytest.mark.parametrize(
+    "method", [{"beam_size": 4}, {"beam_size": 1}, {"sample": True, "captions": 50, "seed": 3}]
+)
+def test_no_word_stands_twice_in_a_row(method: dict[str, object]) -> None:
+    class Stammerer(Historian):
+        """Would say its last word again."""
+
+        def logits(self, image: int, history: int) -> Tensor:
+            logits = super().logits(image, history)
+            if history > START:
+                logits[history % self.words] += 3
+            return logits
+
+    def doubles(n: int) -> int:
+        config = GenerationConfig(no_repeat_ngram=n, maximum_length=8, **method)
+        found = generate(Stammerer(), features(*range(8)), config)
+        said = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
+        return sum(a == b for words in said for a, b in itertools.pairwise(words))
+
+    assert doubles(2) == doubles(5) == 0
+    assert doubles(0) > 5
+
+
 AND, RED, BLUE = 4, 5, 6
 """Numbers of the words in COLORS."""
 COLORS = Vocabulary(["and", "red", "blue"])
