@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-scheme", action="append", default=[], metavar="NAME",
         help="of links in lists, besides http, https, s3, gs")  # fmt: skip
     add("--allow-private", action="store_true",
-        help="links in lists may redirect to private ones")  # fmt: skip
+        help="links may lead to private addresses")  # fmt: skip
     add("--no-recursive", action="store_true", help="leave folders in folders alone")
     add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
     add("--retry-errors", action="store_true", help="try again what failed before")
@@ -158,5 +158,5 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
         null=arguments.null,
         recursive=not arguments.no_recursive,
         schemes=tuple(arguments.allow_scheme),
-        private_redirects=arguments.allow_private,
+        allow_private=arguments.allow_private,
     )

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.inputs.photos import LostPhoto, RemotePhoto
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
 
 Photos = Callable[..., Path]
@@ -191,7 +194,11 @@ def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> 
     folder = photos(3)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     (tmp_path / "list").write_text(f"{server}/photos/p001.jpg?w=20\n{server}/photos/none.jpg\n")
-    inputs = Inputs(sources=(f"{server}/photos/p000.jpg",), lists=(str(tmp_path / "list"),))
+    inputs = Inputs(
+        sources=(f"{server}/photos/p000.jpg",),
+        lists=(str(tmp_path / "list"),),
+        allow_private=True,  # it is at 127.0.0.1
+    )
     first, second, third = caption_batch(inputs, captioner=tiny)
     assert [first["caption"], second["caption"]] == wanted[:2]
     assert third["error"]["type"] == "image-not-found"
@@ -239,25 +246,30 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
 
 
 def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
-    links = ("file:///etc/passwd", "simplecache::https://a.org/a.jpg", "https://a.org/a.jpg")
+    links = (
+        "file:///etc/passwd",
+        "simplecache::https://a.org/a.jpg",
+        "https://a.org/a.jpg",
+        "http://[::1]/a",
+    )
     listed = tmp_path / "list.txt"
     listed.write_text("\n".join(links))
     found = list(Inputs(lists=(str(listed),)).photos())
-    assert [type(photo) for photo in found[::2]] == [LostPhoto, RemotePhoto]
+    assert [type(photo) for photo in found] == [LostPhoto, PhotoFile, RemotePhoto, LostPhoto]
     assert "add --allow-scheme file" in found[0].reason  # type: ignore[attr-defined]
+    assert "write an IPv6 address in full" in found[3].reason  # type: ignore[attr-defined]
     allowed = list(Inputs(lists=(str(listed),), schemes=("file",)).photos())
     assert isinstance(allowed[0], RemotePhoto)
 
 
-def test_a_redirect_into_the_own_network_is_not_followed(
-    server: str, tmp_path: Path, photos: Photos
-) -> None:
-    """The server of the tests is at 127.0.0.1; another beside it sends everybody there."""
+@contextmanager
+def redirecting(place: str) -> Iterator[int]:
+    """A server beside that of the tests, which sends everybody elsewhere; its port."""
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(302)
-            self.send_header("Location", f"{server}/photos/p000.jpg")
+            self.send_header("Location", place)
             self.end_headers()
 
         do_HEAD = do_GET  # noqa: N815
@@ -265,20 +277,65 @@ def test_a_redirect_into_the_own_network_is_not_followed(
         def log_message(self, *_: object) -> None:
             return
 
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
-    photos(1)
     with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as sender:
         threading.Thread(target=sender.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{sender.server_port}/a.jpg"
-        with pytest.raises(ImageNotFoundError, match="redirects to the private address"):
-            RemotePhoto(name=url, url=url, guarded=True).read()
-        listed = tmp_path / "list"
-        listed.write_text(f"{url}\n")
-        for allowed in (False, True):
-            (photo,) = Inputs(lists=(str(listed),), private_redirects=allowed).photos()
-            if allowed:
-                assert photo.read()[:2] == b"\xff\xd8"
-            else:
-                with pytest.raises(ImageNotFoundError, match="add --allow-private"):
-                    photo.read()
+        yield sender.server_port
         sender.shutdown()
+
+
+def first(**inputs: Any) -> Photo:
+    (photo,) = Inputs(**inputs).photos()
+    return photo
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[0:0:0:0:0:ffff:7f00:1]"])
+def test_no_link_of_a_list_leads_into_the_own_network(
+    server: str, tmp_path: Path, photos: Photos, host: str
+) -> None:
+    """The server of the tests is at 127.0.0.1, which is no public address."""
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    photos(1)
+    (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")
+    lists = (str(tmp_path / "list"),)
+    with pytest.raises(ImageNotFoundError, match=r"private address.* add --allow-private"):
+        first(lists=lists).read()
+    if host != "[0:0:0:0:0:ffff:7f00:1]":  # which a system may not connect to
+        assert first(lists=lists, allow_private=True).read()[:2] == b"\xff\xd8"
+
+
+def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
+    server: str, photos: Photos
+) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    photos(1)
+    with redirecting(f"{server}/photos/p000.jpg") as port:
+        same, other = (f"http://{host}:{port}/a.jpg" for host in ("127.0.0.1", "localhost"))
+        assert first(sources=(same,)).read()[:2] == b"\xff\xd8"
+        with pytest.raises(ImageNotFoundError, match=r"leads to 127\.0\.0\.1.* --allow-private"):
+            first(sources=(other,)).read()
+        assert first(sources=(other,), allow_private=True).read()[:2] == b"\xff\xd8"
+
+
+def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
+) -> None:
+    """A name that has a public address when it is looked up, and a private one the next time."""
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    from captioner_serving.batch.inputs import links, networks
+
+    photos(1)
+    port = int(urlsplit(server).port or 0)
+    real, answers = socket.getaddrinfo, ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+
+    def rebinding(host: Any, *rest: Any, **more: Any) -> Any:
+        if host != "rebinding.example":
+            return real(host, *rest, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    monkeypatch.setattr(networks, "_is_public", lambda address: str(address) == "127.0.0.2")
+    monkeypatch.setattr(links, "_TRIES", 1)
+    url = f"http://rebinding.example:{port}/photos/p000.jpg"
+    with pytest.raises(ImageNotFoundError, match=f"cannot be read .*{port}"):
+        RemotePhoto(name=url, url=url, reach="public").read()
+    assert len(answers) == 2  # it was looked up once; at 127.0.0.2 nobody listens

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from captioner.errors import (
     CaptionerError,
@@ -18,7 +18,10 @@ from captioner.errors import (
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["fetch", "is_url", "open_file_system", "reason_of"]
+__all__ = ["Reach", "fetch", "is_url", "open_file_system", "reason_of"]
+
+Reach = Literal["public", "own", "any"]
+"""Where an http link may lead: to public addresses, to its own host too, or anywhere."""
 
 _TRIES = 3  # networks fail in passing
 
@@ -28,13 +31,13 @@ def is_url(name: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
 
 
-def fetch(url: str, *, limit: int, guarded: bool = False) -> bytes:
+def fetch(url: str, *, limit: int, reach: Reach = "own") -> bytes:
     """Read a file of at most `limit` bytes.
 
     Args:
         url: what to read.
         limit: bytes.
-        guarded: whether a redirect to a private address is refused.
+        reach: where it may lead, by its name and by redirects.
 
     Raises:
         ImageError: it cannot be read, or is larger.
@@ -43,7 +46,7 @@ def fetch(url: str, *, limit: int, guarded: bool = False) -> bytes:
     """
     for attempt in range(1, _TRIES + 1):
         try:
-            system, path = open_file_system(url, guarded=guarded)
+            system, path = open_file_system(url, reach)
             with system.open(path, "rb") as file:
                 data: bytes = file.read(limit + 1)
             break
@@ -62,18 +65,23 @@ def fetch(url: str, *, limit: int, guarded: bool = False) -> bytes:
     return data
 
 
-def open_file_system(url: str, *, guarded: bool = False) -> tuple[AbstractFileSystem, Any]:
+def open_file_system(url: str, reach: Reach = "own") -> tuple[AbstractFileSystem, Any]:
     """Give the file system of a link, and the path in it.
 
     Raises:
         MissingExtraError: the extra that reads such links is not there.
+        ValueError: the link is none.
 
     """
     try:
         import fsspec
 
-        web = guarded and url.lower().startswith(("http://", "https://"))
-        options = {"get_client": _guarded_client} if web else {}
+        options = {}
+        if reach != "any" and url.lower().startswith(("http://", "https://")):
+            from captioner_serving.batch.inputs.networks import guarded_client
+
+            own = urlsplit(url).hostname if reach == "own" else None
+            options["get_client"] = partial(guarded_client, own) if own else guarded_client
         system, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise MissingExtraError(f"reading {url.split(':')[0]}:// links", "remote") from error
@@ -90,25 +98,3 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "not found"
     return str(error) or type(error).__name__
-
-
-async def _guarded_client(**options: Any) -> Any:
-    """Open an HTTP client that is not led into the network that this machine stands in.
-
-    Only aiohttp's own redirects come here; it follows none to anything but http and https.
-    """
-    import aiohttp
-
-    async def look(_: object, __: object, parameters: Any) -> None:
-        place = parameters.response.headers.get("Location", "")
-        host = parameters.url.join(type(parameters.url)(place)).host
-        for *_, address in await asyncio.get_running_loop().getaddrinfo(host, None):
-            if not ipaddress.ip_address(str(address[0]).split("%")[0]).is_global:
-                raise ValueError(
-                    f"it redirects to the private address of {host}; if you trust the list, add "
-                    "--allow-private"
-                )
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_redirect.append(look)
-    return aiohttp.ClientSession(trace_configs=[trace], **options)

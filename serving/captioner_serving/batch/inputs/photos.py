@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from captioner import errors
-from captioner_serving.batch.inputs.links import fetch
+from captioner_serving.batch.inputs.links import Reach, fetch
 
 __all__ = [
     "LostPhoto",
@@ -124,11 +124,11 @@ class RemotePhoto(Photo):
     """A file at a URL that fsspec reads."""
 
     url: str
-    guarded: bool = False  # redirects to private addresses are refused, as for a link out of a list
+    reach: Reach = "own"
 
     def read(self) -> bytes:
         """Fetch the file."""
-        return fetch(self.url, limit=_LARGEST, guarded=self.guarded)
+        return fetch(self.url, limit=_LARGEST, reach=self.reach)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from captioner.errors import CaptionerError
 from captioner_serving.batch.inputs.archives import ARCHIVES, tar_stream_photos
-from captioner_serving.batch.inputs.links import open_file_system, reason_of
+from captioner_serving.batch.inputs.links import Reach, open_file_system, reason_of
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, RemotePhoto
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["remote_photos"]
 
 
-def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> Iterator[Photo]:
+def remote_photos(
+    url: str, suffixes: tuple[str, ...], *, recursive: bool, reach: Reach
+) -> Iterator[Photo]:
     """List what a URL stands for: a photo, a tar file, a glob, a folder or bucket.
 
     Raises:
@@ -27,7 +29,7 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
     web = url.lower().startswith(("http://", "https://"))
     bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
     try:
-        system, path = open_file_system(url)
+        system, path = open_file_system(url, reach)
         if bare.endswith(".zip"):
             reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
             yield LostPhoto(name=url, reason=reason)
@@ -42,7 +44,7 @@ def remote_photos(url: str, suffixes: tuple[str, ...], *, recursive: bool) -> It
                 for match in matches:
                     yield _photo(system, match)
             else:
-                yield RemotePhoto(name=url, url=url)
+                yield RemotePhoto(name=url, url=url, reach=reach)
         else:
             for folder, folders, files in system.walk(path, on_error="raise"):
                 folders.sort() if isinstance(folders, list) else None

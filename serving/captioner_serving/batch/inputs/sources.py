@@ -14,7 +14,7 @@ from typing import NamedTuple
 from captioner.errors import ConfigError, DataError
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
-from captioner_serving.batch.inputs.links import is_url
+from captioner_serving.batch.inputs.links import Reach, is_url
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.remote import remote_photos
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
@@ -36,7 +36,8 @@ class Inputs:
     root: the folder that relative paths in lists and tables start from; None: the current one.
     recursive: whether folders are searched all the way down.
     schemes: of links that are followed in lists and tables, besides http, https, s3 and gs.
-    private_redirects: whether such links may be redirected to private addresses.
+    allow_private: whether links may lead to private addresses: those in lists and tables by their
+        names and by redirects; the sources themselves may have one, but not be redirected to one.
     """
 
     sources: tuple[str, ...] = ()
@@ -46,7 +47,7 @@ class Inputs:
     null: bool = False
     recursive: bool = True
     schemes: tuple[str, ...] = ()
-    private_redirects: bool = False
+    allow_private: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources and not self.lists:
@@ -89,7 +90,12 @@ class Inputs:
         if source == "-":
             yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
         elif is_url(source):
-            yield from remote_photos(source, IMAGE_SUFFIXES, recursive=self.recursive)
+            yield from remote_photos(
+                source,
+                IMAGE_SUFFIXES,
+                recursive=self.recursive,
+                reach="any" if self.allow_private else "own",
+            )
         elif _is_table(source) and self.column is not None:
             yield from self._named(table_names(source, self.column))
         elif os.path.isdir(source):
@@ -113,8 +119,12 @@ class Inputs:
     def _linked(self, url: str) -> Photo:
         """A link out of a list or table, which may be another person's: not any scheme will do."""
         scheme = url.split("://")[0].lower()
-        if scheme in (*_SCHEMES, *self.schemes) and "::" not in url:
-            return RemotePhoto(name=url, url=url, guarded=not self.private_redirects)
+        if "::" in url:  # with which fsspec chains file systems
+            reason = f"{url}: links with :: are not followed; write an IPv6 address in full"
+            return LostPhoto(name=url, reason=reason)
+        if scheme in (*_SCHEMES, *self.schemes):
+            reach: Reach = "any" if self.allow_private else "public"
+            return RemotePhoto(name=url, url=url, reach=reach)
         return LostPhoto(
             name=url,
             reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
