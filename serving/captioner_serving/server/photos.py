@@ -26,6 +26,7 @@ _SECONDS = 20.0
 # Of the system's time: the model comes first, and ordinary photos with it.
 _NICE = 5
 _ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at an eighth in 30 ms
+_SEGMENTS = 1000  # before the pixels; a reader takes its time for each, and cameras write a few
 
 
 class PhotoReader:
@@ -105,20 +106,23 @@ async def _result(
 def is_ordinary(data: bytes) -> bool:
     """Whether a file is a JPEG that is decoded in one pass, and not very large.
 
-    That is: baseline, all colours in its first scan, at which a decoder stops. Its time goes with
-    its pixels and nothing else.
+    That is: baseline, grey or of three colours (inks may have a profile, which takes time), all of
+    them in its first scan, at which a decoder stops. Its time goes with its pixels and nothing
+    else.
     """
     if data[:2] != b"\xff\xd8":
         return False
     place, colours = 2, 0
-    while place + 4 <= len(data) and data[place] == 0xFF:
+    for _ in range(_SEGMENTS):
+        if place + 4 > len(data) or data[place] != 0xFF:
+            return False
         marker = data[place + 1]
         length = int.from_bytes(data[place + 2 : place + 4])
         if marker == 0xC0 and place + 10 <= len(data):
             height = int.from_bytes(data[place + 5 : place + 7])
             width = int.from_bytes(data[place + 7 : place + 9])
             colours = data[place + 9]
-            if width * height > _ORDINARY:
+            if width * height > _ORDINARY or colours not in (1, 3):
                 return False
         elif marker == 0xDA:
             return place + 5 <= len(data) and 0 < colours == data[place + 4]

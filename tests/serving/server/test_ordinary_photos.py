@@ -1,0 +1,59 @@
+"""Which photos are decoded in a time that their header tells."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from captioner_serving.server.photos import is_ordinary
+from tests.serving.server.conftest import SAMPLES
+
+
+def jpeg(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:
+    Image.new(mode, size).save(buffer := io.BytesIO(), "JPEG", **options)
+    return buffer.getvalue()
+
+
+def segments(count: int) -> bytes:
+    """A sound JPEG with so many empty comments."""
+    return b"\xff\xd8" + b"\xff\xfe\0\2" * count + jpeg()[2:]
+
+
+@pytest.mark.parametrize("name", ["coffee.jpg", "rocket.jpg"])
+def test_photos_of_cameras_are_ordinary(name: str) -> None:
+    assert is_ordinary((SAMPLES / name).read_bytes())
+
+
+def test_so_are_grey_ones_large_ones_and_those_with_much_to_say() -> None:
+    assert is_ordinary(jpeg("L"))
+    assert is_ordinary(jpeg(size=(6000, 5000)))
+    assert is_ordinary(jpeg(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(3_000_000)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        jpeg(progressive=True),
+        jpeg("CMYK"),  # its profile may take seconds
+        jpeg(size=(6001, 5000)),
+        jpeg()[:100],
+        segments(2000),
+        b"\x89PNG\r\n\x1a\n",
+        b"",
+    ],
+    ids=["progressive", "inks", "huge", "cut off", "many segments", "PNG", "empty"],
+)
+def test_what_may_take_longer_is_not(data: bytes) -> None:
+    assert not is_ordinary(data)
+
+
+def test_it_is_told_in_no_time() -> None:
+    """It happens where all requests are served; 19 MB of segments took a second and more."""
+    data = segments(4_700_000)
+    started = time.perf_counter()
+    assert not is_ordinary(data)
+    assert time.perf_counter() - started < 0.1
