@@ -1,42 +1,47 @@
 """The server under attack: do honest photos come through, and does it come back to rest?
 
-    python tests/benchmarks/soak.py [--minutes 20] [--clients 32] [--hostile 8]
+    PYTHONPATH=.:training:serving python tests/benchmarks/soak.py \
+        [--minutes 20] [--clients 32] [--hostile 8] [--output soak]
 
-First the honest clients alone, for a fifth of the time, which is their idle latency; then all of
-them together, the hostile ones with every attack in turn: photos that are small on disk and large
-or slow to decode, uploads that stall, heads that never end, calls of nested lists, uploads that
-fill the store, clients that leave, guesses of names and hosts. A server on this machine, started
-here, on the same cores; nothing is sent to any other address.
+1. All clients together, hostile ones too, for a tenth of the time (at least a minute): the server
+   meets everything once. Then it rests, and its memory is that "before".
+2. The honest clients alone, for a tenth of the time: their latency on an idle server.
+3. All of them for `--minutes`; every hostile client does every attack in turn (see attacks.py).
+4. It rests again, and its memory is that "after".
+
+The whole takes about 6 minutes more than `--minutes`. The server is started here, on the same
+cores, with a password; honest clients have addresses of their own (127.0.1.x), hostile ones theirs
+(127.0.2.x), and nothing is sent to any other machine. Every fourth honest client is a visitor of
+the page, who also wants the photo shown. Memory is the proportional size (PSS) of the server with
+its decoding processes. Linux only. Prints what was found, writes it to OUTPUT.txt and OUTPUT.json,
+and ends with status 0 if every bar is met, 1 if not.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import json
 import os
 import random
+import re
 import statistics
+import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
-from PIL import Image
-
-from captioner.bundled import sample_photos
+from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
 from tests.serving.server.conftest import Server, serve
-from tests.serving.server.test_attacks import huge_tile, many_scans
-from tests.serving.server.test_bad_uploads import png
 
-BOUNDARY = "soak"
-RETRIES = 20  # of a 503, as Retry-After asks; then the photo counts as lost
+KEEP = 30  # seconds that the server keeps uploads, so that it can come to rest within a minute
+REST = KEEP + 45  # it sweeps every 20 s
+RETRIES = 30  # of a 503, as Retry-After asks; then the photo counts as lost
+SLOWER, LARGER = 3.0, 1.10  # the bars
 
 
 @dataclass
@@ -47,217 +52,244 @@ class Tally:
     refused: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     attacks: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def record(self) -> dict[str, Any]:
+        ordered = sorted(self.seconds) or [float("nan")]
+        return {
+            "answered": len(self.seconds),
+            "lost": self.lost.total(),
+            "lost_by_reason": dict(self.lost),
+            "asked_to_come_again": self.refused,
+            "median_s": round(statistics.median(ordered), 4),
+            "p95_s": round(ordered[int(0.95 * len(ordered))], 4),
+            "slowest_s": round(ordered[-1], 2),
+            "attacks": dict(sorted(self.attacks.items())),
+            "attacks_refused_or_broken_off": dict(sorted(self.refusals.items())),
+        }
 
 
-class Target:
-    """The server as a client sees it."""
+class Soak:
+    """The clients of one server."""
 
-    def __init__(self, server: Server) -> None:
-        where = urlsplit(server.url)
-        self.host, self.port = str(where.hostname), int(where.port or 80)
+    def __init__(self, server: Server, arguments: argparse.Namespace) -> None:
+        self.server, self.pause = server, arguments.pause
+        self.photos, hostile = honest_photos(), hostile_photos()
+        honest = range(1, arguments.clients - arguments.hostile + 1)
+        self.honest = [Client(server.url, f"127.0.1.{number}") for number in honest]
+        self.attacks = [
+            make_attacks(Client(server.url, f"127.0.2.{number}"), hostile)
+            for number in range(1, arguments.hostile + 1)
+        ]
+        self.memory: list[tuple[float, float]] = []  # seconds since the start, megabytes
+        self.started = time.monotonic()
 
-    async def exchange(self, data: bytes, *, patience: float = 120) -> bytes:
-        """Send a request on a connection of its own, and read its whole answer."""
-        async with asyncio.timeout(patience):
-            reader, writer = await asyncio.open_connection(self.host, self.port)
-            try:
-                writer.write(data)
-                return await reader.read()
-            finally:
-                writer.close()
-
-    async def hold(self, data: bytes, seconds: float) -> None:
-        """Send the beginning of a request, and no more."""
-        _, writer = await asyncio.open_connection(self.host, self.port)
-        try:
-            writer.write(data)
-            await asyncio.sleep(seconds)
-        finally:
-            writer.close()
-
-    def head(self, method: str, path: str, length: int, *headers: str) -> bytes:
-        """The head of a request that closes its connection."""
-        lines = (
-            f"{method} {path} HTTP/1.1",
-            f"Host: {self.host}:{self.port}",
-            f"Content-Length: {length}",
-            "Connection: close",
-            *headers,
+    async def run(self, seconds: float, *, attacked: bool) -> Tally:
+        """Let clients loose for a while."""
+        tally, deadline = Tally(), time.monotonic() + seconds
+        hostile = self.attacks if attacked else []
+        watch = asyncio.create_task(self.watch())
+        await asyncio.gather(
+            *(self.ask(number, deadline, tally) for number in range(len(self.honest))),
+            *(self.attack(number, deadline, tally) for number in range(len(hostile))),
         )
-        return "\r\n".join((*lines, "", "")).encode()
+        watch.cancel()
+        return tally
 
-    def upload(self, photo: bytes, path: str = "/api/caption", name: str = "image") -> bytes:
-        """A whole request with a photo."""
-        part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="x.jpg"'
-        body = f"{part}\r\n\r\n".encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
-        kind = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
-        return self.head("POST", path, len(body), kind) + body
+    async def watch(self) -> None:
+        while True:
+            self.memory.append((round(time.monotonic() - self.started), memory(self.server)))
+            await asyncio.sleep(10)
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--hostile", type=int, default=8)
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds between honest photos")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serve(Path(folder), "--keep", 30) as server:
-        asyncio.run(soak(server, arguments))
-
-
-async def soak(server: Server, arguments: argparse.Namespace) -> None:
-    """Run both parts and print what was found."""
-    target, seconds = Target(server), 60 * arguments.minutes
-    honest = arguments.clients - arguments.hostile
-    await run(target, arguments, honest=honest, hostile=0, seconds=5)  # warm up
-    alone = await run(target, arguments, honest=honest, hostile=0, seconds=seconds / 5)
-    await asyncio.sleep(35)
-    before = memory(server)
-    workers = processes(server)
-    attacked = await run(
-        target, arguments, honest=honest, hostile=arguments.hostile, seconds=seconds * 4 / 5
-    )
-    await asyncio.sleep(50)  # uploads are kept for 30 s, and swept every 20
-    after = memory(server)
-    answer = await target.exchange(target.head("GET", "/api/health", 0))
-    print(f"{os.cpu_count()} cores, bundled checkpoint, {honest} honest clients, one photo a time "
-          f"with {arguments.pause:g} s between, {arguments.hostile} hostile ones")  # fmt: skip
-    report("honest alone", alone)
-    report("under attack", attacked)
-    ratio = statistics.median(attacked.seconds) / statistics.median(alone.seconds)
-    print(f"median latency under attack / alone: {ratio:.2f} (target: at most 3)")
-    print(f"attacks: {dict(sorted(attacked.attacks.items()))}")
-    print(f"memory of the server: {before:.0f} MB before, {after:.0f} MB after, "
-          f"{after / before:.2f} (target: at most 1.10)")  # fmt: skip
-    restarts = len(processes(server) - workers)
-    print(f"the server {'ended' if server.process.poll() is not None else 'runs on'}; "
-          f"{restarts} decoding processes replaced; health {answer[9:12].decode()}")  # fmt: skip
-    failures = [line for line in server.lines if "Traceback" in line or "Error" in line]
-    print(f"tracebacks and errors in its log: {len(failures)} {failures[:3]}")
-
-
-def report(name: str, tally: Tally) -> None:
-    ordered = sorted(tally.seconds)
-    late = ordered[int(0.95 * len(ordered))]
-    print(f"{name}: {len(ordered)} photos, median {1000 * statistics.median(ordered):.0f} ms, "
-          f"95 % within {1000 * late:.0f} ms, slowest {ordered[-1]:.1f} s; "
-          f"{tally.refused} asked to come again, {tally.lost.total()} lost "
-          f"{dict(tally.lost) or ''}")  # fmt: skip
-
-
-async def run(
-    target: Target, arguments: argparse.Namespace, *, honest: int, hostile: int, seconds: float
-) -> Tally:
-    """Let clients loose for a while."""
-    tally, deadline = Tally(), time.monotonic() + seconds
-    photos = honest_photos()
-    attacks = make_attacks(target)
-
-    async def ask(number: int) -> None:
+    async def ask(self, number: int, deadline: float, tally: Tally) -> None:
+        """Be an honest client: a photo, a pause, the next photo."""
+        client = self.honest[number]
+        visitor = number % 4 == 3
+        await asyncio.sleep(random.uniform(0, self.pause))
         for turn in count(number):
             if time.monotonic() > deadline:
                 return
-            await ask_once(target, photos[turn % len(photos)], tally)
-            await asyncio.sleep(arguments.pause * random.uniform(0.5, 1.5))
+            await self.ask_once(client, self.photos[turn % len(self.photos)], tally, visitor)
+            await asyncio.sleep(self.pause * random.uniform(0.5, 1.5))
 
-    async def attack(number: int) -> None:
-        for turn in count(number):
+    async def ask_once(self, client: Client, photo: bytes, tally: Tally, visitor: bool) -> None:
+        """Send a photo until it is captioned, as often as the server asks for it."""
+        started = time.monotonic()
+        route = ("/page/captions", "photo") if visitor else ("/api/caption", "image")
+        answer = await self.insist(client, client.upload(photo, *route), tally)
+        if answer is None:
+            return
+        tally.seconds.append(time.monotonic() - started)
+        token = re.search(rb'"token": "([\w-]+)"', answer)
+        if visitor and token is not None:
+            path = f"/page/captions/{token[1].decode()}/photo.jpg"
+            if await self.insist(client, client.head("GET", path), tally) is None:
+                tally.lost["picture"] += 1
+
+    async def insist(self, client: Client, request: bytes, tally: Tally) -> bytes | None:
+        """Send a request until it is answered; None: it is lost."""
+        for _ in range(RETRIES):
+            try:
+                answer = await client.exchange(request)
+            except (OSError, TimeoutError) as error:
+                tally.lost[type(error).__name__] += 1
+                return None
+            good = answer.startswith(b"HTTP/1.1 200")
+            if good and (b'"caption"' in answer or b"image/jpeg" in answer[:1000]):
+                return answer
+            if not (answer.startswith(b"HTTP/1.1 503") or b'"type": "busy"' in answer):
+                tally.lost[answer[9:12].decode() or "no answer"] += 1
+                return None
+            tally.refused += 1
+            wait = re.search(rb"retry-after: (\d+)", answer, re.IGNORECASE)
+            await asyncio.sleep(float(wait[1]) if wait else 1)
+        tally.lost["503"] += 1
+        return None
+
+    async def attack(self, number: int, deadline: float, tally: Tally) -> None:
+        """Be a hostile client: every attack in turn, each client with another one first."""
+        attacks = list(self.attacks[number].items())
+        for turn in count(number * 4):
             if time.monotonic() > deadline:
                 return
-            name = list(attacks)[turn % len(attacks)]
+            name, make = attacks[turn % len(attacks)]
             tally.attacks[name] += 1
             try:
-                await attacks[name]()
+                await make()
             except (OSError, TimeoutError):
-                await asyncio.sleep(0.05)  # it was refused; the next one
-
-    await asyncio.gather(*map(ask, range(honest)), *map(attack, range(hostile)))
-    return tally
+                tally.refusals[name] += 1
+                await asyncio.sleep(0.05)
 
 
-async def ask_once(target: Target, photo: bytes, tally: Tally) -> None:
-    """Send a photo until it is captioned, as often as the server asks for it."""
-    started = time.monotonic()
-    for _ in range(RETRIES):
-        try:
-            answer = await target.exchange(target.upload(photo))
-        except (OSError, TimeoutError) as error:
-            tally.lost[type(error).__name__] += 1
-            return
-        if answer.startswith(b"HTTP/1.1 200") and b'"caption"' in answer:
-            tally.seconds.append(time.monotonic() - started)
-            return
-        if not answer.startswith(b"HTTP/1.1 503"):
-            tally.lost[answer[9:12].decode() or "nothing"] += 1
-            return
-        tally.refused += 1
-        await asyncio.sleep(1)
-    tally.lost["503"] += 1
-
-
-def honest_photos() -> list[bytes]:
-    """What people send: the samples, one of 12 megapixels, a screenshot, a progressive one."""
-    photos = [path.read_bytes() for path in sample_photos().values()] * 3
-    large = Image.open(io.BytesIO(photos[0])).resize((4000, 3000))
-    for format, options in (("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {})):
-        image = large if not options and format == "JPEG" else large.resize((1000, 750))
-        image.save(buffer := io.BytesIO(), format, **options)
-        photos.append(buffer.getvalue())
-    return photos
-
-
-def make_attacks(target: Target) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every attack by its name."""
-    sent = {
-        "many scans": many_scans(3000),
-        "ninety scans": many_scans(90),
-        "huge tile": huge_tile(),
-        "100 megapixels": png(9_990, 10_000, zlib.compress(bytes(9_990 * 3 + 1) * 10_000, 9)),
-        "a bomb": png(60_000, 60_000),
-        "cut off": many_scans(50)[:5000],
-        "19 MB of nothing": bytes(19_000_000),
-    }
-    join = json.dumps({"data": [[[]] * 4000, 1, 1], "fn_index": 0, "session_hash": "s"}).encode()
-    kind = "Content-Type: application/json"
-    call = target.head("POST", "/gradio_api/queue/join", len(join), kind) + join
-    begun = target.upload(bytes(18_000_000))[:-5000]
-    photo = target.upload(next(iter(sample_photos().values())).read_bytes())
-    evil = target.head("POST", "/api/caption", 0, "Sec-Fetch-Site: cross-site")
-    stream = f"GET /gradio_api/heartbeat/x{random.random()} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-    async def many(data: bytes, times: int, seconds: float) -> None:
-        await asyncio.gather(*(target.hold(data, seconds) for _ in range(times)))
-
+async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all parts, and tell what was found."""
+    run, seconds = Soak(server, arguments), 60 * arguments.minutes
+    fresh = memory(server)
+    say(f"warming up; all ends in about {arguments.minutes * 1.2 + 2 * REST / 60:.0f} minutes")
+    await run.run(max(60.0, seconds / 10), attacked=True)
+    await asyncio.sleep(REST)
+    before, workers, began = memory(server), processes(server), server.process.pid
+    say(f"at rest with {before:.0f} MB; the honest clients alone")
+    alone = await run.run(max(30.0, seconds / 10), attacked=False)
+    say(f"{len(alone.seconds)} photos; now the attack")
+    attacked = await run.run(seconds, attacked=True)
+    say("the attack is over; resting")
+    await asyncio.sleep(REST)
+    client = Client(server.url, "127.0.1.1")
+    try:
+        health = (await client.exchange(client.head("GET", "/api/health")))[9:12].decode()
+    except (OSError, TimeoutError) as error:
+        health = type(error).__name__
+    lines = [line for line in server.lines if "Traceback" in line or "Error" in line]
     return {
-        **{name: lambda data=data: target.exchange(target.upload(data))
-           for name, data in sent.items()},
-        "stalled upload": lambda: target.hold(begun, 20),
-        "head without end": lambda: many(b"GET / HTTP/1.1\r\nHost: ", 50, 5),
-        "silent connections": lambda: many(b"", 100, 5),
-        "streams": lambda: many(stream.encode(), 40, 5),
-        "nested call": lambda: target.exchange(call),
-        "upload for the store": lambda: target.exchange(
-            target.upload(os.urandom(5_000_000), "/gradio_api/upload", "files")
-        ),
-        "leaves": lambda: target.hold(photo, 0.01),
-        "health probes": lambda: asyncio.gather(
-            *(target.exchange(target.head("GET", "/api/health", 0)) for _ in range(20))
-        ),
-        "another site": lambda: target.exchange(evil),
-        "no such path": lambda: target.exchange(target.head("GET", f"/x{random.random()}", 0)),
-    }  # fmt: skip
+        "minutes": arguments.minutes,
+        "honest_clients": len(run.honest),
+        "hostile_clients": len(run.attacks),
+        "pause_s": arguments.pause,
+        "cores": len(os.sched_getaffinity(0)),
+        "alone": alone.record(),
+        "under_attack": attacked.record(),
+        "memory_mb": {
+            "fresh": round(fresh),
+            "before": round(before),
+            "highest": round(max(size for _, size in run.memory)),
+            "after": round(memory(server)) if server.process.poll() is None else 0,
+            "every_10_s": [(second, round(size)) for second, size in run.memory],
+        },
+        "restarts": int(server.process.poll() is not None or server.process.pid != began),
+        "decoding_processes_replaced": len(processes(server) - workers),
+        "health": health,
+        "tracebacks_in_log": lines[:20],
+    }
+
+
+def bars(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """What was asked for: its figure, and whether it is met."""
+    alone, attacked, sizes = found["alone"], found["under_attack"], found["memory_mb"]
+    slower = attacked["median_s"] / alone["median_s"]
+    larger = sizes["after"] / sizes["before"]
+    return {
+        f"median latency at most {SLOWER:g} times idle": (f"{slower:.2f}", slower <= SLOWER),
+        "no honest photo lost": (str(attacked["lost"]), attacked["lost"] == 0),
+        f"memory at most {LARGER:.2f} of before": (f"{larger:.2f}", 0 < larger <= LARGER),
+        "no restart": (str(found["restarts"]), found["restarts"] == 0),
+        "healthy at the end": (found["health"], found["health"] == "200"),
+        "no traceback": (str(len(found["tracebacks_in_log"])), not found["tracebacks_in_log"]),
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [
+        f"{found['minutes']:g} minutes, {found['cores']} cores, bundled checkpoint, "
+        f"{found['honest_clients']} honest clients with a photo at a time and about "
+        f"{found['pause_s']:g} s between, {found['hostile_clients']} hostile ones"
+    ]
+    for name in ("alone", "under_attack"):
+        part = found[name]
+        lines.append(
+            f"honest, {name.replace('_', ' ')}: {part['answered']} photos answered, {part['lost']} "
+            f"lost {part['lost_by_reason'] or ''}; median {1000 * part['median_s']:.0f} ms, 95 % "
+            f"within {1000 * part['p95_s']:.0f} ms, slowest {part['slowest_s']:.1f} s; "
+            f"{part['asked_to_come_again']} asked to come again"
+        )
+    attacks = found["under_attack"]["attacks"]
+    lines.append(f"attacks: {sum(attacks.values())}: {attacks}")
+    sizes = found["memory_mb"]
+    lines.append(
+        f"memory: {sizes['fresh']} MB fresh, {sizes['before']} MB before, {sizes['highest']} MB at "
+        f"most, {sizes['after']} MB after; {found['decoding_processes_replaced']} decoding "
+        "processes replaced"
+    )
+    lines += [
+        f"{'PASS' if good else 'FAIL'}  {bar}: {figure}"
+        for bar, (figure, good) in bars(found).items()
+    ]
+    return "\n".join(lines)
 
 
 def memory(server: Server) -> float:
-    """Megabytes of the server's own process; its decoders hold one photo at most."""
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    """Megabytes of the server and its decoding processes, shared pages counted once."""
+    total = 0
+    for pid in (server.process.pid, *processes(server)):
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:  # it has just ended
+            continue
+        total += int(re.search(r"^Pss: *(\d+) kB", rollup, re.MULTILINE)[1])  # type: ignore[index]
+    return total * 1024 / 1e6
 
 
 def processes(server: Server) -> set[int]:
     """The decoding processes."""
     tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def say(words: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20, help="of attack")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--hostile", type=int, default=8, help="of the clients")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between honest photos")
+    parser.add_argument("--output", default="soak", help="files to write, without .txt and .json")
+    arguments = parser.parse_args()
+    # Of its own: a fork of the process that imports for the tests would share memory with it.
+    os.environ["CAPTIONER_TESTS_FORK"] = "0"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serve(Path(folder), "--keep", KEEP, CAPTIONER_AUTH=PASSWORD) as server,
+    ):
+        found = asyncio.run(soak(server, arguments))
+    found["bars"] = {bar: {"is": is_, "met": met} for bar, (is_, met) in bars(found).items()}
+    Path(f"{arguments.output}.json").write_text(json.dumps(found, indent=1) + "\n")
+    Path(f"{arguments.output}.txt").write_text(text(found) + "\n")
+    print(text(found))
+    sys.exit(not all(met for _, met in bars(found).values()))
 
 
 if __name__ == "__main__":

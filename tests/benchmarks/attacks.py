@@ -1,0 +1,203 @@
+"""Clients of a server, honest and hostile, over connections of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+import re
+import secrets
+import zlib
+from collections.abc import Awaitable, Callable
+from functools import cache
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from captioner.bundled import sample_photos
+from tests.serving.server.test_attacks import huge_tile, many_scans, nested
+from tests.serving.server.test_bad_uploads import png
+
+__all__ = ["PASSWORD", "Client", "honest_photos", "hostile_photos", "make_attacks"]
+
+PASSWORD = "soak:under attack"
+_AUTHORIZATION = f"Authorization: Basic {base64.b64encode(PASSWORD.encode()).decode()}"
+_BOUNDARY = "soak"
+
+Attack = Callable[[], Awaitable[object]]
+
+
+class Client:
+    """Somebody at an address of this machine.
+
+    Args:
+        url: of the server.
+        address: 127.x.y.z, by which the server knows its clients.
+
+    """
+
+    def __init__(self, url: str, address: str) -> None:
+        where = urlsplit(url)
+        self.host, self.port = str(where.hostname), int(where.port or 80)
+        self.address = address
+        self.cookie = f"Cookie: captioner_page={secrets.token_urlsafe(16)}"
+
+    async def exchange(self, data: bytes, *, patience: float = 120) -> bytes:
+        """Send a request, and read its whole answer."""
+        async with asyncio.timeout(patience):
+            reader, writer = await self._connect()
+            try:
+                writer.write(data)
+                return await reader.read()
+            finally:
+                writer.transport.abort()
+
+    async def hold(self, data: bytes, seconds: float, *, drip: bytes = b"") -> None:
+        """Send the beginning of a request, take no answer, and send no more than drops."""
+        _, writer = await self._connect(limit=1)
+        try:
+            writer.write(data)
+            for _ in range(round(seconds)):
+                await asyncio.sleep(seconds / max(1, round(seconds)))
+                writer.write(drip)
+        finally:
+            writer.transport.abort()
+
+    async def hold_many(self, data: bytes, times: int, seconds: float) -> None:
+        """Do this on many connections at once."""
+        held = (self.hold(data, seconds) for _ in range(times))
+        await asyncio.gather(*held, return_exceptions=True)
+
+    async def _connect(
+        self, limit: int = 1 << 16
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            self.host, self.port, local_addr=(self.address, 0), limit=limit
+        )
+
+    def head(self, method: str, path: str, length: int = 0, *headers: str) -> bytes:
+        """Make the head of a request that closes its connection."""
+        named = {header.split(":")[0] for header in headers}
+        lines = (
+            f"{method} {path} HTTP/1.1",
+            *(() if "Host" in named else (f"Host: {self.host}:{self.port}",)),
+            *(() if "Authorization" in named else (_AUTHORIZATION,)),
+            f"Content-Length: {length}",
+            "Connection: close",
+            self.cookie,
+            *headers,
+        )
+        return "\r\n".join((*lines, "", "")).encode()
+
+    def upload(self, photo: bytes, path: str = "/api/caption", name: str = "image") -> bytes:
+        """Make a whole request with a photo."""
+        part = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="x.jpg"'
+        body = f"{part}\r\n\r\n".encode() + photo + f"\r\n--{_BOUNDARY}--\r\n".encode()
+        kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
+        return self.head("POST", path, len(body), kind) + body
+
+    def call(self, data: object, session: str) -> bytes:
+        """Make a call of a function of the page."""
+        body = json.dumps({"data": data, "fn_index": 0, "session_hash": session}).encode()
+        kind = "Content-Type: application/json"
+        return self.head("POST", "/gradio_api/queue/join", len(body), kind) + body
+
+
+@cache
+def honest_photos() -> list[bytes]:
+    """What people send: the samples, one of 12 megapixels, a screenshot, a progressive one."""
+    photos = [path.read_bytes() for path in sample_photos().values()] * 3
+    large = Image.open(io.BytesIO(photos[0])).resize((4000, 3000))
+    small = large.resize((1000, 750))
+    for image, format, options in (
+        (large, "JPEG", {}), (small, "JPEG", {"progressive": True}), (small, "PNG", {}),
+    ):  # fmt: skip
+        image.save(buffer := io.BytesIO(), format, **options)
+        photos.append(buffer.getvalue())
+    return photos
+
+
+def hostile_photos() -> dict[str, bytes]:
+    """Photos that are small on disk, and large or slow to decode, or none at all."""
+    flat = Image.new("L", (9_990, 10_000))
+    flat.save(gif := io.BytesIO(), "GIF")
+    flat.save(tiff := io.BytesIO(), "TIFF", compression="tiff_lzw")
+    return {
+        "many scans": many_scans(3000),
+        "ninety scans": many_scans(90),
+        "huge tile": huge_tile(),
+        "PNG of 100 megapixels": png(
+            9_990, 10_000, zlib.compress(bytes(9_990 * 3 + 1) * 10_000, 9)
+        ),
+        "GIF of 100 megapixels": gif.getvalue(),
+        "TIFF of 100 megapixels": tiff.getvalue(),
+        "a bomb": png(60_000, 60_000),
+        "cut off": many_scans(50)[:5000],
+        "19 MB of nothing": bytes(19_000_000),
+    }
+
+
+def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
+    """Every attack by its name, as one client makes it."""
+    wasted = os.urandom(5_000_000)
+    begun = client.upload(bytes(18_000_000))[:-5000]
+    photo = client.upload(honest_photos()[0])
+    asset = client.head("GET", "/static-offline-docs/swagger-ui-bundle.js")
+    stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
+    guesser = Client(f"http://{client.host}:{client.port}", "127.0.3.1")
+
+    async def guess() -> None:
+        wrong = base64.b64encode(f"soak:{random.random()}".encode()).decode()
+        asked = guesser.head("GET", "/metrics", 0, f"Authorization: Basic {wrong}")
+        await guesser.exchange(asked)
+
+    async def pictures(data: bytes, *, taken: bool) -> None:
+        answer = await client.exchange(client.upload(data, "/page/captions", "photo"))
+        token = re.search(rb'"token": "([\w-]+)"', answer)
+        if token is not None:
+            names = ("photo.jpg", "overlay.png", "sheet.png", "words.webp") * 6
+            heads = [client.head("GET", f"/page/captions/{token[1].decode()}/{n}") for n in names]
+            take = client.exchange if taken else lambda head: client.hold(head, 10)
+            await asyncio.gather(*map(take, heads), return_exceptions=True)
+
+    async def calls() -> None:
+        """Many calls of one session and of many, whose results nobody fetches."""
+        for number in range(20):
+            await client.exchange(client.call([None, 1, 1, False], "one"))
+            await client.exchange(client.call([None, 1, 1, False], f"{number}{random.random()}"))
+
+    async def several(heads: list[bytes]) -> None:
+        await asyncio.gather(*map(client.exchange, heads))
+
+    return {
+        **{
+            name: lambda data=data: client.exchange(client.upload(data))
+            for name, data in photos.items()
+        },
+        "password guesses": guess,
+        "pictures": lambda: pictures(honest_photos()[-3], taken=True),
+        "pictures that nobody takes": lambda: pictures(honest_photos()[0], taken=False),
+        "pictures of a large photo": lambda: pictures(photos["PNG of 100 megapixels"], taken=True),
+        "answers that nobody takes": lambda: client.hold_many(asset, 50, 5),
+        "stalled upload": lambda: client.hold(begun, 20),
+        "dripping upload": lambda: client.hold(begun[:-100_000], 20, drip=b"x"),
+        "head without end": lambda: client.hold_many(b"GET / HTTP/1.1\r\nHost: ", 50, 5),
+        "silent connections": lambda: client.hold_many(b"", 100, 5),
+        "streams": lambda: client.hold_many(stream, 40, 5),
+        "nested call": lambda: client.exchange(client.call([nested(4000), 1, 1], "s")),
+        "calls": calls,
+        "upload for the store": lambda: client.exchange(
+            client.upload(wasted, "/gradio_api/upload", "files")
+        ),
+        "leaves": lambda: client.hold(photo, 0.01),
+        "health probes": lambda: several([client.head("GET", "/api/health")] * 20),
+        "another site": lambda: client.exchange(
+            client.head("POST", "/api/caption", 0, "Sec-Fetch-Site: cross-site")
+        ),
+        "another name": lambda: client.exchange(client.head("GET", "/", 0, "Host: evil.example")),
+        "no such path": lambda: client.exchange(client.head("GET", f"/x{random.random()}")),
+        "no HTTP": lambda: client.exchange(b"\0" * 100 + b"\r\n\r\n"),
+    }
