@@ -1,8 +1,8 @@
-"""What is let in: known routes with their methods, and no more bodies and streams than fit.
+"""What is let in: known routes with their methods, and no more of what takes room than fits.
 
 A body is in memory from its first byte until its request is answered. So all bodies are counted
 together, one that comes too slowly is given up, and when there is no room for a new one, the upload
-that has been silent longest makes way.
+that has been silent longest makes way. An answer is in memory until its client has taken it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from captioner.errors import CaptionerError
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import BusyError
-from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.config import SLOWEST, ServerConfig
+from captioner_serving.server.connections import FULL
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import MethodError, RouteError, SlowUploadError, problem
 from captioner_serving.server.routes import find_route, visit_of
 
 __all__ = ["Admission"]
 
-_RATE = 50_000  # bytes a second that a sender must reach when its patience is used up
 _SILENT = 1.0  # seconds after which an upload may have to make way for another
+# Pictures wanted and not yet taken, of all clients and of one; each has up to 10 MB.
+_PICTURES, _PICTURES_EACH = 64, 16
+_PIECE = 65_536  # bytes of an answer; uvicorn waits between two until the first is nearly taken
 
 
 @dataclass(eq=False)
@@ -40,6 +43,36 @@ class _Body:
     timer: asyncio.Timeout | None = field(default=None, repr=False)
 
 
+class _Places:
+    """How many clients may be at something at once.
+
+    Args:
+        most: of all clients.
+        each: of one.
+        full: what to say when there are no more.
+
+    """
+
+    def __init__(self, most: int, each: int, full: str) -> None:
+        self._most, self._each, self._full = most, each, full
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str) -> None:
+        """Take a place for a client, who must `leave` it.
+
+        Raises:
+            BusyError: there is none.
+
+        """
+        if self._taken.total() >= self._most or self._taken[client] >= self._each:
+            raise BusyError(5, f"{self._full} as the server takes on")
+        self._taken[client] += 1
+
+    def leave(self, client: str) -> None:
+        """Give a client's place back."""
+        self._taken -= Counter([client])  # forgets who has none
+
+
 class Admission:
     """Lets requests pass for which there is a route and room."""
 
@@ -47,7 +80,9 @@ class Admission:
         self.app = app
         self._config = config
         self._bodies: set[_Body] = set()
-        self._streams: Counter[str] = Counter()
+        most = max(2, config.max_connections // 2)
+        self._streams = _Places(most, max(2, most // 2), "as many pages are open")
+        self._pictures = _Places(_PICTURES, _PICTURES_EACH, "as many pictures are wanted")
         metrics.bodies.set_function(self._held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +90,10 @@ class Admission:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         visit = visit_of(scope)
+        if FULL in scope.get("state", ()):
+            refusal = problem(BusyError(5, "as many connections are open as the server takes on"))
+            refusal.headers["Connection"] = "close"
+            return await refusal(scope, receive, send)
         if visit.route is None:
             missing = RouteError(_suggestion(visit.path))
             return await problem(missing)(scope, receive, send)
@@ -63,27 +102,27 @@ class Admission:
             refusal = problem(wrong)
             refusal.headers["Allow"] = ", ".join(visit.route.methods)
             return await refusal(scope, receive, send)
-        if visit.route.stream:
-            return await self._stream(scope, receive, send)
-        if "POST" in visit.route.methods:
-            return await self._upload(scope, receive, send)
         if scope["method"] == "HEAD":  # FastAPI's routes know only GET; uvicorn drops the body
             scope = {**scope, "method": "GET"}
+        send = _in_pieces(send)
+        if visit.route.stream:
+            return await self._counted(self._streams, scope, receive, send)
+        if visit.route.picture:
+            return await self._counted(self._pictures, scope, receive, send)
+        if "POST" in visit.route.methods:
+            return await self._upload(scope, receive, send)
         return await self.app(scope, receive, send)
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most = max(2, self._config.max_connections // 2)
+    async def _counted(self, places: _Places, scope: Scope, receive: Receive, send: Send) -> None:
         client = client_of(scope)
-        if self._streams.total() >= most or self._streams[client] >= max(2, most // 2):
-            full = BusyError(5, "as many pages are open as the server takes on")
+        try:
+            places.take(client)
+        except BusyError as full:
             return await problem(full)(scope, receive, send)
-        self._streams[client] += 1
         try:
             return await self.app(scope, receive, send)
         finally:
-            self._streams[client] -= 1
-            if not self._streams[client]:
-                del self._streams[client]
+            places.leave(client)
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         now = asyncio.get_running_loop().time()
@@ -112,7 +151,7 @@ class Admission:
             BusyError: there is no room for it.
 
         """
-        due = body.started + self._config.patience + body.size / _RATE
+        due = body.started + self._config.patience + body.size / SLOWEST
         try:
             async with asyncio.timeout_at(due) as body.timer:
                 message = await receive()
@@ -155,9 +194,22 @@ class Admission:
         if body.displaced:
             return BusyError(5, "the uploads under way take all the memory that they may")
         return SlowUploadError(
-            f"after {self._config.patience:g} s a body has to come at {_RATE // 1000} kB/s or "
+            f"after {self._config.patience:g} s a body has to come at {SLOWEST // 1000} kB/s or "
             "more: try again over a faster connection, or send a smaller photo"
         )
+
+
+def _in_pieces(send: Send) -> Send:
+    """Send a large answer bit by bit, so that whoever made it waits until it is taken."""
+
+    async def piecewise(message: Message) -> None:
+        body = message.get("body", b"")
+        while len(body) > _PIECE:
+            await send({**message, "body": body[:_PIECE], "more_body": True})
+            body = body[_PIECE:]
+        await send({**message, "body": body} if body else message)
+
+    return piecewise
 
 
 def _suggestion(path: str) -> str:

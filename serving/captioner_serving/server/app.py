@@ -22,6 +22,7 @@ import gradio as gr
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
+from gradio.utils import LRUCache
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -117,7 +118,8 @@ class Application:
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
-        api.mount("/", GradioGuard(self._gradio, self.store, set(blocks.fns)))
+        unread = blocks._queue.pending_event_ids_session
+        api.mount("/", GradioGuard(self._gradio, self.store, set(blocks.fns), unread))
         inside = Access(Admission(api, config, self.metrics), credentials)
         named = Hosts(inside, host=config.host, allowed=config.allowed_hosts)
         logged = AccessLog(SecurityHeaders(named), self.metrics, log, say)
@@ -182,6 +184,7 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     blocks.has_launched = True
     # Results that nobody fetches wait here for ever, and one may have 200 kB.
     blocks._queue.pending_messages_per_session.max_size = _UNREAD
+    blocks._queue.pending_event_ids_session = LRUCache(_UNREAD)
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,

@@ -12,9 +12,15 @@ from annotated_types import Ge, Interval
 from captioner.bounds import Positive, check_bounds
 from captioner.errors import ConfigError
 from captioner.image import MAX_PIXELS
+from captioner_serving.server.addresses import parse_address
 
-__all__ = ["ServerConfig", "parse_size"]
+__all__ = ["SLOWEST", "ServerConfig", "parse_size"]
 
+SLOWEST = 50_000
+"""Bytes a second that a client must send or take when its patience is used up."""
+
+# As browsers send it: a name with other letters is xn--... there.
+_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -50,7 +56,8 @@ class ServerConfig:
     max_store: int = 500_000_000
     # Half of the files that systems let a process have open. Half of these may be pages' streams.
     max_connections: Annotated[int, Ge(8)] = 500
-    # Seconds in which a request's head has to come, and its body has to be on its way.
+    # Seconds in which a request's head has to come, its body to be on its way, and its answer to
+    # be taken; for the two latter what SLOWEST allows is added.
     patience: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
     # Names for which the server answers beside localhost and addresses.
     allowed_hosts: tuple[str, ...] = ()
@@ -69,6 +76,12 @@ class ServerConfig:
                 f"root_path is {self.root_path}: use a path such as /captioner, without a slash "
                 "at its end"
             )
+        for name in self.allowed_hosts:
+            if not _NAME.fullmatch(name) and parse_address(name) is None:
+                yield (
+                    f"--allowed-host {name!r}: use a name such as example.org, which holds for "
+                    "every port, or *.example.org for all names below; no scheme, port or path"
+                )
 
 
 def parse_size(text: str) -> int:

@@ -1,8 +1,8 @@
-"""Connections that say nothing: uvicorn's protocol with a deadline for the head of a request.
+"""Connections that say nothing, or do not listen: uvicorn's protocol with deadlines.
 
-uvicorn waits for ever for a request to be complete in its head, and for a body that nobody is
-waiting for. Here either has a deadline; and when there are more connections than the server takes,
-the one that has been silent longest is closed for the new one.
+uvicorn waits for ever for a request to be complete in its head, for a body that nobody is waiting
+for, and for a client to take its answer. Here each has a deadline; and when there are more
+connections than the server takes, the one that has been silent longest is closed for the new one.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ from weakref import WeakKeyDictionary
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.config import SLOWEST, ServerConfig
 from captioner_serving.server.problems import RequestError, problem
 
-__all__ = ["make_protocol"]
+__all__ = ["FULL", "make_protocol"]
+
+FULL = "captioner.full"
+"""In the state of a request: it came when all connections were taken, and is to be refused."""
 
 
 def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     """The protocol of a server's connections."""
+    # Those that are closed if nothing comes, the one that has been silent longest first.
     waiting: WeakKeyDictionary[PatientProtocol, asyncio.TimerHandle] = WeakKeyDictionary()
-    # Those with a body on its way, the one that has been silent longest first.
+    # Those with a body on its way, in the same order.
     sending: WeakKeyDictionary[PatientProtocol, None] = WeakKeyDictionary()
 
     class PatientProtocol(H11Protocol):
+        allowance, paused = config.patience, 0.0  # to take an answer; since when it is not taken
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > config.max_connections:
                 oldest = next(iter(waiting), None) or next(iter(sending), None)
-                if oldest is not None:
+                if oldest is None:
+                    self.app_state = {**self.app_state, FULL: True}
+                else:
                     oldest._unwatch()  # it is lost a little later; the next takes another
                     sending.pop(oldest, None)
                     oldest.transport.abort()
@@ -42,6 +50,21 @@ def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self.allowance = config.patience
+            self._watch()
+
+        def pause_writing(self) -> None:
+            """Start the clock: the client does not take its answer as fast as it is made."""
+            super().pause_writing()
+            self.paused = self.loop.time()
+            self.allowance += self.transport.get_write_buffer_size() / SLOWEST
+            self._give_up_after(self.allowance)
+
+        def resume_writing(self) -> None:
+            """Stop the clock: it has taken most of what there was."""
+            super().resume_writing()
+            self.allowance -= self.loop.time() - self.paused
+            self._unwatch()
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -62,12 +85,17 @@ def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def _watch(self) -> None:
             """Start the clock when a request is awaited, stop it when one is there."""
             sending.pop(self, None)
-            if self.cycle is not None and not self.cycle.response_complete:
+            if self.cycle is None or self.cycle.response_complete:
+                # A transport that is closing may have a rest to send, and nobody who takes it.
+                self._give_up_after(config.patience)
+            elif not self.flow.write_paused:
                 self._unwatch()
                 if self.cycle.more_body:
                     sending[self] = None
-            elif self not in waiting and not self.transport.is_closing():
-                waiting[self] = self.loop.call_later(config.patience, self.transport.abort)
+
+        def _give_up_after(self, seconds: float) -> None:
+            if self not in waiting:
+                waiting[self] = self.loop.call_later(seconds, self.transport.abort)
 
         def _unwatch(self) -> None:
             timer = waiting.pop(self, None)

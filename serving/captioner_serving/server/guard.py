@@ -7,12 +7,13 @@ that this server stored for the same session (see store.py).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sized
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.calls import MAX_CALL, read_call
 from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
 from captioner_serving.server.routes import visit_of
@@ -23,6 +24,10 @@ __all__ = ["COOKIE", "GradioGuard"]
 COOKIE = "captioner_page"
 """Names the browser that uploaded a photo, so that the photo is shown to no other."""
 
+_UNREAD = (
+    64  # calls of a session, as many as the queue takes by default; one result may have 200 kB
+)
+
 
 class GradioGuard:
     """Wraps Gradio's part of the application.
@@ -31,13 +36,21 @@ class GradioGuard:
         app: what serves Gradio's routes.
         store: knows whose file is whose.
         functions: the numbers of the page's functions.
+        unread: the calls of each session whose results have not been fetched; they stay in memory.
 
     """
 
-    def __init__(self, app: ASGIApp, store: UploadStore, functions: Container[int]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        store: UploadStore,
+        functions: Container[int],
+        unread: Mapping[str, Sized],
+    ) -> None:
         self.app = app
         self._store = store
         self._functions = functions
+        self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what the page needs.
@@ -67,6 +80,8 @@ class GradioGuard:
         call = read_call(bytes(body))
         if call.fn_index is not None and call.fn_index not in self._functions:
             raise RequestError(f"the page has no function {call.fn_index}: load it again")
+        if len(self._unread.get(call.session_hash or "", ())) >= _UNREAD:
+            raise BusyError(5, "the results of earlier calls of this session wait to be fetched")
         for file in call.files():
             if not self._store.claim(file.path, call.session_hash):
                 raise ForbiddenError(

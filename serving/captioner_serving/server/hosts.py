@@ -32,7 +32,7 @@ class Hosts:
 
     def __init__(self, app: ASGIApp, *, host: str, allowed: Iterable[str]) -> None:
         self.app = app
-        self._names = {"localhost", host.lower(), *(name.lower() for name in allowed)}
+        self._names = {"localhost", *map(_name, (host, *allowed))}
         address = parse_address(host)
         self._local = host == "localhost" or (address is not None and address.is_loopback)
 
@@ -62,14 +62,16 @@ class Hosts:
 
 def _name(host: str) -> str:
     """A Host header without its port, as names are compared."""
-    return re.sub(r":\d*$", "", host.strip()).removesuffix(".").lower()
+    bare = host if parse_address(host) else re.sub(r":\d*$", "", host.strip())
+    return bare.strip("[]").removesuffix(".").lower()
 
 
 def _is_cross_site(headers: Headers) -> bool:
     # Browsers send Sec-Fetch-Site over https and to this machine; Origin with every POST.
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site.lower() == "cross-site"
+    site = headers.get("sec-fetch-site", "").lower()
+    if site in ("same-origin", "none", "cross-site"):
+        return site == "cross-site"
+    # "same-site" may be another subdomain, which somebody else may have.
     origin = headers.get("origin")
     if origin is None:
         return False  # no browser
@@ -77,4 +79,4 @@ def _is_cross_site(headers: Headers) -> bool:
         name = urlsplit(origin).hostname
     except ValueError:
         name = None
-    return name is None or name != _name(headers.get("host", "")).strip("[]")
+    return name is None or name != _name(headers.get("host", ""))

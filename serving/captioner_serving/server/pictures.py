@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
@@ -25,7 +26,6 @@ from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
 from captioner_serving.server.addresses import client_of
-from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.guard import COOKIE
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import GoneError
@@ -39,8 +39,7 @@ GONE = "photos are deleted within ten minutes: choose it again"
 _LONGEST_SIDE = 2400
 # Sharp at 720 points on a high-density screen.
 _SHOWN_SIDE = 1440
-# Drawn at once, and wanted at once: a picture takes up to 100 MB while it is drawn.
-_DRAWN, _WANTED = 2, 16
+_DRAWN = 2  # at once; a picture takes up to 100 MB while it is drawn
 _MOST = 1000  # captions; one takes a few kilobytes, for the photo lies in the store
 
 
@@ -110,24 +109,20 @@ def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
     """The links under the caption."""
     router = APIRouter(prefix="/page/captions", include_in_schema=False)
     turn = asyncio.Semaphore(_DRAWN)
-    wanted = 0
+    # One of a client at a time, so that nobody waits for all that another wants.
+    turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def answer(
         caption: Caption, side: int, client: str, draw: Callable[[Caption], Response]
     ) -> Response:
-        nonlocal wanted
-        if wanted >= _WANTED:
-            raise BusyError(2, "too many pictures are wanted at once")
-        wanted += 1
+        own = turns.setdefault(client, asyncio.Lock())
         try:
-            async with turn:
+            async with own, turn:
                 photo = await photos.picture(str(caption.image), longest=side, client=client)
                 small = replace(caption, open_photo=photo.copy)
                 return await run_in_threadpool(draw, small)
         except ImageNotFoundError as error:
             raise GoneError(GONE) from error
-        finally:
-            wanted -= 1
 
     @router.get("/{token}/{picture}")
     async def show(

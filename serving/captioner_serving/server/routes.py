@@ -26,6 +26,7 @@ class Route:
     lasting: what is found there never changes under its name; everything else may be about
         somebody's photo, and no cache may hold it.
     stream: stays open for as long as the client likes.
+    picture: is drawn when it is asked for, and large.
     hint: what to do instead, for a client that used another method.
     """
 
@@ -35,6 +36,7 @@ class Route:
     shown: str | None = None
     lasting: bool = False
     stream: bool = False
+    picture: bool = False
     hint: str = "send a GET request"
 
 
@@ -59,8 +61,14 @@ ROUTES = (
     ),
     Route(
         name="/page/captions",
-        path=r"/page/captions/[^/]+(/[^/]+)?",
+        path=r"/page/captions/[^/]+",
         shown="/page/captions/...",
+    ),
+    Route(
+        name="/page/captions",
+        path=r"/page/captions/[^/]+/[^/]+",
+        shown="/page/captions/...",
+        picture=True,
     ),
     Route(name="/page/static", path=r"/page/static/.+"),
     Route(

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-store", default="500MB", metavar="SIZE", help="of the page's photos; default: 500MB")
     add("--max-connections", type=int, default=500, metavar="N", help="open at a time (500)")
     add("--patience", type=float, default=15, metavar="S",
-        help="seconds for a request's head, and for slow uploads to begin (15)")  # fmt: skip
+        help="seconds for a request's head; slow uploads and answers get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
     add("--hash-password", action="store_true",
@@ -178,8 +178,6 @@ def _serve(application: Application, listener: socket.socket) -> None:
         server_header=False,
         ws="none",
         http=make_protocol(application.config),
-        # The protocol closes silent connections first; this is for when all of them are busy.
-        limit_concurrency=application.config.max_connections + 1,
         proxy_headers=False,  # see --trusted-proxy
         timeout_graceful_shutdown=30,
     )

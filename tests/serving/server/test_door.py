@@ -112,7 +112,7 @@ def test_one_table_names_every_request_below_any_prefix(
 NAMES = {
     # where it listens: names that it answers for, and names that it does not
     "127.0.0.1": (["localhost", "127.0.0.1:7860", "[::1]:7860", "Captions.example.org:443",
-                   "a.pages.example.org"],
+                   "a.pages.example.org", "192.168.7.7:80", "[fd00::7]:7860"],
                   ["evil.example", "192.168.1.5", "localhost.evil.example", "example.org", ""]),
     "0.0.0.0": (["192.168.1.5:7860", "localhost"], ["evil.example", "192.168.1.5.evil.example"]),
 }  # fmt: skip
@@ -120,7 +120,7 @@ NAMES = {
 
 @pytest.mark.parametrize("listens", NAMES)
 def test_the_server_answers_for_its_own_names(listens: str) -> None:
-    allowed = ("captions.example.org", "*.pages.example.org")
+    allowed = ("captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7")
     app = Hosts(Inside(), host=listens, allowed=allowed)
     good, bad = NAMES[listens]
     assert {name: ask(app, headers={"Host": name}).status_code for name in good} == dict.fromkeys(
@@ -139,6 +139,8 @@ def test_the_server_answers_for_its_own_names(listens: str) -> None:
         ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "https://evil.localhost"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 200),
         ({"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}, 200),
         ({"Origin": "http://localhost:7860"}, 200),
         ({}, 200),  # curl

@@ -1,0 +1,169 @@
+"""Connections when all are taken, and clients that do not take their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from captioner_serving.server.admission import Admission
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.connections import make_protocol
+from captioner_serving.server.door import Door
+from captioner_serving.server.log import AccessLog
+from captioner_serving.server.metrics import Metrics
+
+PATIENCE = 1.0
+ANSWER = 6_000_000  # bytes; more than the system keeps for a client that takes none
+
+
+class Inside:
+    """Behind the door: /metrics answers much, health never, everything else at once."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.over = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: Response = PlainTextResponse("fine")
+        self.waiting += 1
+        try:
+            if scope["path"] == "/api/health":
+                await self.over.wait()
+            elif scope["path"] != "/":
+                answer = Response(bytes(ANSWER))
+            await answer(scope, receive, send)
+        finally:
+            self.waiting -= 1
+
+
+@contextlib.contextmanager
+def running(app: ASGIApp, config: ServerConfig, said: list[str]) -> Iterator[int]:
+    """Run a server in a thread; its port."""
+    metrics = Metrics()
+    log = AccessLog(Admission(app, config, metrics), metrics, None, said.append)
+    door = Door(log, root_path="", trusted_proxies=[])
+    options = uvicorn.Config(
+        door, log_config=None, log_level="critical", ws="none", http=make_protocol(config)
+    )
+    server = uvicorn.Server(options)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def inside() -> Inside:
+    return Inside()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def port(inside: Inside, said: list[str]) -> Iterator[int]:
+    config = ServerConfig(max_connections=8, patience=PATIENCE)
+    with running(inside, config, said) as number:
+        yield number
+
+
+def ask(port: int, path: str) -> socket.socket:
+    """Send a request, and take nothing of the answer."""
+    peer = socket.socket()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    peer.settimeout(20)
+    peer.connect(("127.0.0.1", port))
+    peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return peer
+
+
+def until(true: Callable[[], Any], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(true())
+
+
+def test_one_connection_too_many_gets_a_problem(port: int, inside: Inside, said: list[str]) -> None:
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(ask(port, "/api/health"))
+        assert until(lambda: inside.waiting == 8)
+        answer = httpx.get(f"http://127.0.0.1:{port}/")
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["connection"] == "close"
+        assert answer.json()["type"] == "busy"
+        assert said == ["127.0.0.1 GET /: 503"]
+    assert until(lambda: httpx.get(f"http://127.0.0.1:{port}/").status_code == 200)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/page/captions/token/photo.jpg"])
+def test_an_answer_that_nobody_takes_is_given_up(port: int, inside: Inside, path: str) -> None:
+    with ask(port, path) as peer:
+        started = time.monotonic()
+        assert until(lambda: inside.waiting == 1)
+        assert until(lambda: inside.waiting == 0)
+        # What is not sent yet is in nobody's memory now; at 50 kB a second nothing was taken.
+        assert PATIENCE <= time.monotonic() - started < PATIENCE + 6
+        assert sum(iter(lambda: len(peer.recv(1 << 20)), 0)) < ANSWER
+
+
+def test_answers_that_nobody_takes_keep_nobody_out(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(30):  # of the 8 that may be open
+            stack.enter_context(ask(port, "/metrics"))
+        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+
+
+def test_an_answer_that_is_taken_slowly_is_taken_whole(port: int) -> None:
+    with ask(port, "/metrics") as peer:
+        total, started = 0, time.monotonic()
+        while total < ANSWER:
+            total += len(peer.recv(1 << 16))
+            time.sleep(max(0.0, started + total / 2e6 - time.monotonic()))
+    assert time.monotonic() - started > 2.5 * PATIENCE
+
+
+def test_one_client_wants_only_so_many_pictures_at_once() -> None:
+    async def statuses() -> tuple[list[int], int]:
+        taken = asyncio.Event()
+
+        async def drawing(scope: Scope, receive: Receive, send: Send) -> None:
+            await taken.wait()
+            await PlainTextResponse("a picture")(scope, receive, send)
+
+        door = Door(Admission(drawing, ServerConfig(), Metrics()), root_path="", trusted_proxies=[])
+
+        async def want(address: str) -> int:
+            transport = httpx.ASGITransport(door, client=(address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+                return (await client.get("/page/captions/token/photo.jpg")).status_code
+
+        wanted = [asyncio.create_task(want("192.0.2.1")) for _ in range(20)]
+        await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED)
+        other = asyncio.create_task(want("192.0.2.2"))
+        await asyncio.sleep(0)
+        taken.set()
+        return await asyncio.gather(*wanted), await other
+
+    first, other = asyncio.run(statuses())
+    assert sorted(first) == [200] * 16 + [503] * 4 and other == 200
