@@ -114,7 +114,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         tokenizer = header.get("tokenizer", "words")  # older checkpoints know no other
         vocabulary = Vocabulary(header["vocabulary"], tokenizer=tokenizer)
         transform = TransformConfig(**_tuples(header["transform"]))
-        name, version, metrics = header["name"], header["version"], header["metrics"]
+        name, version = _plain(header["name"]), _plain(header["version"])
+        metrics = header["metrics"]
         generation = GenerationConfig(**header.get("generation", {}))
     except CheckpointError:
         raise
@@ -132,6 +133,18 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         metrics=metrics,
         generation=generation,
     )
+
+
+def _plain(text: object) -> str:
+    """Let pass what may stand in records, tables and terminals.
+
+    Raises:
+        ValueError: it is no text, or not one of printable characters.
+
+    """
+    if not (isinstance(text, str) and text.isprintable()):
+        raise ValueError(f"the name or version {text!a} is not a plain text")
+    return text
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

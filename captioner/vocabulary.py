@@ -41,6 +41,8 @@ _WORD = re.compile(r"\w")
 # Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,
 # at thirty times the cost: half a minute for COCO. The exceptions are the words that it cuts.
 _PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
+# A word comes from whoever made the checkpoint: it must steer no terminal, and be text.
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN_WORD = re.compile(r"[a-z0-9]+")
 _CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
 # Unicode's blocks of the scripts that are written without spaces between words: Thai, Lao, Tibetan,
@@ -135,6 +137,8 @@ class Vocabulary:
         if tokenizer not in get_args(Tokenizer):
             known = ", ".join(get_args(Tokenizer))
             raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
+        if not all(isinstance(word, str) for word in words):
+            raise ConfigError("the vocabulary has words that are no texts")
         self.tokenizer: Tokenizer = tokenizer
         self.words = (*SPECIAL_TOKENS, *words)
         self._ids = {word: number for number, word in enumerate(self.words)}
@@ -184,5 +188,5 @@ class Vocabulary:
         return words
 
     def join(self, words: Iterable[str]) -> str:
-        """Write words as a sentence."""
-        return join(words, self.tokenizer)
+        """Write words as a sentence; U+FFFD stands for what is no part of one, such as escapes."""
+        return _UNFIT.sub("\ufffd", join(words, self.tokenizer))

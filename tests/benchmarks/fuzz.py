@@ -1,6 +1,6 @@
-"""Mutated images through the decode pool, and mutated archives through batch's list of photos.
+"""Mutated images through the decode pool; fuzz_archives.py is for archives.
 
-    python tests/benchmarks/fuzz.py --images 20000 --archives 2000
+    python tests/benchmarks/fuzz.py --images 20000
 
 Every mutation must end as pixels or as an error that names the file, within the deadline; the
 processes must not grow. What is found is printed, and the exit status is 1 if anything was.
@@ -9,24 +9,17 @@ processes must not grow. What is found is printed, and the exit status is 1 if a
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import random
 import sys
-import tarfile
-import tempfile
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
 
-from captioner.errors import CaptionerError
 from captioner.geometry import TransformConfig
-from captioner.readers import IMAGE_SUFFIXES
-from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.decoding.decoder import EncodedPhoto
 from captioner_serving.decoding.pool import DecodePool
 
@@ -49,13 +42,11 @@ NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x01",
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--archives", type=int, default=200)
     parser.add_argument("--heic", type=Path, help="a HEIC file to mutate as well")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     found = fuzz_images(arguments.images, arguments.heic, chance)
-    found += fuzz_archives(arguments.archives, chance)
     for line in found:
         print("FOUND", line)
     return 1 if found else 0
@@ -98,40 +89,6 @@ def fuzz_images(count: int, heic: Path | None, chance: random.Random) -> list[st
     return found
 
 
-def fuzz_archives(count: int, chance: random.Random) -> list[str]:
-    """List and read mutations of tar, compressed tar and zip files."""
-    found, came = [], Counter[str]()
-    slowest = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        seeds = archives(Path(folder))
-        for number in range(count):
-            suffix = chance.choice(list(seeds))
-            data = seeds[suffix]
-            if suffix == ".tar.gz":  # damage inside, not only to what gzip checks itself
-                data = gzip.compress(mutated(seeds[".tar"], chance), 1)
-            else:
-                data = mutated(data, chance)
-            path = Path(folder, f"{number}{suffix}")
-            path.write_bytes(data)
-            began = time.monotonic()
-            try:
-                for photo in archive_photos(str(path), IMAGE_SUFFIXES):
-                    try:
-                        photo.read()
-                        came["read"] += 1
-                    except CaptionerError as error:
-                        came[error.type] += 1
-            except Exception as error:
-                Path(tempfile.gettempdir(), f"fuzz-{number}{suffix}").write_bytes(data)
-                found.append(f"archive {number}{suffix}: {error!r}")
-            path.unlink()
-            slowest = max(slowest, time.monotonic() - began)
-    print(f"{count:,} archives, the slowest {slowest:.1f} s: {dict(came)}")
-    if slowest > SECONDS:
-        found.append(f"an archive took {slowest:.0f} s")
-    return found
-
-
 def encoded(kind: str) -> bytes:
     image = Image.linear_gradient("L").resize((160, 120)).convert("RGB")
     options: dict[str, object] = {}
@@ -142,22 +99,6 @@ def encoded(kind: str) -> bytes:
         options = {"compression": {"LZW": "tiff_lzw", "JPEG": "jpeg"}[compression]}
     image.save(buffer := io.BytesIO(), name, **options)
     return buffer.getvalue()
-
-
-def archives(folder: Path) -> dict[str, bytes]:
-    photo = encoded("JPEG")
-    plain, zipped = folder / "seed.tar", folder / "seed.zip"
-    with (
-        tarfile.open(plain, "w", format=tarfile.PAX_FORMAT) as tar,
-        zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive,
-    ):
-        for name in ("a.jpg", "b/ü.jpg", "long" * 40 + ".jpg"):
-            member = tarfile.TarInfo(name)
-            member.size = len(photo)
-            tar.addfile(member, io.BytesIO(photo))
-            archive.writestr(name, photo)
-    seeds = {".tar": plain.read_bytes(), ".zip": zipped.read_bytes()}
-    return {**seeds, ".tar.gz": gzip.compress(seeds[".tar"])}
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:

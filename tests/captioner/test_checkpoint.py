@@ -162,6 +162,10 @@ def test_vocabulary_that_does_not_fit(tiny_file: Path) -> None:
         lambda document: document["decoder"].update(hidden_dim="many"),
         lambda document: document["transform"].update(mode="stretch"),
         lambda document: document.update(transform=None),
+        lambda document: document.update(name="\x1b[2Jtiny"),
+        lambda document: document.update(version="\ud800"),
+        lambda document: document.update(name=7),
+        lambda document: document["vocabulary"].__setitem__(0, 7),
     ],
 )
 def test_headers_that_make_no_sense(

@@ -103,3 +103,10 @@ def test_ambiguous_vocabularies_are_refused(words: list[str]) -> None:
 def test_an_unknown_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tokenizer 'letters': it is one of words, characters"):
         Vocabulary(["a"], tokenizer="letters")  # type: ignore[arg-type]
+
+
+def test_a_sentence_steers_no_terminal_and_is_text() -> None:
+    """The words are a stranger's: a checkpoint may come from anybody."""
+    words = ("a\x1b[2J", "\x9b5m", "do\ng", "\u202ered", "\ud800", "plain")
+    said = Vocabulary(words).join(words)
+    assert said == "a\ufffd[2J \ufffd5m do\ufffdg \ufffdred \ufffd plain"

@@ -66,9 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
             suffix = Path(arguments.to).suffix
             write_records(file, suffix, rows, keep_formulas=arguments.keep_formulas)
         said.append(f"written to {arguments.to}")
-    problems = 0
+    kept = problems = 0
     if config.sidecar is not None:
-        kept, problems = _write_sidecars(_worded(paths, worded), config, arguments.root or "")
+        for path in paths:
+            more = _write_sidecars(path, worded, config, arguments.root or "")
+            kept, problems = kept + more[0], problems + more[1]
         said.append(f"{captions - kept - problems:,} sidecars written")
         said += [f"{kept:,} left as found"] if kept else []
         said += [f"{problems:,} not written"] if problems else []
@@ -115,28 +117,31 @@ def _worded(paths: Sequence[Path], config: BatchConfig | None) -> Iterator[dict[
 
 
 def _write_sidecars(
-    records: Iterator[dict[str, Any]], config: BatchConfig, root: str
+    path: Path, worded: BatchConfig | None, config: BatchConfig, root: str
 ) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
     from captioner.terminal import printable
     from captioner_serving.batch.inputs.photos import PhotoFile
+    from captioner_serving.batch.journal.written import written_beside
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 
-    writer, problems = SidecarWriter(config), 0
-    for record in records:
-        name = record["image"]
-        photo = PhotoFile(name=name, file=str(Path(root, name)))
-        try:
-            # Path.is_file would raise on a name that is too long.
-            if not os.path.isfile(photo.file):  # noqa: PTH113
-                raise OutputError(
-                    f"{photo.file} is no file here: a sidecar has no place; --root says where "
-                    "relative names start"
-                )
-            writer.write(photo, record)
-        except OutputError as error:
-            if is_fatal(error):
-                raise
-            print(printable(f"captioner: {error}"), file=sys.stderr)
-            problems += 1
+    problems = 0
+    with written_beside(path) as written:
+        writer = SidecarWriter(config, written)
+        for record in _worded([path], worded):
+            name = record["image"]
+            photo = PhotoFile(name=name, file=str(Path(root, name)))
+            try:
+                # Path.is_file would raise on a name that is too long.
+                if not os.path.isfile(photo.file):  # noqa: PTH113
+                    raise OutputError(
+                        f"{photo.file} is no file here: a sidecar has no place; --root says where "
+                        "relative names start"
+                    )
+                writer.write(photo, record)
+            except OutputError as error:
+                if is_fatal(error):
+                    raise
+                print(printable(f"captioner: {error}"), file=sys.stderr)
+                problems += 1
     return writer.kept, problems

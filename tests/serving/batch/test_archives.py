@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import tracemalloc
 import zipfile
@@ -120,3 +121,10 @@ def test_two_members_of_one_name_are_both_read(tmp_path: Path, suffix: str) -> N
     found = photos(path)
     assert [photo.name for photo in found] == [f"{path}/a.jpg", f"{path}/a.jpg#2"]
     assert [photo.read() for photo in found] == [first, second]
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+def test_a_pipe_with_the_name_of_an_archive_holds_nothing_up(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"a{suffix}")
+    (reason,) = lost(photos(tmp_path / f"a{suffix}"))
+    assert "it is not a regular file" in reason

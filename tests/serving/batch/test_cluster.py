@@ -1,4 +1,4 @@
-"""Batch captioning on a Ray cluster of this machine, with an actor killed in the middle."""
+"""Batch captioning on a Ray cluster of this machine: actors that are killed, photos that crash."""
 
 from __future__ import annotations
 
@@ -8,77 +8,129 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captioner import Captioner
 from captioner_serving.batch import caption_batch
+from tests.launcher import PATH
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra `cluster` is not installed"),
 ]
 
+Start = Callable[..., subprocess.Popen[str]]
+
+# Every interpreter reads this first. It stands for a hole in a decoder: these bytes bring it down.
+DECODER_WITH_A_HOLE = """
+import io, os, signal
+from PIL import Image
+
+sound = Image.open
+
+def open(fp, *arguments, **options):
+    if isinstance(fp, io.BytesIO) and fp.getvalue() == b"crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return sound(fp, *arguments, **options)
+
+Image.open = open
+"""
+
 
 def family(pid: int) -> Iterator[int]:
     """A process and all below it."""
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from family(int(child))
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in task.read_text().split():
+                yield from family(int(child))
 
 
-def actors(pid: int) -> list[int]:
-    """The processes that caption, by the name that Ray gives them."""
+def actors(pid: int, name: bytes) -> list[int]:
+    """The processes of one kind of actor, by the name that Ray gives them."""
     found = []
     for member in family(pid):
-        try:
-            name = Path(f"/proc/{member}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"CaptionActor" in name:
-            found.append(member)
+        with suppress(OSError):
+            if name in Path(f"/proc/{member}/cmdline").read_bytes():
+                found.append(member)
     return found
 
 
-def test_an_actor_that_is_killed_costs_nothing(
-    start_batch: Callable[..., subprocess.Popen[str]],
-    photos: Callable[..., Path],
-    tiny: Captioner,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    folder = photos(400)
-    (folder / "p100.jpg").write_bytes(b"")
-    wanted = list(caption_batch(folder, captioner=tiny))
-    output = tmp_path / "captions.jsonl"
-    arguments = (folder, "--output", output, "--ray", "local", "--batch-size", 4)
-    environment = {"PYTHONWARNINGS": "ignore"}  # Ray warns of itself
-    process = start_batch(*arguments, environment=environment)
+@contextmanager
+def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[Any]:
+    """Start the command on a cluster of its own, of which nothing is left."""
+    # Ray warns of itself.
+    environment = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{path}{os.pathsep}{PATH}"}
+    more = ("--ray", "local", "--batch-size", 4)
+    process = start_batch(*arguments, *more, environment=environment)
     try:
-        deadline = time.monotonic() + 240
-        while not (output.exists() and output.stat().st_size):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        victims = actors(process.pid)
-        assert victims and len(output.read_bytes().splitlines()) < 399
-        os.kill(victims[0], signal.SIGKILL)
-        _, said = process.communicate(timeout=240)
+        yield process
     finally:
         for member in reversed(list(family(process.pid))):
             if member != process.pid or process.poll() is None:
-                os.kill(member, signal.SIGKILL)
-    assert process.returncode == 1, said
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+        process.communicate()
+
+
+def await_records(process: subprocess.Popen[str], output: Path) -> None:
+    deadline = time.monotonic() + 240
+    while not (output.exists() and output.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
+    start_batch: Start, photos: Callable[..., Path], tiny: Captioner, tmp_path: Path
+) -> None:
+    """One actor of each kind is killed, and one photo brings its decoder down each time."""
+    folder = photos(400)
+    (folder / "p100.jpg").write_bytes(b"")
+    (folder / "p200.jpg").unlink()
+    wanted = list(caption_batch(folder, captioner=tiny))
+    (folder / "p200.jpg").write_bytes(b"crash")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(DECODER_WITH_A_HOLE)
+    output = tmp_path / "captions.jsonl"
+    path = str(tmp_path / "path")
+    with running(start_batch, folder, "--output", output, path=path) as process:
+        await_records(process, output)
+        victims = [actors(process.pid, name)[0] for name in (b"CaptionActor", b"DecodeActor")]
+        assert len(output.read_bytes().splitlines()) < 398
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        _, said = process.communicate(timeout=240)
+    assert (process.returncode, "Traceback" in said) == (1, False), said
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(record["image"], record["caption"]) for record in records] == [
         (record["image"], record["caption"]) for record in wanted if "caption" in record
     ]
-    (error,) = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
-    assert error["image"] == str(folder / "p100.jpg")
-    assert error["error"]["type"] == "image-empty"
+    empty, crash = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
+    assert (empty["image"], empty["error"]["type"]) == (str(folder / "p100.jpg"), "image-empty")
+    assert crash["image"] == str(folder / "p200.jpg")
+    assert "brought the image decoder down (status -11)" in crash["error"]["detail"]
     # The journal is the same with and without Ray: nothing is left to do.
     assert not list(caption_batch(folder, output=output, captioner=tiny))
+
+
+def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
+    start_batch: Start, photos: Callable[..., Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "captions.jsonl"
+    with running(start_batch, photos(400), "--output", output) as process:
+        deadline = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            for victim in actors(process.pid, b"CaptionActor"):
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+            time.sleep(0.2)
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == 1, said
+    assert "an actor of the Ray cluster ended again and again" in said
+    assert "Traceback" not in said

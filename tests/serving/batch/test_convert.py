@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from captioner import Captioner
 from captioner.cli import main
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.journal.journal import Journal
 from captioner_serving.batch.outputs.wording import Wording
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -189,3 +193,31 @@ def test_overwrite_writes_over_an_output(folder: Path) -> None:
     (folder / "c.csv").write_text("mine")
     assert main(["convert", "r.jsonl", "--to", "c.csv", "--overwrite"]) == 0
     assert (folder / "c.csv").read_text().startswith("image,caption")
+
+
+@pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
+def test_restart_takes_sidecars_back_that_were_converted(
+    folder: Path, tiny: Captioner, output: str
+) -> None:
+    Image.new("RGB", (9, 9)).save(folder / "a.jpg")
+    (folder / "a.txt").write_text("mine")
+
+    def run(**options: Any) -> None:
+        config = BatchConfig(sidecar="txt", **options)
+        list(caption_batch("a.jpg", output=output, config=config, captioner=tiny))
+
+    run(existing="append")
+    records = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
+    overwrite = ("--sidecar", "txt", "--existing", "overwrite")
+    assert main(["convert", records, "--template", "New: {caption}", *overwrite]) == 0
+    assert (folder / "a.txt").read_text().startswith("New: ")
+    run(restart=True)  # and leaves what it finds
+    assert (folder / "a.txt").read_text() == "mine"
+
+
+def test_sidecars_are_not_converted_while_a_run_is_at_its_records(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal("c.jsonl", BatchConfig(), {}):
+        assert main(["convert", "c.jsonl", "--sidecar", "txt"]) == 1
+    assert "another run is writing to c.jsonl" in capsys.readouterr().err

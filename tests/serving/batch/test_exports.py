@@ -67,6 +67,21 @@ def test_formulas_are_neutralised(tmp_path: Path, keep: bool, mark: str) -> None
     assert (first["alternatives"], first["score"]) == (f"{mark}@home", "-0.5")
 
 
+@pytest.mark.parametrize(
+    ("keep", "name", "caption"),
+    [
+        (False, r"a\x1b[2J\x9b5m\t\u202e.jpg", "'\uff1d1+1"),
+        (True, "a\x1b[2J\x9b5m\t\u202e.jpg", "\uff1d1+1"),
+    ],
+)
+def test_a_table_steers_no_terminal(tmp_path: Path, keep: bool, name: str, caption: str) -> None:
+    output = tmp_path / "c.csv"
+    write(output, "a\x1b[2J\x9b5m\t\u202e.jpg", caption="\uff1d1+1", keep_formulas=keep)
+    with output.open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["image"], row["caption"]) == (name, caption)
+
+
 def test_two_photos_of_one_coco_id_are_refused_by_name(tmp_path: Path) -> None:
     output = tmp_path / "c.json"
     with pytest.raises(OutputError, match=r"x/0007\.jpg and y/7\.jpg would both have .* 7"):
@@ -74,3 +89,9 @@ def test_two_photos_of_one_coco_id_are_refused_by_name(tmp_path: Path) -> None:
     assert not output.exists()
     write(tmp_path / "d.json", "x/8.jpg", "y/9.jpg")
     assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 9]
+
+
+def test_a_name_of_many_digits_is_no_coco_number(tmp_path: Path) -> None:
+    write(tmp_path / "c.json", "a.tar/" + "7" * 5000 + ".jpg", "b_8.jpg")
+    first, second = json.loads((tmp_path / "c.json").read_text())
+    assert (first["image_id"], second["image_id"]) == ("7" * 5000, 8)

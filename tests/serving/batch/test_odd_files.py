@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import Captioner
+from captioner import Captioner, ImageNotFoundError
+from captioner_serving.batch.inputs.photos import PhotoFile
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -209,3 +210,12 @@ def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
     images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert (process.returncode, "Traceback" in said) == (0, False)
     assert images == [str(folder / f"p{n:03}.jpg") for n in range(200)]
+
+
+def test_a_folder_that_a_list_names_leaves_no_file_open(tmp_path: Path) -> None:
+    folder = PhotoFile(name="a", file=str(tmp_path))
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        with pytest.raises(ImageNotFoundError, match="a is a folder: check the path"):
+            folder.read()
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

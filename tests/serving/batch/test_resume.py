@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -25,84 +22,12 @@ Start = Callable[..., subprocess.Popen[str]]
 Photos = Callable[..., Path]
 
 
-def outputs(output: Path) -> dict[str, bytes]:
-    """The records and errors of a run."""
-    found = (output, Path(f"{output}.errors.jsonl"), output.with_name("unsure.jsonl"))
-    return {path.name: path.read_bytes() for path in found if path.exists()}
-
-
-def add_odd(folder: Path) -> None:
-    """Some twins and some broken files among the photos."""
-    for number in range(0, 300, 25):
-        if (folder / f"p{number:03}.jpg").exists():
-            shutil.copy(folder / f"p{number:03}.jpg", folder / f"p{number + 3:03} twin.jpg")
-            (folder / f"p{number + 5:03} bad.jpg").write_bytes(b"\xff\xd8\xff")
-
-
-@pytest.mark.slow
-def test_killed_at_20_random_moments(
-    run_batch: Run, start_batch: Start, photos: Photos, tiny: Captioner
-) -> None:
-    """Each time it goes on, and in the end the files are those of a run that nobody killed."""
-    folder = photos(300)
-    add_odd(folder)
-    options = ("--captions", 2, "--batch-size", 8, "--sidecar", "txt", "--existing", "overwrite")
-    scores = [record.get("score", 0) for record in caption_batch(folder, captioner=tiny)]
-    options += ("--min-score", median(scores), "--review")
-    whole = folder.parent / "whole" / "captions.jsonl"
-    whole.parent.mkdir()
-    started = time.monotonic()
-    result = run_batch(folder, "--output", whole, *options, whole.parent / "unsure.jsonl")
-    duration = time.monotonic() - started
-    assert result.returncode == 1
-    wanted = outputs(whole)
-    assert len(wanted) == 3 and all(wanted.values())
-    for sidecar in folder.glob("*.txt"):
-        sidecar.unlink()
-
-    output = folder.parent / "killed" / "captions.jsonl"
-    output.parent.mkdir()
-    again = ("--output", output, *options, output.parent / "unsure.jsonl")
-    moments = random.Random(0)
-    kills = rounds = 0
-    while kills < 20:
-        # The first is aimed at what comes before the work too; the others at the work itself.
-        process = start_batch(folder, *again, "--quiet")
-        if kills:
-            _await_progress(process, output)
-        time.sleep(moments.uniform(0, duration * (0.5 if not kills else 0.05)))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if process.returncode == -signal.SIGKILL:
-            kills += 1
-        for name, data in outputs(output).items():
-            assert name in wanted and (wanted[name].startswith(_whole_lines(output, name, data)))
-        rounds += 1
-        if process.returncode != -signal.SIGKILL:  # it was done: the rest begins anew
-            assert outputs(output) == wanted
-            shutil.rmtree(output.parent)
-            output.parent.mkdir()
-    assert run_batch(folder, *again).returncode == 1
-    assert outputs(output) == wanted
-    assert rounds >= kills == 20
-
-
 def _await_progress(process: subprocess.Popen[str], output: Path) -> None:
     """Wait for the run to have added to what was there."""
     log = Path(f"{output}.progress.jsonl")
     before = log.stat().st_size if log.exists() else 0
     while process.poll() is None and (not log.exists() or log.stat().st_size <= before):
         time.sleep(0.005)
-
-
-def _whole_lines(output: Path, name: str, data: bytes) -> bytes:
-    """What a killed run had committed of a file."""
-    log = Path(f"{output}.progress.jsonl").read_bytes().splitlines(keepends=True)
-    commits = [json.loads(line) for line in log[1:] if line.endswith(b"\n")]
-    ends = commits[-1]["ends"] if commits else [0, 0, 0]
-    end = ends[["captions.jsonl", "captions.jsonl.errors.jsonl", "unsure.jsonl"].index(name)]
-    assert len(data) >= end
-    return data[:end]
 
 
 def test_killed_once_and_gone_on(

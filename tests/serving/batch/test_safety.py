@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -176,6 +177,48 @@ def test_a_sidecar_that_is_a_link_is_written_through(tiny: Captioner, photos: Ph
     (record,) = caption_batch(photo, config=BatchConfig(sidecar="txt"), captioner=tiny)
     assert link.is_symlink()
     assert (photo.parent / "elsewhere.text").read_text() == record["caption"] + "\n"
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("kind", ["txt", "xmp"])
+def test_a_link_out_of_the_folder_is_not_followed(
+    tiny: Captioner, photos: Photos, tmp_path: Path, kind: Any, there: bool
+) -> None:
+    """Whoever made the folder of photos says nothing about the files beside it."""
+    (photo,) = photos(1).iterdir()
+    theirs = tmp_path / f"diary.{kind}"
+    if there:
+        theirs.write_text('<x:x xmlns:x="x"/>' if kind == "xmp" else "mine\n")
+    before = contents(tmp_path)
+    link = photo.with_suffix(f".{kind}")
+    link.symlink_to(f"../diary.{kind}")
+    config = BatchConfig(sidecar=kind, existing="overwrite")
+    (record,) = caption_batch(photo, config=config, captioner=tiny)
+    said = record["error"]["detail"]
+    if kind == "txt" or not there:
+        assert said.startswith(f"{link} is a link that leads out of its folder")
+    assert record["caption"] and link.is_symlink()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("existing", ["skip", "overwrite"])
+def test_a_sidecar_that_is_no_file_holds_nothing_up(
+    tiny: Captioner, photos: Photos, existing: Any
+) -> None:
+    folder = photos(3)
+    os.mkfifo(folder / "p000.txt")
+    (folder / "p001.txt").mkdir()
+    with (folder / "p002.txt").open("wb") as file:
+        file.truncate(1 << 40)  # a hole
+    config = BatchConfig(sidecar="txt", existing=existing)
+    details = [
+        record["error"]["detail"] for record in caption_batch(folder, config=config, captioner=tiny)
+    ]
+    assert [detail.removeprefix(f"{folder}/") for detail in details] == [
+        "p000.txt cannot be read: it is not a regular file",
+        "p001.txt cannot be read: Is a directory",
+        "p002.txt cannot be read: it has 1,099,511,627,776 bytes, as no sidecar has",
+    ]
 
 
 def test_maps_never_lie_among_the_photos(

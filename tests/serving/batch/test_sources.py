@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import tarfile
 import threading
 import zipfile
@@ -56,6 +57,22 @@ def test_folders(tree: Path) -> None:
     assert names("sub/up") == [f"sub/up/{name}" for name in inside]  # named, so followed
 
 
+def test_folders_deeper_than_calls_may_be(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("a.jpg", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    deep = str(tmp_path) + "/d" * 1200 + "/a.jpg"
+    try:
+        assert names(tmp_path) == names(f"{tmp_path}/**/*.jpg") == [deep]
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # shutil cannot
+
+
 def test_globs(tree: Path) -> None:
     assert names("*.jpg") == ["b.jpg", "photo[1].jpg"]
     assert names("**/*.jp*g") == ["b.jpg", "photo[1].jpg", "sub/c.jpeg"]
@@ -97,6 +114,20 @@ def test_tables(tree: Path) -> None:
         names("bad.jsonl", column="path")
     with pytest.raises(ConfigError, match="name the column"):
         names("t.csv")
+
+
+def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
+    film, deep, table = tmp_path / "film.mp4", tmp_path / "deep.jsonl", tmp_path / "t.parquet"
+    film.write_bytes(b"x" * (3 << 20))
+    deep.write_text("[" * 100_000)
+    table.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(DataError, match=r"more than 1,048,576 bytes: is it a list of photos"):
+        list(Inputs(lists=(str(film),)).photos())
+    with pytest.raises(DataError, match="row 1 is not JSON"):
+        names(deep, column="path")
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        names(table, column="path")
 
 
 def test_relative_names_start_at_the_root(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

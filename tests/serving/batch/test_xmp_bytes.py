@@ -143,6 +143,18 @@ def test_entities_are_refused() -> None:
         merged(declared.replace("Am Strand", "&mine;").encode())
 
 
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        (b"<x>" + b"<y/>" * (1 << 18) + b"</x>", "more than 262,144 elements"),
+        (b'<?xml version="1.0" encoding="idna"?><x/>', "unknown encoding: idna"),
+    ],
+)
+def test_what_would_take_all_memory_or_time_is_refused(old: bytes, said: str) -> None:
+    with pytest.raises(OutputError, match=said):
+        merged(old)
+
+
 def test_a_new_sidecar_is_laid_out() -> None:
     new = merge_xmp(None, "a dog", language="en", existing="skip", path="x")
     assert new is not None

@@ -1,8 +1,9 @@
-"""The engine for a cluster: Ray Data spreads the photos over actors that decode and caption.
+"""The engine for a cluster: Ray Data spreads the photos over actors.
 
-The journal stays with the process that was started: records come back in the order of the photos
-and are written there, so that going on works as on one machine. When an actor or a node fails, Ray
-gives its photos to others.
+Some actors decode, on CPUs, and feed those that caption, on the GPUs where there are any: no GPU
+waits for a file. The journal stays with the process that was started: results come back in the
+order of the photos and are written there, so that going on works as on one machine. When an actor
+or a node fails, Ray gives its photos to others, a few times.
 """
 
 from __future__ import annotations
@@ -19,50 +20,78 @@ import torch
 
 from captioner.errors import CaptionerError, MissingExtraError
 from captioner.generation.config import GenerationConfig
+from captioner.geometry import TransformConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import caption_decoded
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.decoding.decoder import Decoder
+from captioner_serving.decoding.decoder import Decoded
+from captioner_serving.decoding.pool import DecodePool
 
-__all__ = ["CaptionActor", "RayEngine"]
+__all__ = ["CaptionActor", "DecodeActor", "RayEngine"]
 
-_WINDOW = 64  # batches a core that Ray has at once: between two windows some actors wait
+_WINDOW = 64  # batches an actor that Ray has at once: between two windows some actors wait
 _BATCH = 32
+_RESTARTS = 4  # of an actor, and tries of a batch: what always fails must not go on for ever
+
+_Column = dict[str, list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Result:
+    """What a photo came to so far; it travels without the bytes of its file."""
+
+    name: str
+    decoded: Decoded
+    record: dict[str, Any] | None = None
+
+
+class DecodeActor:
+    """Decodes on a CPU of a node, in a process beside it that a photo may bring down."""
+
+    def __init__(self, transform: TransformConfig, *, max_pixels: int) -> None:
+        self._pool = DecodePool(transform, workers=1, max_pixels=max_pixels)
+
+    def __call__(self, batch: dict[str, Any]) -> _Column:
+        """Decode the photos in batch["photo"]."""
+        decoded = self._pool.decode(iter(batch["photo"]))
+        return {"result": [_Result(name=photo.name, decoded=one) for photo, one in decoded]}
 
 
 class CaptionActor:
-    """What runs on a node: a Captioner and a decoder."""
+    """Captions on a GPU, or on a CPU, of a node."""
 
     def __init__(
-        self, captioner: Captioner, generation: GenerationConfig, *, attention: bool, threads: int
+        self, captioner: Captioner, generation: GenerationConfig, *, attention: bool
     ) -> None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         self._captioner = captioner
         self._generation = generation
         self._attention = attention
-        self._decode = Decoder(captioner.transform.config, max_pixels=captioner.max_pixels)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Caption the photos in batch["photo"]: a column each of contents, records, errors."""
-        photos: list[Photo] = list(batch["photo"])
-        decoded = [self._decode(photo) for photo in photos]
-        good = [index for index, one in enumerate(decoded) if one.error is None]
-        records: list[dict[str, Any] | None] = [None] * len(photos)
+    def __call__(self, batch: dict[str, Any]) -> _Column:
+        """Caption what was decoded without an error in batch["result"]."""
+        results: list[_Result] = list(batch["result"])
+        good = [result for result in results if result.decoded.error is None]
         captions = caption_decoded(
             self._captioner,
-            [photos[index].name for index in good],
-            [decoded[index] for index in good],
+            [result.name for result in good],
+            [result.decoded for result in good],
             self._generation,
         )
-        for index, caption in zip(good, captions, strict=True):
-            records[index] = caption.record(attention=self._attention)
-        outcomes = [
-            Outcome(photo=photo, content=one.content, record=record, error=one.error)
-            for photo, one, record in zip(photos, decoded, records, strict=True)
-        ]
-        return {"outcome": outcomes}
+        records = [caption.record(attention=self._attention) for caption in captions]
+        made = dict(zip(map(id, good), records, strict=True))
+        return {
+            "result": [
+                dataclasses.replace(
+                    result,
+                    decoded=result.decoded._replace(pixels=b""),
+                    record=made.get(id(result)),
+                )
+                for result in results
+            ]
+        }
 
 
 class RayEngine:
@@ -70,7 +99,7 @@ class RayEngine:
 
     Args:
         address: of the cluster; "auto" finds the one of this machine, "local" starts one.
-        captioner: the model; every actor gets a copy.
+        captioner: the model; every actor that captions gets a copy.
         generation: how sentences are made.
         config: says what a record carries.
         batch_size: photos an actor captions at once.
@@ -99,7 +128,7 @@ class RayEngine:
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Ray reports every step of its own on standard error; what matters comes as an exception.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
             ray.init(
                 address,
@@ -114,7 +143,8 @@ class RayEngine:
             ) from error
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         self._gpus = int(resources.get("GPU", 0))
-        self._actors = self._gpus or max(1, int(resources.get("CPU", 1)))
+        self._decoders = max(1, int(resources.get("CPU", 1)))
+        self._captioners = self._gpus or self._decoders
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True
@@ -123,30 +153,95 @@ class RayEngine:
     def description(self) -> str:
         """Where and how, for the summary."""
         kind = "GPU" if self._gpus else "CPU"
-        return f"{self._actors} actors with a {kind} each, batches of {self.batch_size}"
+        return (
+            f"{self._captioners} actors that caption, on a {kind} each, in batches of "
+            f"{self.batch_size}, and {self._decoders} that decode"
+        )
 
     def run(self, photos: Iterator[Photo], claim: Claim) -> Generator[list[Outcome]]:
         """See Engine.run; a file that another node has captioned already is captioned again."""
+        while window := list(islice(photos, _WINDOW * self._captioners * self.batch_size)):
+            waiting = iter(window)
+            for results in self._results(window):
+                outcomes = []
+                for result in results:
+                    photo, decoded = next(waiting), result.decoded
+                    if photo.name != result.name:
+                        raise CaptionerError(f"Ray lost the place of {photo.name}: run it again")
+                    if decoded.error is None:
+                        claim(decoded.content)
+                    outcomes.append(
+                        Outcome(
+                            photo=photo,
+                            content=decoded.content,
+                            record=result.record,
+                            error=decoded.error,
+                        )
+                    )
+                yield outcomes
+
+    def _results(self, window: list[Photo]) -> Iterator[list[_Result]]:
+        """Decode and caption on the cluster, in the order of the photos.
+
+        Raises:
+            CaptionerError: the cluster cannot; the detail says why.
+
+        """
         import ray
 
-        while window := list(islice(photos, _WINDOW * self._actors * self.batch_size)):
-            results = ray.data.from_items(
-                [{"photo": _absolute(photo)} for photo in window],
-                override_num_blocks=-(-len(window) // self.batch_size),
-            ).map_batches(
-                CaptionActor,
-                fn_constructor_args=(self._captioner, self._generation),
-                fn_constructor_kwargs={"attention": self._config.attention, "threads": 1},
-                batch_size=self.batch_size,
-                concurrency=self._actors,
-                num_gpus=1 if self._gpus else None,
-                num_cpus=None if self._gpus else 1,
+        # Where there are no GPUs both kinds share the CPUs: while one waits the other has work.
+        share = 1.0 if self._gpus else 0.5
+        common: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "max_restarts": _RESTARTS,
+            "max_task_retries": _RESTARTS,
+        }
+        source = ray.data.from_items(
+            [{"photo": _absolute(photo)} for photo in window],
+            override_num_blocks=-(-len(window) // self.batch_size),
+        )
+        decoded = source.map_batches(
+            DecodeActor,
+            fn_constructor_args=(self._captioner.transform.config,),
+            fn_constructor_kwargs={"max_pixels": self._captioner.max_pixels},
+            concurrency=(1, self._decoders),
+            num_cpus=share,
+            **common,
+        )
+        captioned = decoded.map_batches(
+            CaptionActor,
+            fn_constructor_args=(self._captioner, self._generation),
+            fn_constructor_kwargs={"attention": self._config.attention},
+            concurrency=self._captioners,
+            num_gpus=1 if self._gpus else None,
+            num_cpus=None if self._gpus else share,
+            **common,
+        )
+        try:
+            for batch in captioned.iter_batches(batch_size=self.batch_size, batch_format="numpy"):
+                yield list(batch["result"])
+        except Exception as error:  # Ray wraps what it is told, in several ways
+            raise CaptionerError(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Say what an actor died of: our own sentence where there is one."""
+    import ray
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not cause:
+            cause = cause.cause
+        elif isinstance(cause, CaptionerError):
+            return str(cause)
+        elif isinstance(cause, ray.exceptions.RayActorError):
+            return (
+                "an actor of the Ray cluster ended again and again, perhaps because memory is "
+                "short: what was done stays, and the same command goes on from there"
             )
-            for batch in results.iter_batches(batch_size=self.batch_size, batch_format="numpy"):
-                for outcome in batch["outcome"]:
-                    if outcome.error is None:
-                        claim(outcome.content)
-                yield list(batch["outcome"])
+        else:
+            last, cause = cause, cause.__cause__
+    return f"the Ray cluster cannot go on ({type(last).__name__}: {last})"
 
 
 def _absolute(photo: Photo) -> Photo:

@@ -5,6 +5,7 @@ WebDataset shards are tar files; their other members (.json, .txt, .cls) are lef
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ class _Names:
 def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     """List an archive's images; what cannot be read is in the list as a LostPhoto."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError("it is not a regular file")  # a pipe would wait for somebody to write
         if path.lower().endswith(".zip"):
             yield from _zip_photos(path, suffixes)
         elif path.lower().endswith(".tar"):

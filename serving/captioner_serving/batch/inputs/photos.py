@@ -65,14 +65,17 @@ class PhotoFile(Photo):
     def read(self) -> bytes:
         """Read the file without a trace: not even the time of its last reading changes."""
         try:
-            descriptor = _open_quietly(self.file)
-            with open(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
+            # With an opener, Python closes what turns out to be a folder.
+            with open(self.file, "rb", opener=_open_quietly) as file:
+                status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                    raise errors.ImageNotFoundError(f"{self.name} is {kind}: check the path")
+                    raise errors.ImageNotFoundError(
+                        f"{self.name} is not a regular file: check the path"
+                    )
                 _check_size(self.name, status.st_size)
                 return file.read()
+        except IsADirectoryError as error:
+            raise errors.ImageNotFoundError(f"{self.name} is a folder: check the path") from error
         except (OSError, ValueError) as error:
             raise _unreadable(self.name, error) from error
 
@@ -153,9 +156,9 @@ class LostPhoto(Photo):
         raise errors.ImageNotFoundError(self.reason)
 
 
-def _open_quietly(path: str) -> int:
+def _open_quietly(path: str, flags: int) -> int:
     # Non-blocking: a pipe among the photos must not hold the run up.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0))
     except PermissionError:  # only the owner may leave the time of access alone

@@ -191,18 +191,29 @@ def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
 
 def _folder(folder: str, left_out: Counter[str], *, recursive: bool) -> Iterator[Photo]:
     """List a folder's images in the order of their names, folder by folder."""
-    entries, error = _entries(folder)
-    if error is not None:
-        yield LostPhoto(name=folder, reason=f"{folder} cannot be listed ({error.strerror})")
-    for name, is_folder, is_link in entries:
-        path = os.path.join(folder, name)
-        if is_folder:
-            if recursive:
-                yield from _folder(path, left_out, recursive=True)
-        elif not name.lower().endswith(IMAGE_SUFFIXES):
-            left_out[os.path.splitext(name)[1].lower() or "no suffix"] += 1
-        elif not (is_link and os.path.isdir(path)):
-            yield PhotoFile(name=path, file=path)
+    # No recursion: folders lie in one another deeper than Python's calls may.
+    under_way: list[tuple[str, Iterator[_Listed]]] = []
+    below: str | None = folder
+    while below is not None or under_way:
+        if below is not None:
+            entries, error = _entries(below)
+            under_way.append((below, iter(entries)))
+            if error is not None:
+                yield LostPhoto(name=below, reason=f"{below} cannot be listed ({error.strerror})")
+            below = None
+        here, rest = under_way[-1]
+        for name, is_folder, is_link in rest:
+            path = os.path.join(here, name)
+            if is_folder:
+                if recursive:
+                    below = path
+                    break
+            elif not name.lower().endswith(IMAGE_SUFFIXES):
+                left_out[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+            elif not (is_link and os.path.isdir(path)):
+                yield PhotoFile(name=path, file=path)
+        else:
+            under_way.pop()
 
 
 def _glob(pattern: str) -> Iterator[str]:
@@ -212,22 +223,33 @@ def _glob(pattern: str) -> Iterator[str]:
 
 
 def _descend(folder: str, parts: Sequence[str]) -> Iterator[str]:
-    if not parts:
-        yield folder
-        return
+    """Follow a pattern downwards; like _folder, without recursion."""
+    under_way = [iter([(folder, parts)])]
+    while under_way:
+        step = next(under_way[-1], None)
+        if step is None:
+            under_way.pop()
+        elif not step[1]:
+            yield step[0]
+        else:
+            under_way.append(_steps(*step))
+
+
+def _steps(folder: str, parts: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Take the first part of a pattern: each path that it leads to, with the parts that remain."""
     part, *rest = parts
     if part == "**":
-        yield from _descend(folder, rest)
+        yield folder, rest
         for name, is_folder, _ in _entries(folder)[0]:
             path = os.path.join(folder, name)
             if is_folder:
-                yield from _descend(path, parts)
+                yield path, parts
             elif not rest:
-                yield path
+                yield path, rest
     elif any(sign in part for sign in "*?["):
         for name, *_ in _entries(folder)[0]:
             path = os.path.join(folder, name)
             if fnmatchcase(name, part) and (not rest or os.path.isdir(path)):
-                yield from _descend(path, rest)
+                yield path, rest
     elif os.path.lexists(path := os.path.join(folder, part)):
-        yield from _descend(path, rest)
+        yield path, rest

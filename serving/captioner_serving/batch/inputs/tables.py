@@ -17,6 +17,7 @@ __all__ = ["TABLES", "list_names", "table_names"]
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _CHUNK = 1 << 16
+_LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 _BOM = b"\xef\xbb\xbf"  # Windows programs begin a text with it
 
 
@@ -43,6 +44,11 @@ def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
                     chunk, beginning = chunk.removeprefix(_BOM), False
                 *names, rest = (rest + chunk).split(ending)
                 yield from _decoded(names, null=null)
+                if len(rest) > _LONGEST:
+                    raise DataError(
+                        f"{label} has a name of more than {_LONGEST:,} bytes: is it a list of "
+                        f"photos{'' if null else ', and is --null missing'}?"
+                    )
             yield from _decoded([rest], null=null)
     except OSError as error:
         raise DataError(f"{label} cannot be read: {error.strerror}") from error
@@ -92,7 +98,7 @@ def _jsonl(path: str, column: str) -> Iterator[Any]:
         for number, line in enumerate(filter(bytes.strip, file), start=1):
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"row {number} is not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"row {number} is not a JSON object")
@@ -103,13 +109,16 @@ def _jsonl(path: str, column: str) -> Iterator[Any]:
 
 def _parquet(path: str, column: str) -> Iterator[Any]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise MissingExtraError(f"reading {path}", "parquet") from error
-    with parquet.ParquetFile(path) as file:
-        _check_column(path, column, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=4096, columns=[column]):
-            yield from batch.column(0).to_pylist()
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_column(path, column, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=4096, columns=[column]):
+                yield from batch.column(0).to_pylist()
+    except ArrowException as error:  # of which some are no ValueError
+        raise ValueError(error) from error
 
 
 def _check_column(path: str, column: str, columns: list[str]) -> None:

@@ -8,14 +8,16 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
-from captioner.files import replace_file
-from captioner_serving.batch.journal.commits import write_all
+from captioner.files import replace_file, sync_folder
+from captioner_serving.batch.journal.commits import CommitLog, write_all
+from captioner_serving.batch.journal.files import RunFiles
 
-__all__ = ["WrittenFiles"]
+__all__ = ["WrittenFiles", "written_beside"]
 
 
 class WrittenFiles:
@@ -43,6 +45,7 @@ class WrittenFiles:
         try:
             if self._file is None:
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - close() closes it
+                sync_folder(self._path.absolute().parent)
                 write_all(self._file, b"\n")  # or a line that was torn would spoil the next
             write_all(self._file, json.dumps(line).encode() + b"\n")
         except OSError as error:
@@ -93,3 +96,31 @@ class WrittenFiles:
                 except ValueError:
                     continue  # torn: the file that it speaks of was not written
                 yield line
+
+
+@contextmanager
+def written_beside(records: Path) -> Iterator[WrittenFiles | None]:
+    """Open the log of the run that made these records, for a command that writes sidecars too.
+
+    None stands for records that no run goes on from: its progress is not beside them.
+
+    Raises:
+        OutputError: the run is at it, or its files cannot be opened.
+
+    """
+    names = (str(records), str(records).removesuffix(".journal.jsonl"))
+    runs = (RunFiles.beside(name, None) for name in names)
+    run = next((run for run in runs if run.records == records and run.progress.is_file()), None)
+    if run is None:
+        yield None
+        return
+    try:
+        log = CommitLog(run.progress)  # no run may begin meanwhile
+    except OSError as error:
+        raise OutputError(
+            f"{run.progress} cannot be opened ({error.strerror}), beside which sidecars are noted: "
+            "copy the records to a folder of yours"
+        ) from error
+    with closing(log), closing(WrittenFiles(run.written)) as written:
+        yield written
+        written.sync()

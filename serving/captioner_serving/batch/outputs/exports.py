@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
 from captioner.files import replace_file
+from captioner.terminal import printable
 from captioner_serving.batch.journal.journal import Journal
 
 __all__ = ["check_output", "export", "write_records"]
@@ -23,7 +24,8 @@ __all__ = ["check_output", "export", "write_records"]
 Record = dict[str, Any]
 
 _ROWS = 10_000  # of Parquet written together
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for a formula by
+# What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
+_FORMULA = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def check_output(output: str) -> None:
@@ -52,7 +54,7 @@ def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> Non
     Args:
         output: the file.
         journal: of the run.
-        keep_formulas: leave CSV cells alone that a spreadsheet would take for formulas.
+        keep_formulas: leave CSV cells as they are: formulas, and what would steer a terminal.
 
     Raises:
         OutputError: it cannot be written; the journal stays.
@@ -113,7 +115,8 @@ def _row(record: Record) -> Record:
 def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = False) -> None:
     """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are.
 
-    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, and control
+    characters of a name are written out.
     """
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file)
@@ -125,7 +128,10 @@ def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = F
 
 
 def _harmless(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -175,7 +181,7 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
 
 def _coco_id(image: str) -> int | str:
     stem = Path(image).stem
-    number = re.search(r"(?:^|_)(\d+)$", stem)  # COCO_val2014_000000391895
+    number = re.search(r"(?:^|_)([0-9]{1,18})$", stem)  # COCO_val2014_000000391895
     return int(number[1]) if number else stem
 
 

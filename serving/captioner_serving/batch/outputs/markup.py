@@ -20,6 +20,8 @@ _ATTRIBUTE = re.compile(rb"""\s+([^\s=/>]+)\s*=\s*("[^"]*"|'[^']*')""")
 _TAG = re.compile(rb"""<([^\s/>]+)(?:\s+[^\s=/>]+\s*=\s*(?:"[^"]*"|'[^']*'))*\s*(/?)>""")
 _ILLEGAL = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SPACE = b" \t\r\n"
+_MOST = 1 << 18  # elements, of which each takes half a kilobyte; long edit histories have thousands
+_SLOW = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}  # Python's, and no file's
 
 
 @dataclass(kw_only=True, eq=False)
@@ -149,12 +151,15 @@ class Markup:
         tag = _TAG.match(self._data, start)
         if tag is None:
             raise ValueError(f"the tag at byte {start} is not understood")
+        if len(self.elements) == _MOST:
+            raise ValueError(f"it has more than {_MOST:,} elements")
         parent = self._open[-1] if self._open else None
+        scope = parent.scope if parent else {}
         element = Element(
             name=_name(name),
             tag=tag[1],
             attributes={_name(key): value for key, value in attributes.items()},
-            scope={**(parent.scope if parent else {}), **self._declared},
+            scope={**scope, **self._declared} if self._declared else scope,
             parent=parent,
             start=start,
             inner=tag.end(),
@@ -191,6 +196,8 @@ def decode(data: bytes) -> tuple[bytes, str]:
     wide = [name for mark, name in _WIDE if data.startswith(mark)]
     declared = _DECLARED.match(data)  # a byte order mark comes before it, and is UTF-8
     encoding = wide[0] if wide else declared[1].decode() if declared else "utf-8"
+    if encoding.lower().replace("-", "_") in _SLOW:
+        raise LookupError(f"unknown encoding: {encoding}")
     text = data.decode(encoding)
     if text.encode(encoding) != data:
         raise ValueError(f"its bytes are not wholly {encoding}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from typing import Any
 
 from captioner.errors import OutputError
@@ -23,6 +24,7 @@ from captioner_serving.batch.outputs.xmp import merge_xmp
 __all__ = ["SidecarWriter", "is_fatal"]
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+_LARGEST = 1 << 26  # bytes; a sidecar is read into memory
 
 
 class SidecarWriter:
@@ -44,13 +46,14 @@ class SidecarWriter:
 
         Raises:
             OutputError: the photo is inside an archive or at a URL, the folder cannot be written,
-                or a sidecar that is there cannot be read.
+                a sidecar that is there cannot be read, or is a link to another folder.
 
         """
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file of its own: it can have no sidecar")
         # A link is written through, not replaced.
-        path = os.path.realpath(self._path(photo.path))
+        place = self._path(photo.path)
+        path = os.path.realpath(place)
         try:
             if os.path.exists(path) and os.path.samefile(path, photo.path):
                 raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
@@ -61,6 +64,11 @@ class SidecarWriter:
         if new is None or new == old:
             self.kept += new is None
         else:
+            if not _is_inside(path, os.path.dirname(place)):
+                raise OutputError(
+                    f"{place} is a link that leads out of its folder, to {path}: nothing was "
+                    "written there; put a file in the place of the link"
+                )
             if self._written is not None:
                 self._written.note(path, new, old=old)
             with replace_file(path) as file:
@@ -114,9 +122,28 @@ def _has_sibling(photo: str) -> bool:
     )
 
 
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether a resolved path lies in a folder or below it."""
+    real = os.path.realpath(folder)
+    return os.path.commonpath((path, real)) == real
+
+
 def _read(path: str) -> bytes | None:
+    """Read a sidecar, if there is one; a pipe of its name must not hold the run up.
+
+    Raises:
+        OSError: it cannot be read, or is no file of a sidecar's size.
+
+    """
     try:
-        with open(path, "rb") as file:
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size > _LARGEST:
+                raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, as no sidecar has")
             return file.read()
     except FileNotFoundError:
         return None
