@@ -73,34 +73,74 @@ def features(*images: int) -> Tensor:
     return torch.tensor(images, dtype=torch.float32).view(-1, 1, 1)
 
 
+class Counting(Historian):
+    """Counts the images that its steps are asked for."""
+
+    rows = 0
+
+    def step(self, tokens: Tensor, state: State) -> StepOutput:
+        self.rows += len(tokens)
+        return super().step(tokens, state)
+
+
+class Hasty(Counting):
+    """Would rather end after each word than go on."""
+
+    def logits(self, image: int, history: int) -> Tensor:
+        logits = super().logits(image, history)
+        logits[END] += 3.0 if history > START else 0.0
+        return logits
+
+
+def widen(config: GenerationConfig, **widths: int) -> GenerationConfig:
+    """Widths that no front end takes; the search itself has no limit."""
+    wide = replace(config)
+    for name, width in widths.items():
+        object.__setattr__(wide, name, width)
+    return wide
+
+
 def exhaustive(
     model: Historian, image: int, *, longest: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Score every sentence of at most `longest` words, the best first."""
     scored = []
-    for length in range(1, longest + 1):
-        for sentence in itertools.product(range(4, model.words), repeat=length):
-            history, total = START, 0.0
-            for word in (*sentence, END):
-                total += model.logits(image, history).log_softmax(-1)[word].item()
-                history = extend(history, word, model.words)
-            scored.append((total / (length + 1) ** penalty, sentence))
+
+    def grow(sentence: tuple[int, ...], history: int, total: float) -> None:
+        logs = model.logits(image, history).log_softmax(-1).tolist()
+        if sentence:
+            scored.append(((total + logs[END]) / (len(sentence) + 1) ** penalty, sentence))
+        if len(sentence) < longest:
+            for word in range(4, model.words):
+                grow((*sentence, word), extend(history, word, model.words), total + logs[word])
+
+    grow((), START, 0.0)
     return sorted(scored, reverse=True)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
-def test_wide_beam_search_is_exhaustive_search(penalty: float) -> None:
-    model = Historian()
-    config = GenerationConfig(
-        beam_size=13, captions=12, maximum_length=2, length_penalty=penalty, no_repeat_ngram=0
+@pytest.mark.parametrize("captions", [1, 5, 780])
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+def test_a_beam_that_holds_everything_is_exhaustive_search(penalty: float, captions: int) -> None:
+    model, longest = Hasty(words=9, scale=1.0, blind=True), 4
+    images = range(1, 13 if captions < 780 else 4)
+    config = widen(
+        GenerationConfig(maximum_length=longest, length_penalty=penalty, no_repeat_ngram=0),
+        beam_size=780,
+        captions=captions,
     )
-    for image, hypotheses in zip((1, 2), generate(model, features(1, 2), config), strict=True):
-        expected = exhaustive(model, image, longest=2, penalty=penalty)
-        assert len(expected) == 12  # 3 + 9
-        assert [tuple(h.tokens) for h in hypotheses] == [sentence for _, sentence in expected]
-        for hypothesis, (score, sentence) in zip(hypotheses, expected, strict=True):
-            total = score * (len(sentence) + 1) ** penalty
-            assert hypothesis.score == pytest.approx(total / (len(sentence) + 1), abs=1e-5)
+    for image, hypotheses in zip(images, generate(model, features(*images), config), strict=True):
+        expected = exhaustive(model, image, longest=longest, penalty=penalty)
+        assert len(expected) == 780  # 5 + 25 + 125 + 625
+        scores = {sentence: score for score, sentence in expected}
+        assert len({tuple(h.tokens) for h in hypotheses}) == captions
+        for hypothesis, (score, _) in zip(hypotheses, expected, strict=False):
+            # Two sentences may be as good as each other, but for float32.
+            assert scores[tuple(hypothesis.tokens)] == pytest.approx(score, abs=1e-5)
+            count = len(hypothesis.tokens) + 1
+            total = scores[tuple(hypothesis.tokens)] * count**penalty
+            assert hypothesis.score == pytest.approx(total / count, abs=1e-5)
+    # Pools that are filled close images early; the one that takes every sentence does not.
+    assert (model.rows < len(images) * (longest + 1)) == (captions < 780)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +245,6 @@ def test_images_close_early_and_lose_nothing(
         beam_size=3, captions=captions, maximum_length=8, length_penalty=penalty
     )
 
-    class Counting(Historian):
-        rows = 0
-
-        def step(self, tokens: Tensor, state: State) -> StepOutput:
-            self.rows += len(tokens)
-            return super().step(tokens, state)
-
     early, whole = Counting(), Counting()
     got = generate(early, features(*range(20)), config)
     monkeypatch.setattr(beam_search._Search, "_close", lambda search: None)
@@ -236,8 +269,8 @@ def test_wider_beams_find_no_worse_sentences() -> None:
     shared = {"maximum_length": 6, "no_repeat_ngram": 0, "length_penalty": 0.0}
     images = features(*range(20))
     totals = []
-    for beam in (1, 3, 20):
-        results = generate(model, images, GenerationConfig(beam_size=beam, **shared))
+    for beam in (1, 3, 30):
+        results = generate(model, images, widen(GenerationConfig(**shared), beam_size=beam))
         totals.append(sum(float(h[0].log_probabilities.sum()) for h in results))
     assert totals[0] < totals[1] < totals[2]
 

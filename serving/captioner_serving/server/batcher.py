@@ -3,16 +3,22 @@
 Nothing waits for company. When the model is free it takes what is there, be it one image; while it
 works, others gather, and they are the next batch. So an idle server answers one photo as fast as
 the library does, and a busy one finds its own batch size.
+
+A lone image has all cores. As soon as more wait, two threads share them, with a batch each: while
+one is in the encoder the other is in the decoder, and neither waits for the other at the end of
+every operation.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
@@ -55,17 +61,25 @@ class _Job:
     future: Future[Caption]
     on_place: OnPlace | None
 
+    @property
+    def kind(self) -> GenerationConfig:
+        """What a batch has in common."""
+        return _for_one(self.config)
+
 
 class Batcher:
-    """Runs a model in one thread, on batches of what is waiting.
+    """Runs a model on batches of what is waiting.
 
     Args:
-        caption_batch: from images to their captions, in order.
+        caption_batch: from images to their captions, in order, with as many alternatives as any
+            image of the batch wants.
         max_batch: images in a batch.
         capacity: images admitted and not yet answered; one client may take all of it, and there is
             half as much again for clients that have few in it.
-        on_start: called once, in the model's thread.
+        before_batch: called in a model's thread, with the number of threads that may be at work at
+            the same time.
         on_batch: told the size of each batch and the seconds that it took.
+        threads: 1 or 2 that run the model.
 
     """
 
@@ -75,13 +89,14 @@ class Batcher:
         *,
         max_batch: int,
         capacity: int,
-        on_start: Callable[[], None],
+        before_batch: Callable[[int], None],
         on_batch: Callable[[int, float], None],
+        threads: int = 1,
     ) -> None:
         self._caption_batch = caption_batch
         self._max_batch = max_batch
         self._capacity = capacity
-        self._on_start = on_start
+        self._before_batch = before_batch
         self._on_batch = on_batch
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -90,8 +105,14 @@ class Batcher:
         self._few = max(1, capacity // 16)
         self._closed = False
         self._seconds_per_image = 0.1  # a running mean, for Retry-After
-        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
-        self._thread.start()
+        self._idle = threads
+        self._alone = False  # one thread is at work and has all cores
+        self._threads = [
+            threading.Thread(target=self._work, name=f"model {number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def admitted(self) -> int:
@@ -149,23 +170,32 @@ class Batcher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse new images, finish the admitted ones, and end the thread."""
+        """Refuse new images, finish the admitted ones, and end the threads."""
         self.refuse()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
-        self._on_start()
         while batch := self._next_batch():
             start = time.monotonic()
+            self._before_batch(self._at_once())
             self._caption(batch)
             seconds = time.monotonic() - start
-            self._seconds_per_image += 0.2 * (seconds / len(batch) - self._seconds_per_image)
             self._on_batch(len(batch), seconds)
+            with self._changed:
+                each = seconds / (len(batch) * self._at_once())
+                self._seconds_per_image += 0.2 * (each - self._seconds_per_image)
+                self._idle += 1
+                self._alone = False
+
+    def _at_once(self) -> int:
+        return 1 if self._alone else len(self._threads)
 
     def _caption(self, jobs: list[_Job]) -> None:
         """Caption jobs of one kind; where that fails, each half, down to the one to blame."""
         try:
-            results = self._caption_batch([job.image for job in jobs], jobs[0].config)
+            widest = max((job.config for job in jobs), key=lambda config: config.captions)
+            results = self._caption_batch([job.image for job in jobs], widest)
             if len(results) != len(jobs):
                 raise RuntimeError(f"{len(jobs)} images gave {len(results)} results")
         except Exception as error:
@@ -180,22 +210,39 @@ class Batcher:
             job.future.set_result(result)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for work, and take what has the first one's settings; empty when all is done."""
+        """Wait for work, and take a thread's share of it; empty when all is done."""
         with self._changed:
             while True:
-                batch: list[_Job] = []
-                others: deque[_Job] = deque()
-                for job in self._waiting:
-                    if len(batch) == self._max_batch or (batch and job.config != batch[0].config):
-                        others.append(job)
-                    elif job.future.set_running_or_notify_cancel():
-                        batch.append(job)
-                self._waiting = others
+                batch = [] if self._alone else self._take()
                 if batch:
-                    _tell_places(others)
-                if batch or (self._closed and self._admitted == 0):
+                    self._idle -= 1
+                    self._alone = not self._waiting and self._idle == len(self._threads) - 1
+                    self._changed.notify_all()  # the rest is for another thread
                     return batch
+                if self._closed and self._admitted == 0:
+                    return []
                 self._changed.wait()
+
+    def _take(self) -> list[_Job]:
+        """Take what is of the first one's kind, and leave as much to the other thread, if idle."""
+        most = min(self._max_batch, math.ceil(len(self._waiting) / self._idle))
+        batch: list[_Job] = []
+        others: deque[_Job] = deque()
+        for job in self._waiting:
+            if len(batch) == most or (batch and job.kind != batch[0].kind):
+                others.append(job)
+            elif job.future.set_running_or_notify_cancel():
+                batch.append(job)
+        self._waiting = others
+        if batch:
+            _tell_places(others)
+        return batch
+
+
+@lru_cache
+def _for_one(config: GenerationConfig) -> GenerationConfig:
+    """Leave out how many captions are wanted, in which the images of a batch may differ."""
+    return replace(config, captions=1)
 
 
 def _tell_places(jobs: Iterable[_Job]) -> None:

@@ -19,7 +19,7 @@ from captioner.geometry import Box
 from captioner.predictor import Captioner, PreparedImage
 from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.cores import give_cores
+from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import NotReadyError, PhotoFailedError
@@ -38,7 +38,7 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
-        threads: of torch, for the model's own thread; see captioner_serving.server.cores.
+        threads: of torch, for the model; see captioner_serving.server.cores.
         say: told in words for people what became of photos.
 
     """
@@ -62,8 +62,9 @@ class CaptionService:
             self._caption_batch,
             max_batch=config.max_batch,
             capacity=config.queue,
-            on_start=partial(give_cores, threads),
+            before_batch=partial(share_cores, threads),
             on_batch=self._on_batch,
+            threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
         self.photos = PhotoReader(captioner.transform.config, max_pixels=captioner.max_pixels)
         metrics.queue.set_function(lambda: self._batcher.admitted)
@@ -174,12 +175,10 @@ class CaptionService:
         client: str,
         on_place: OnPlace | None,
     ) -> Caption | ImageError:
-        # All captions of one beam size share a batch; how many of them are wanted is cut here.
-        full = replace(config, captions=config.beam_size)
         try:
             prepared = await self.photos.square(image, client=client)
             result: Caption | ImageError
-            result = await asyncio.wrap_future(self._batcher.submit(prepared, full, on_place))
+            result = await asyncio.wrap_future(self._batcher.submit(prepared, config, on_place))
         except ImageError as error:
             result = error
         except ClosedError:
@@ -191,6 +190,7 @@ class CaptionService:
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
             return result
+        # Another of its batch may have wanted more.
         return replace(result, alternatives=result.alternatives[: config.captions - 1])
 
     def _caption_batch(

@@ -1,9 +1,11 @@
-"""The model's thread: what fails in a batch fails alone, and nothing stops the thread."""
+"""The model's threads: what fails in a batch fails alone, and nothing stops a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
+from queue import Empty, Queue
 from typing import Any
 
 import pytest
@@ -42,7 +44,14 @@ def model() -> Model:
 
 @pytest.fixture
 def batcher(model: Model) -> Iterator[Batcher]:
-    made = Batcher(model, max_batch=8, capacity=64, on_start=lambda: None, on_batch=lambda *_: None)
+    made = Batcher(
+        model,
+        max_batch=8,
+        capacity=64,
+        before_batch=lambda _: None,
+        on_batch=lambda *_: None,
+        threads=2,
+    )
     yield made
     made.close()
 
@@ -67,12 +76,49 @@ def test_one_image_that_fails_fails_alone(
     batcher.release(1)
 
 
+def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
+    """Each thread says how many are at work; they go on when they are let."""
+    started: Queue[int] = Queue()
+    going, sizes = threading.Semaphore(0), list[int]()
+
+    def model(images: Sequence[Any], config: GenerationConfig) -> Sequence[Any]:
+        sizes.append(len(images))
+        assert going.acquire(timeout=10)
+        return [(image, config.captions) for image in images]
+
+    batcher = Batcher(
+        model,
+        max_batch=8,
+        capacity=64,
+        before_batch=started.put,
+        on_batch=lambda *_: None,
+        threads=2,
+    )
+    batcher.admit(7)
+    one, three = GenerationConfig(), GenerationConfig(captions=3)
+    first = batcher.submit("first", one)
+    assert started.get(timeout=10) == 1  # alone
+    others = [batcher.submit(number, three if number == 2 else one) for number in range(6)]
+    with pytest.raises(Empty):
+        started.get(timeout=0.2)  # no second thread takes a core from under the first
+    going.release()
+    assert first.result(10) == ("first", 1)
+    assert [started.get(timeout=10) for _ in range(2)] == [2, 2]
+    assert sizes == [1, 3, 3]
+    going.release(2)
+    # A batch has as many captions as any of its images wants.
+    assert [other.result(10) for other in others[:3]] == [(0, 3), (1, 3), (2, 3)]
+    assert [other.result(10) for other in others[3:]] == [(3, 1), (4, 1), (5, 1)]
+    batcher.release(7)
+    batcher.close()
+
+
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
     batcher = Batcher(
         lambda images, _: [],
         max_batch=4,
         capacity=64,
-        on_start=lambda: None,
+        before_batch=lambda _: None,
         on_batch=lambda *_: None,
     )
     batcher.admit(64, "greedy")
