@@ -175,17 +175,8 @@ class LossModule(nn.Module):
         """Replace a share of the words (B, K, T), never <start> or what follows the end."""
         if inputs.shape[-1] < 2:
             return inputs
-        kind = features.device.type
-        # Autocast remembers its copies of the weights. One that is made here has no gradient, and
-        # older versions of torch use it in the pass that should have one: nothing is learned then.
-        with torch.autocast(
-            kind,
-            dtype=torch.get_autocast_dtype(kind),
-            enabled=torch.is_autocast_enabled(kind),
-            cache_enabled=False,
-        ):
-            before = self.model.decoder(features.detach(), inputs[..., :-1])
-            logits = self.model.decoder.logits(before.deep).float()
+        before = self.model.decoder(features, inputs[..., :-1])
+        logits = self.model.decoder.logits(before.deep).float()
         logits[..., [PAD, START, END]] = -torch.inf
         drawn = torch.multinomial(logits.flatten(0, 2).softmax(dim=-1), 1).view_as(inputs[..., 1:])
         chosen = torch.rand(drawn.shape, device=drawn.device) < own_words
