@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from captioner.errors import CaptionerError, ConfigError
-from captioner_serving.verbs.texts import add_sidecars, add_wording, is_worded, read_wording
+from captioner.errors import ConfigError
+from captioner_serving.verbs.texts import (
+    add_sidecars,
+    add_wording,
+    is_worded,
+    read_wording,
+    refuse_windows,
+)
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
@@ -70,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
-    if sys.platform == "win32":
-        raise CaptionerError("captioner batch does not run on Windows: use it in WSL, or on Linux")
+    refuse_windows("batch")
     from captioner_serving.batch.journal.journal import ERRORS
     from captioner_serving.batch.outputs.exports import check_output
 

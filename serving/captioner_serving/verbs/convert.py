@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError, OutputError
-from captioner_serving.verbs.texts import add_sidecars, add_wording, is_worded, read_wording
+from captioner_serving.verbs.texts import (
+    add_sidecars,
+    add_wording,
+    is_worded,
+    read_wording,
+    refuse_windows,
+)
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
@@ -39,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 1 if a sidecar could not be written."""
+    refuse_windows("convert")
     from captioner.files import replace_file
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
     from captioner_serving.batch.outputs.wording import Wording
 
-__all__ = ["add_sidecars", "add_wording", "is_worded", "read_wording"]
+__all__ = ["add_sidecars", "add_wording", "is_worded", "read_wording", "refuse_windows"]
 
 
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
@@ -50,3 +51,16 @@ def read_wording(arguments: argparse.Namespace) -> Wording:
         raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
     pairs = tuple(text.split("=", 1) for text in arguments.replace)
     return Wording(template=arguments.template, prefix=arguments.prefix, replace=pairs)
+
+
+def refuse_windows(verb: str) -> None:
+    """Say in a sentence what imports would say in a traceback: the journal needs POSIX's locks.
+
+    Raises:
+        CaptionerError: this is Windows.
+
+    """
+    if sys.platform == "win32":
+        raise CaptionerError(
+            f"captioner {verb} does not run on Windows: use it in WSL, or on Linux"
+        )

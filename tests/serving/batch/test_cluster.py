@@ -18,6 +18,7 @@ import pytest
 from captioner import Captioner
 from captioner_serving.batch import caption_batch
 from tests.launcher import PATH
+from tests.serving.batch.conftest import draw
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,19 +27,20 @@ pytestmark = [
 
 Start = Callable[..., subprocess.Popen[str]]
 
-# Every interpreter reads this first. It stands for a hole in a decoder: these bytes bring it down.
+# Every interpreter reads this first. It stands for a hole in a decoder: photos of this size bring
+# it down.
 DECODER_WITH_A_HOLE = """
-import io, os, signal
-from PIL import Image
+import os, signal
+from PIL import ImageFile
 
-sound = Image.open
+sound = ImageFile.ImageFile.load
 
-def open(fp, *arguments, **options):
-    if isinstance(fp, io.BytesIO) and fp.getvalue() == b"crash":
+def load(self):
+    if self.size == (61, 41):
         os.kill(os.getpid(), signal.SIGSEGV)
-    return sound(fp, *arguments, **options)
+    return sound(self)
 
-Image.open = open
+ImageFile.ImageFile.load = load
 """
 
 
@@ -65,7 +67,10 @@ def actors(pid: int, name: bytes) -> list[int]:
 def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[Any]:
     """Start the command on a cluster of its own, of which nothing is left."""
     # Ray warns of itself.
-    environment = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{path}{os.pathsep}{PATH}"}
+    environment = {
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join(filter(None, (path, PATH))),
+    }
     more = ("--ray", "local", "--batch-size", 4)
     process = start_batch(*arguments, *more, environment=environment)
     try:
@@ -94,7 +99,7 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
     (folder / "p100.jpg").write_bytes(b"")
     (folder / "p200.jpg").unlink()
     wanted = list(caption_batch(folder, captioner=tiny))
-    (folder / "p200.jpg").write_bytes(b"crash")
+    draw(200, size=(61, 41)).save(folder / "p200.jpg")
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text(DECODER_WITH_A_HOLE)
     output = tmp_path / "captions.jsonl"
