@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from captioner.bundled import sample_photos
-from tests.serving.server.test_attacks import huge_tile, many_scans, nested
+from tests.serving.server.test_attacks import huge_tile, many_scans
 from tests.serving.server.test_bad_uploads import png
 
 __all__ = ["PASSWORD", "Client", "honest_photos", "hostile_photos", "make_attacks"]
@@ -87,7 +87,7 @@ class Client:
             *(() if "Authorization" in named else (_AUTHORIZATION,)),
             f"Content-Length: {length}",
             "Connection: close",
-            self.cookie,
+            *(() if "Cookie" in named else (self.cookie,)),
             *headers,
         )
         return "\r\n".join((*lines, "", "")).encode()
@@ -137,6 +137,7 @@ def hostile_photos() -> dict[str, bytes]:
         "a bomb": png(60_000, 60_000),
         "cut off": many_scans(50)[:5000],
         "19 MB of nothing": bytes(19_000_000),
+        "19 MB of segments": b"\xff\xd8" + b"\xff\xfe\0\2" * 4_700_000,
     }
 
 
@@ -146,6 +147,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
     begun = client.upload(bytes(18_000_000))[:-5000]
     photo = client.upload(honest_photos()[0])
     asset = client.head("GET", "/static-offline-docs/swagger-ui-bundle.js")
+    backslashes = "\\" * 50_000
     stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
     guesser = Client(f"http://{client.host}:{client.port}", "127.0.3.1")
 
@@ -187,7 +189,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         "head without end": lambda: client.hold_many(b"GET / HTTP/1.1\r\nHost: ", 50, 5),
         "silent connections": lambda: client.hold_many(b"", 100, 5),
         "streams": lambda: client.hold_many(stream, 40, 5),
-        "nested call": lambda: client.exchange(client.call([nested(4000), 1, 1], "s")),
+        "nested call": lambda: client.exchange(client.call([[[]] * 4000, 1, 1], "s")),
         "calls": calls,
         "upload for the store": lambda: client.exchange(
             client.upload(wasted, "/gradio_api/upload", "files")
@@ -199,5 +201,8 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         ),
         "another name": lambda: client.exchange(client.head("GET", "/", 0, "Host: evil.example")),
         "no such path": lambda: client.exchange(client.head("GET", f"/x{random.random()}")),
+        "a cookie of backslashes": lambda: client.exchange(
+            client.head("GET", "/page/captions/x", 0, f'Cookie: a="{backslashes}"')
+        ),
         "no HTTP": lambda: client.exchange(b"\0" * 100 + b"\r\n\r\n"),
     }

@@ -156,8 +156,8 @@ class Soak:
             tally.attacks[name] += 1
             try:
                 await make()
-            except (OSError, TimeoutError):
-                tally.refusals[name] += 1
+            except Exception as error:  # whatever it was, the soak goes on
+                tally.refusals[f"{name}: {type(error).__name__}"] += 1
                 await asyncio.sleep(0.05)
 
 

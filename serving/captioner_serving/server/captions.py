@@ -22,7 +22,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageNotFoundError
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import OnPlace
-from captioner_serving.server.guard import COOKIE
+from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.pictures import GONE, CaptionShelf, KeptCaption
 from captioner_serving.server.problems import GoneError, RequestError
 from captioner_serving.server.service import CaptionService

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner_serving.server.addresses import Addresses, parse_address
+from captioner_serving.server.cookies import only_ours
 from captioner_serving.server.routes import Visit, find_route
 
 __all__ = ["Door"]
@@ -50,7 +51,7 @@ class Door:
             # Gradio believes them from everybody.
             "headers": [
                 (name, value)
-                for name, value in scope["headers"]
+                for name, value in only_ours(scope["headers"])
                 if not name.startswith(b"x-forwarded-") and name != b"forwarded"
             ],
             "root_path": self._root_path,

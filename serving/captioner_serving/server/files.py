@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.guard import COOKIE
+from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.problems import ForbiddenError
 from captioner_serving.server.store import UploadStore
 from captioner_serving.server.uploads import read_form

@@ -15,14 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.calls import MAX_CALL, read_call
+from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.store import UploadStore
 
-__all__ = ["COOKIE", "GradioGuard"]
-
-COOKIE = "captioner_page"
-"""Names the browser that uploaded a photo, so that the photo is shown to no other."""
+__all__ = ["GradioGuard"]
 
 _UNREAD = (
     64  # calls of a session, as many as the queue takes by default; one result may have 200 kB

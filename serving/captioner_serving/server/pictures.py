@@ -26,7 +26,7 @@ from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
 from captioner_serving.server.addresses import client_of
-from captioner_serving.server.guard import COOKIE
+from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import GoneError
 
