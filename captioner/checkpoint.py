@@ -30,7 +30,7 @@ from captioner.errors import (
 )
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
-from captioner.header import FORMAT_VERSION, HEADER_KEY, read_header
+from captioner.header import FORMAT_VERSION, HEADER_KEY, odd_header, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary
@@ -120,10 +120,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except CheckpointError:
         raise
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointFormatError(
-            f"{path} has a header that this Captioner cannot use ({error!s}): "
-            "it is damaged, or another version wrote it"
-        ) from error
+        raise odd_header(path, error) from error
     return Checkpoint(
         model=_build(config, len(vocabulary), tensors, path),
         vocabulary=vocabulary,

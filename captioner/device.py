@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from captioner.errors import DeviceError
+from captioner.device_names import unusable
 
 __all__ = ["find_device"]
 
@@ -25,7 +25,5 @@ def find_device(name: str | torch.device) -> torch.device:
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # some twenty names that nobody has
             reason = "no such kind of device"
-        raise DeviceError(
-            f"device {str(name)!r} cannot be used here ({reason}): try auto, or cpu"
-        ) from error
+        raise unusable(str(name), reason) from error
     return device

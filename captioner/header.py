@@ -14,9 +14,18 @@ from captioner.errors import (
     CheckpointFormatError,
     CheckpointNotFoundError,
     CheckpointVersionError,
+    ConfigError,
 )
+from captioner.generation.config import GenerationConfig
 
-__all__ = ["FORMAT_VERSION", "HEADER_KEY", "bundled_checkpoint", "read_header"]
+__all__ = [
+    "FORMAT_VERSION",
+    "HEADER_KEY",
+    "bundled_checkpoint",
+    "odd_header",
+    "read_generation",
+    "read_header",
+]
 
 FORMAT_VERSION = 1
 """Goes up when a file of the new kind would be misread by the old code."""
@@ -75,6 +84,27 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{FORMAT_VERSION}: install the Captioner that wrote it"
         )
     return header
+
+
+def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
+    """Read how a checkpoint makes captions unless it is told otherwise; older ones do not say.
+
+    Raises:
+        CheckpointError: as for read_header.
+
+    """
+    try:
+        return GenerationConfig(**read_header(path).get("generation", {}))
+    except (ConfigError, TypeError) as error:
+        raise odd_header(path, error) from error
+
+
+def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointFormatError:
+    """Say that a header has fields or values that nobody here knows."""
+    return CheckpointFormatError(
+        f"{path} has a header that this Captioner cannot use ({error!s}): "
+        "it is damaged, or another version wrote it"
+    )
 
 
 def _check_kind(path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from captioner.errors import ConfigError
+from captioner.device_names import DTYPE_NAMES, check_dtype
 
 __all__ = ["DTYPES", "best_dtype", "find_dtype"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 """The dtypes by the name that `--dtype` takes, beside auto."""
 
 # As /proc/cpuinfo spells them: x86 with AMX or AVX-512, and ARM. Without them bfloat16 is emulated,
@@ -28,10 +28,9 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """
     if isinstance(name, torch.dtype):
         return name
+    check_dtype(name)
     if name == "auto":
         return best_dtype(device)[0]
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

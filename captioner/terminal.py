@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
-__all__ = ["printable"]
+__all__ = ["folded", "printable"]
+
+_COLUMNS = 60  # of the narrowest terminal, and of half a screen
 
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -17,3 +20,20 @@ def printable(text: str) -> str:
     'a\\x1b[2Jb'
     """
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def folded(text: str) -> str:
+    """Break a line that is too long for a narrow terminal between words; never a word itself.
+
+    >>> print(folded("12 captions in all; 3 are the same file as another; 1 failed, in c.errors"))
+    12 captions in all; 3 are the same file as another; 1
+      failed, in c.errors
+    """
+    lines = textwrap.wrap(
+        text,
+        _COLUMNS,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)

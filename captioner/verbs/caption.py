@@ -8,19 +8,23 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
-from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
-from captioner.header import bundled_checkpoint, read_header
+from captioner.generation.config import MAX_BEAM_SIZE
+from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, open_image
 from captioner.terminal import printable
+from captioner.verbs.model import check_model
 from captioner.verbs.pictures import make_folders, plan_pictures
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
+    from captioner.generation.config import GenerationConfig
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -91,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     # All that can be refused is refused before torch is imported, which takes seconds.
     _check(arguments)
     checkpoint = Path(arguments.checkpoint or bundled_checkpoint()).expanduser()
-    own = GenerationConfig(**read_header(checkpoint).get("generation", {}))
+    own = check_model(arguments)
     config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
@@ -183,6 +187,7 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
     from captioner.drawing.saving import save_animation, save_image
 
     colors = arguments.colors or DEFAULT_COLORS
+    caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):
         save_image(caption.contact_sheet(colors=colors), file)
     if file := files.get("--animation"):

@@ -9,11 +9,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save
 
 from captioner import __version__
 from captioner.cli import VERBS
+from captioner.header import FORMAT_VERSION, HEADER_KEY
+from tests.launcher import refuse
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -175,34 +179,32 @@ def test_no_photo_is_written_over(run_captioner: Run, tmp_path: Path, option: st
     assert photo.read_bytes() == before
 
 
-def test_what_is_missing_is_said_before_torch_is_loaded(photo: Path) -> None:
+def test_what_cannot_be_is_said_before_torch_is_loaded(photo: Path) -> None:
     """Mistakes are answered at once: torch alone takes seconds to import."""
-    script = (
-        "import sys; from captioner.cli import main\n"
-        "for line in sys.stdin: status = main(line.split()); print(status, 'torch' in sys.modules)"
-    )
     folder = photo.parent
+    odd = json.dumps({"format_version": FORMAT_VERSION, "generation": {"unknown": 1}})
+    (folder / "odd.safetensors").write_bytes(save({"x": np.zeros(1)}, metadata={HEADER_KEY: odd}))
     lines = {
-        f"caption {folder}/missing.jpg": 1,
-        f"caption {folder}": 1,
-        f"caption {photo} --checkpoint {folder}/missing": 1,
-        f"caption {photo} --checkpoint {photo}": 1,
-        f"caption {photo} --beam-size 21": 2,
-        f"caption {photo} --beam-size 3 --captions 4": 2,
-        f"caption {photo} --overlay {photo}": 2,
+        f"caption {folder}/missing.jpg": (1, "missing.jpg cannot be read"),
+        f"caption {folder}": (1, f"captioner batch {folder} --output captions.jsonl"),
+        f"caption {photo} --checkpoint {folder}/missing": (1, "there is no checkpoint"),
+        f"caption {photo} --checkpoint {photo}": (1, "not a safetensors file"),
+        f"caption {photo} --checkpoint {folder}/odd.safetensors": (1, "cannot use"),
+        f"caption {photo} --beam-size 21": (2, "--beam-size 21 is out of range"),
+        f"caption {photo} --beam-size 3 --captions 4": (2, "it is at most --beam-size, 3"),
+        f"caption {photo} --overlay {photo}": (2, "would be written over"),
+        f"caption {photo} --device quantum": (1, "'quantum' cannot be used here (no such kind"),
+        f"caption {photo} --device cpu:x": (1, "'cpu:x' cannot be used here (no such kind"),
+        f"caption {photo} --dtype float8": (2, "--dtype 'float8' is not one of auto, float32"),
+        f"train smoke --out {folder}/run --device quantum": (1, "no such kind of device"),
+        f"evaluate --captions {photo} --images {folder} --device quantum": (1, "no such kind"),
     }
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
-    )
-    assert result.stdout.splitlines() == [f"{status} False" for status in lines.values()]
-    said = result.stderr.splitlines()
-    assert len(said) == len(lines)
-    assert f"captioner batch {folder} --output captions.jsonl" in said[1]
-    assert "--captions 4 is out of range; it is at most --beam-size, 3" in said[5]
+    before = sorted(folder.rglob("*"))
+    for line, (status, torch, said) in zip(lines, refuse(*lines), strict=True):
+        wanted, words = lines[line]
+        assert (status, torch) == (str(wanted), False), said
+        assert words in said
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_checkpoints_and_devices_that_cannot_be_used(run_captioner: Run, photo: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import ConfigError
-from captioner_training.paths import did_you_mean
+from captioner.paths import did_you_mean
 from captioner_training.recipe import Recipe
 
 __all__ = ["load_recipe", "recipe_text", "shipped_recipes"]

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from captioner.terminal import printable
+from captioner.terminal import folded, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.closing import Closing
@@ -78,7 +78,7 @@ class Progress(Closing):
             self._bar.update()
         elif not self._quiet and time.monotonic() - self._told >= _LINE_SECONDS:
             self._told = time.monotonic()
-            self.say(self._line())
+            self.say(folded(self._line()))
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
-from captioner.errors import ConfigError, OutputError
+from captioner.errors import OutputError
 from captioner.generation.config import GenerationConfig
+from captioner.header import bundled_checkpoint, read_generation
 from captioner.predictor import Captioner
+from captioner.terminal import folded
+from captioner_serving.batch.checks import check_run, run_settings
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import LocalEngine
 from captioner_serving.batch.engines.outcome import Engine, Outcome
+from captioner_serving.batch.inputs.left_out import LeftOut
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.journal.files import RunFiles
 from captioner_serving.batch.journal.journal import ERRORS, RECORDS, REVIEW, Journal
 from captioner_serving.batch.journal.unwritten import MemoryJournal
-from captioner_serving.batch.outputs.exports import check_output, export
-from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
+from captioner_serving.batch.outputs.exports import export
+from captioner_serving.batch.outputs.maps import MapWriter
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.progress import duration
 from captioner_serving.closing import Closing
@@ -57,17 +59,20 @@ def caption_batch(
     Raises:
         ConfigError: settings that cannot work, or other ones than `output` was begun with.
         OutputError: the output cannot be written; what was done stays.
-        DataError: a list or table cannot be read; what was done stays.
+        DataError: the inputs are not there, hold no photo, or have a list that cannot be read; what
+            was done stays.
 
     """
     if not isinstance(sources, Inputs):
         single = isinstance(sources, str | os.PathLike)
         several = [sources] if single else sources
         sources = Inputs(sources=tuple(os.fspath(source) for source in several))  # type: ignore
+    name, config = None if output is None else os.fspath(output), config or BatchConfig()
     if captioner is None:
+        own = read_generation(bundled_checkpoint())
+        check_run(sources, config, output=name, generation=own)
         captioner = Captioner.from_pretrained()
-    name = None if output is None else os.fspath(output)
-    with BatchRun(sources, output=name, config=config or BatchConfig(), captioner=captioner) as run:
+    with BatchRun(sources, output=name, config=config, captioner=captioner) as run:
         yield from run.records()
 
 
@@ -79,7 +84,7 @@ class BatchRun(Closing):
         resumed: photos that an earlier run had done already.
         twins: photos that were the same as another, byte for byte.
         made: photos that this run has done.
-        left_out: files of folders that were not taken for photos, by suffix.
+        left_out: files of folders that were not taken for photos.
 
     """
 
@@ -95,14 +100,15 @@ class BatchRun(Closing):
         generation = captioner.generation.asked(
             beam_size=config.beam_size, captions=config.captions
         )
-        _check(inputs, config, output, ray)
+        check_run(inputs, config, output=output, generation=captioner.generation, ray=ray)
         self.inputs, self.output, self.config = inputs, output, config
         self.journal: Journal | MemoryJournal = MemoryJournal()
+        self.left_out = LeftOut()
         if output is not None:
             model = {**asdict(captioner.name), "weights": captioner.fingerprint}
-            settings = {"model": model, **asdict(generation), **config.settings()}
-            settings["review"] = RunFiles.beside(output, config.review).review_name
+            settings = {"model": model, **run_settings(generation, config, output)}
             self.journal = Journal(output, config, settings)
+            self.left_out = LeftOut(self.journal.files.all)
         written = self.journal.written
         self._sidecars = SidecarWriter(config, written) if config.sidecar else None
         self._maps = MapWriter(config, written) if config.maps else None
@@ -112,8 +118,8 @@ class BatchRun(Closing):
             self.journal.close()
             raise
         self.resumed = self.twins = self.made = 0
-        self._failed_before = self.journal.counts[ERRORS]
-        self.left_out: Counter[str] = Counter()
+        self._failed_before = len(self.journal.failed)
+        self._gone = set(self.journal.failed)  # as far as is known, not among the inputs any more
         self._started = time.monotonic()
 
     def close(self) -> None:
@@ -154,14 +160,19 @@ class BatchRun(Closing):
         if isinstance(self.journal, Journal) and self.output is not None:
             export(self.output, self.journal, keep_formulas=self.config.keep_formulas)
 
+    @property
+    def failed(self) -> int:
+        """Photos among the inputs that have failed, in this run or in one that it goes on from."""
+        return self.journal.counts[ERRORS] - len(self._gone)
+
     def summary(self) -> str:
         """Say in a few lines what the run has come to."""
         seconds = time.monotonic() - self._started
-        captioned, failed, unsure = self.journal.counts
+        captioned, _, unsure = self.journal.counts
         lines = [
             f"{self.made:,} {_plural(self.made, 'photo')} in {duration(seconds)}, "
-            f"{self.made / seconds:.1f} a second; "
-            f"{self.engine.description}"
+            f"{self.made / seconds:.1f} a second",
+            self.engine.description,
         ]
         kept, apart = (self._sidecars.kept, self._sidecars.apart) if self._sidecars else (0, 0)
         counts = {
@@ -171,19 +182,17 @@ class BatchRun(Closing):
             "done before": self.resumed,
             _plural(kept, "sidecar") + " left as found": kept,
             _plural(apart, "sidecar") + " named photo.jpg.*, as two photos share a stem": apart,
-            f"failed, in {self.output}.errors.jsonl" if self.output else "failed": failed,
+            f"failed, in {self.output}.errors.jsonl" if self.output else "failed": self.failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
-        if self._failed_before:
-            lines.append(
-                f"{self._failed_before:,} of these failed in a run before: --retry-errors tries "
-                "again what is still among the inputs, and forgets the rest"
-            )
-        if self.left_out:
-            others = ", ".join(f"{n:,} {suffix}" for suffix, n in self.left_out.most_common(8))
-            lines.append(f"left out, as these are not images: {others}")
-        return "\n".join(filter(None, lines))
+        if again := self._failed_before - len(self._gone):
+            lines.append(f"{again:,} of these failed in a run before: --retry-errors tries again")
+        if gone := len(self._gone):
+            what = "is not among the inputs any more" if gone == 1 else "are no inputs any more"
+            lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
+        lines.append(str(self.left_out))
+        return "\n".join(map(folded, filter(None, lines)))
 
     def _commit(self) -> None:
         self.journal.batch_size = self.engine.batch_size
@@ -198,6 +207,7 @@ class BatchRun(Closing):
             if shard is not None and name not in shard:
                 continue
             if name in done:
+                self._gone.discard(name)
                 self.resumed = min(self.resumed + 1, before)
                 continue
             done.add(name)
@@ -247,18 +257,3 @@ class BatchRun(Closing):
 
 def _plural(count: int, noun: str) -> str:
     return noun if count == 1 else f"{noun}s"
-
-
-def _check(inputs: Inputs, config: BatchConfig, output: str | None, ray: str | None) -> None:
-    """Refuse before the work what cannot work."""
-    if output is not None:
-        check_output(output)
-        RunFiles.beside(output, config.review).check_apart(inputs)
-    elif config.review is not None:
-        raise ConfigError("review needs an output that is a file: nothing is kept beside -")
-    if config.maps_to is not None:
-        check_maps_folder(config.maps_to, inputs.sources)
-    if config.sidecar is not None and (packed := inputs.without_folder()):
-        raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
-    if ray is not None and config.maps is not None:
-        raise ConfigError("a Ray cluster draws no maps: draw them without --ray")

@@ -55,7 +55,8 @@ class SecurityHeaders:
                 headers.update(_HEADERS)
                 route = visit_of(scope).route
                 if route is None or not route.lasting:
-                    headers["Cache-Control"] = "no-store"
+                    checked = route is not None and route.checked
+                    headers["Cache-Control"] = "no-cache" if checked else "no-store"
             await send(message)
 
         return await self.app(scope, receive, add)

@@ -62,8 +62,8 @@ class AccessLog:
         answer = _Answer(send)
         try:
             await self.app(scope, receive, answer)
-        except ClientDisconnect:
-            answer.status = _GONE
+        except ClientDisconnect:  # what the application made of it is no failure of ours
+            answer.status, answer.failed = _GONE, False
         except Exception:
             answer.failed = True
             _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))

@@ -77,11 +77,11 @@ def _add_client_endpoint(page: PageCaptions) -> None:
     """Give gradio_client `predict(image, beam_size, captions, attention, api_name="/caption")`."""
 
     async def record(
-        image: dict[str, Any] | None,
-        beam_size: float,
-        captions: float,
-        attention: bool,
         request: gr.Request,
+        image: dict[str, Any] | None,
+        beam_size: float | None = None,
+        captions: float = 1,
+        attention: bool = False,
     ) -> dict[str, Any]:
         """Caption one image, as the record of the command line and the API."""
         name, path = None, ""
@@ -92,7 +92,8 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             if not page.store.claim(path, request.session_hash):
                 raise ForbiddenError("photos are deleted within ten minutes: send it again")
             own = page.service.captioner.generation
-            config = own.asked(beam_size=int(beam_size), captions=int(captions))
+            beam = None if beam_size is None else int(beam_size)
+            config = own.asked(beam_size=beam, captions=int(captions))
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await page.service.caption([path], config, client=client)
             if not isinstance(caption, Caption):
@@ -104,7 +105,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
     with gr.Group(visible=False):
         inputs = [
             gr.Image(type="filepath", label="image"),
-            gr.Number(5, precision=0, label="beam_size"),
+            gr.Number(None, precision=0, label="beam_size"),  # the checkpoint's
             gr.Number(1, precision=0, label="captions"),
             gr.Checkbox(False, label="attention"),
         ]

@@ -25,6 +25,7 @@ class Route:
     shown: stands in the log in place of a path that names a photo or opens one to its reader.
     lasting: what is found there never changes under its name; everything else may be about
         somebody's photo, and no cache may hold it.
+    checked: a browser may keep what is found there, and asks each time whether it has changed.
     stream: stays open for as long as the client likes.
     picture: is drawn when it is asked for, and large.
     hint: what to do instead, for a client that used another method.
@@ -35,6 +36,7 @@ class Route:
     methods: tuple[str, ...] = ("GET", "HEAD")
     shown: str | None = None
     lasting: bool = False
+    checked: bool = False
     stream: bool = False
     picture: bool = False
     hint: str = "send a GET request"
@@ -70,7 +72,7 @@ ROUTES = (
         shown="/page/captions/...",
         picture=True,
     ),
-    Route(name="/page/static", path=r"/page/static/.+"),
+    Route(name="/page/static", path=r"/page/static/.+", checked=True),
     Route(
         name="/gradio_api/upload",
         path=r"/gradio_api/upload/?",

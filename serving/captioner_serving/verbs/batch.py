@@ -74,11 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Caption; 1 if any photo failed, in this run or in one that it goes on from."""
+    """Caption; 1 if any photo of the inputs failed, now or in a run that this one goes on from."""
     refuse_windows("batch")
-    from captioner_serving.batch.journal.journal import ERRORS
-    from captioner_serving.batch.outputs.exports import check_output
+    from captioner.verbs.model import check_model
+    from captioner_serving.batch.checks import check_run
 
+    # All that can be refused is refused before torch is imported, which takes seconds.
     config, inputs = _config(arguments), _inputs(arguments)
     english = arguments.language.lower().startswith("en")
     if not (english or is_worded(arguments) or arguments.checkpoint):
@@ -87,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             "--checkpoint in that language, or word the captions with --replace or --template"
         )
     output = None if arguments.output == "-" else arguments.output
-    if output is not None:
-        check_output(output)
+    own = check_model(arguments)
+    check_run(inputs, config, output=output, generation=own, ray=arguments.ray)
 
     from captioner.predictor import Captioner
     from captioner_serving.batch.progress import Progress
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         progress.say(batch.summary())
     nothing = not any(batch.journal.counts) and config.shard is None
-    return int(batch.journal.counts[ERRORS] > 0 or nothing)
+    return int(batch.failed > 0 or nothing)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -134,10 +134,8 @@ def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) ->
     (error,) = map(json.loads, Path(f"{output}.errors.jsonl").read_text().splitlines())
     assert error["image"] == str(folder / "bad.jpg")
     assert "1 failed" in result.stderr and "bad.jpg" in result.stderr
-    (folder / "bad.jpg").unlink()
     result = run_batch(folder, "--output", output, "--captions", 2)
     assert result.returncode == 1 and "1 of these failed in a run before" in result.stderr
-    assert run_batch(folder, "--output", output, "--captions", 2, "--retry-errors").returncode == 0
 
 
 def test_coco_results_load_in_pycocotools(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -286,6 +284,53 @@ def test_out_of_memory_halves_the_batch(
     assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
 
 
+def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
+    run_batch: Run, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output, listed = photos(3), tmp_path / "captions.jsonl", tmp_path / "list"
+    (folder / "p001.jpg").write_bytes(b"no photo")
+    names = [str(folder / name) for name in ("p000.jpg", "p001.jpg", "p02.jpg")]
+    errors = Path(f"{output}.errors.jsonl")
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        listed.write_text("\n".join(names))
+        return run_batch("--list", listed, "--output", output, *more)
+
+    assert run().returncode == 1
+    names[2] = str(folder / "p002.jpg")  # as it should have been typed
+    result = run()
+    assert result.returncode == 1 and "1 of these failed in a run before" in result.stderr
+    assert "1 that failed before is not among the inputs any more" in result.stderr
+    del names[1]
+    result = run()
+    assert result.returncode == 0
+    assert "2 that failed before are no inputs any more" in result.stderr
+    assert len(errors.read_text().splitlines()) == 2
+    result = run("--retry-errors")
+    assert (result.returncode, errors.exists()) == (0, False)
+    assert "failed" not in result.stderr
+
+
+def test_the_summary_fits_60_columns_and_leaves_out_what_belongs_to_photos(
+    run_batch: Run, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(3)
+    shutil.copy(folder / "p000.jpg", folder / "p000.png")
+    (folder / "bad.jpg").write_bytes(b"no photo")
+    for name in ("p001.caption", "p002.jpg.xmp", "bad.json", "a.txt", "raw.cr2"):
+        (folder / name).write_text("mine\n")
+    command = (folder, "--output", folder / "c.csv", "--sidecar", "txt", "--captions", 2)
+    for _ in range(2):
+        result = run_batch(*command)
+        *_, left_out = lines = result.stderr.splitlines()
+        assert left_out == "left out, as these are not images: 1 .txt, 1 .cr2"
+        told = [line for line in lines if not line.startswith("captioner: ")]
+        long = [line for line in told if len(line) > 60 and " " in line.strip()]
+        assert len(told) >= 4 and not long
+    names = {path.name for path in folder.iterdir()}
+    assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names
+
+
 def test_nothing_to_caption_is_a_failure_and_what_is_left_out_is_counted(
     run_batch: Run, tmp_path: Path
 ) -> None:
@@ -295,6 +340,7 @@ def test_nothing_to_caption_is_a_failure_and_what_is_left_out_is_counted(
         (folder / name).touch()
     result = run_batch(folder, "--output", tmp_path / "c.jsonl")
     assert result.returncode == 1
+    assert not (tmp_path / "c.jsonl").exists()
     assert "the inputs hold no photo" in result.stderr
     assert "left out, as these are not images: 2 .cr2, 1 no suffix" in result.stderr
 

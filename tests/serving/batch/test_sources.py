@@ -269,8 +269,10 @@ def test_a_list_that_ends_the_run_keeps_what_was_done(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
     folder, output = photos(4), tmp_path / "c.jsonl"
-    inputs = Inputs(sources=(str(folder),), lists=(str(tmp_path / "missing"),))
-    with pytest.raises(DataError, match="missing cannot be read"):
+    table = tmp_path / "t.jsonl"
+    table.write_text('{"path": ""}\n{"path": ')
+    inputs = Inputs(sources=(str(folder), str(table)), column="path")
+    with pytest.raises(DataError, match="row 2 is not JSON"):
         list(caption_batch(inputs, output=output, captioner=tiny, config=BatchConfig(batch_size=2)))
     images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert images == sorted(map(str, folder.iterdir()))

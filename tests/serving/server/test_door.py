@@ -207,10 +207,19 @@ async def nobody(*_: Any) -> Any:
     raise AssertionError("nobody is there to hear or say anything")
 
 
-def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any) -> None:
+class Disappointed(Inside):
+    """As Starlette does, it answers what it did not expect with 500, and raises it again."""
+
+    async def __call__(self, *call: Any) -> None:
+        await PlainTextResponse("Internal Server Error", 500)(*call)
+        raise ClientDisconnect
+
+
+@pytest.mark.parametrize("inside", [Inside(ClientDisconnect()), Disappointed()])
+def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any, inside: Inside) -> None:
     metrics = Metrics()
     with (tmp_path / "log").open("w") as stream:
-        app = logged(Inside(ClientDisconnect()), metrics=metrics, stream=stream)
+        app = logged(inside, metrics=metrics, stream=stream)
         scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
         run_async(app({**scope, "headers": []}, nobody, nobody))
     assert count(metrics, 499)

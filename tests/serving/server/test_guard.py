@@ -173,6 +173,13 @@ def test_every_answer_has_the_security_headers(api: httpx.Client) -> None:
         assert "server" not in headers
 
 
+def test_the_pages_scripts_are_kept_by_browsers_and_asked_for_anew(api: httpx.Client) -> None:
+    script = api.get("/page/static/work.js")
+    assert script.headers["cache-control"] == "no-cache"  # kept, and never used unasked
+    known = {"If-None-Match": script.headers["etag"]}
+    assert api.get("/page/static/work.js", headers=known).status_code == 304
+
+
 def test_uploads_are_private_and_go_with_the_server(start: Callable[..., Server]) -> None:
     server = start()
     with server.client() as client:

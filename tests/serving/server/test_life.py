@@ -169,8 +169,16 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     try:
         photo = gradio_client.handle_file(SAMPLES / "coffee.jpg")
         record = client.predict(photo, 2, 2, True, api_name="/caption")
+        usual = client.predict(photo, api_name="/caption")
+        many = client.predict(photo, captions=7, api_name="/caption")
     finally:
         client.close()
     assert record["image"] == "coffee.jpg"
     assert len(record["alternatives"]) == 1
     assert sum(record["words"][0]["attention"]["weights"]) == pytest.approx(1, abs=1e-3)
+    # The beam is what everybody's is: the checkpoint's, or as wide as the captions need.
+    with server.client() as http:
+        data = (SAMPLES / "coffee.jpg").read_bytes()
+        wanted = http.post("/api/caption", files={"image": ("coffee.jpg", data)}).json()
+    assert wanted["records"] == [usual]
+    assert len(many["alternatives"]) == 6

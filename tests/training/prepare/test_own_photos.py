@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner_training.paths import there_is_no
+from captioner.paths import there_is_no
 from captioner_training.prepare.manifest import Manifest
 from tests.captioner.test_readers import HEIC
 

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from captioner.errors import DataError
+from captioner.paths import there_is_no
 from captioner.readers import IMAGE_SUFFIXES
-from captioner_training.paths import there_is_no
 from captioner_training.prepare.manifest import MANIFEST, Manifest, is_prepared, is_unfinished
 from captioner_training.prepare.places import walk
 

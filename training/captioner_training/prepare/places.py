@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from captioner.errors import DataError
+from captioner.paths import there_is_no
 from captioner.readers import IMAGE_SUFFIXES
-from captioner_training.paths import there_is_no
 
 __all__ = ["ImageFiles", "Location", "read_location", "walk"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
-from captioner_training.paths import did_you_mean
+from captioner.paths import did_you_mean
 from captioner_training.prepare.csv_rows import (
     Row,
     csv_rows,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner_training.paths import there_is_no
+from captioner.paths import there_is_no
 from captioner_training.prepare.problems import Problems
 
 __all__ = ["read_json", "read_text"]

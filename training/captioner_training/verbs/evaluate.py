@@ -138,16 +138,16 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is none.
-        ConfigError: the beam size is out of range.
+        ConfigError: the beam size is out of range, or there is no such dtype.
+        DeviceError: this machine has no such device.
         DataError: the data set, the captions or the boxes are not there.
         OutputError: the predictions cannot be written.
 
     """
     from captioner.errors import DataError, OutputError
-    from captioner.generation.config import GenerationConfig
-    from captioner.header import bundled_checkpoint, read_header
+    from captioner.paths import there_is_no
+    from captioner.verbs.model import check_model
     from captioner_training.data.unprepared import check_readable
-    from captioner_training.paths import there_is_no
 
     if arguments.data:
         check_readable(arguments.data, arguments.split)
@@ -155,8 +155,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
         if path is not None and not path.is_file():
             raise DataError(there_is_no("file", path))
     if arguments.score is None:
-        read_header(Path(arguments.checkpoint or bundled_checkpoint()).expanduser())
-        GenerationConfig().asked(beam_size=arguments.beam_size)
+        check_model(arguments).asked(beam_size=arguments.beam_size)
     predictions = arguments.predictions
     if predictions is None:
         return

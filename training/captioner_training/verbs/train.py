@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioner.device_names import check_device
 from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(recipe_text(arguments.recipe), end="")
         return 0
     try:
+        check_device(arguments.device)
         recipe = load_recipe(arguments.recipe, arguments.fields)
         _check_data(recipe.data)
     except CaptionerError:

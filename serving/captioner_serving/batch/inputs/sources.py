@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+from pathlib import Path
 
 from captioner.errors import ConfigError, DataError
+from captioner.paths import there_is_no
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
+from captioner_serving.batch.inputs.folders import Listed, list_folder
+from captioner_serving.batch.inputs.left_out import LeftOut
 from captioner_serving.batch.inputs.links import Reach, is_url
+from captioner_serving.batch.inputs.patterns import expand_braces, is_pattern, matches
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.remote import remote_photos
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
@@ -22,7 +23,6 @@ from captioner_serving.batch.inputs.tables import TABLES, list_names, table_name
 __all__ = ["Inputs"]
 
 _SCHEMES = ("http", "https", "s3", "gs")
-_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,32 +61,70 @@ class Inputs:
     def countable(self) -> bool:
         """Whether the photos can be counted beforehand without reading anything twice over."""
         sources = (*self.sources, *self.lists)
-        once = (s in ("-", "/dev/stdin") or is_url(s) or s.endswith(COMPRESSED) for s in sources)
+        once = (s == "-" or is_url(s) or s.endswith(COMPRESSED) or _is_pipe(s) for s in sources)
         return not any(once)
+
+    def check(self) -> None:
+        """Refuse what names nothing, before the work.
+
+        A photo or an archive that is missing among others costs itself alone.
+
+        Raises:
+            DataError: a folder, list or table is not there, a pattern matches nothing, or nothing
+                of all that is named is there.
+
+        """
+        if self.root is not None and not os.path.isdir(self.root):
+            raise DataError(there_is_no("folder", Path(self.root)))
+        for path in self.lists:
+            if path != "-" and not os.path.lexists(path):
+                raise DataError(there_is_no("list", Path(path)))
+            if os.path.isdir(path):
+                raise DataError(f"{path} is a folder and no list: name it without --list")
+        missing = None
+        found = bool(self.lists)
+        for source in (expanded for each in self.sources for expanded in expand_braces(each)):
+            if source == "-" or is_url(source):
+                found = True
+            elif os.path.lexists(source):
+                found = True
+                if _is_table(source) and self.column is not None and not _is_pipe(source):
+                    next(table_names(source, self.column), None)  # or it has no such column
+            elif is_pattern(source):
+                found = next(matches(source), None) is not None
+                if not found:
+                    raise _no_match(source)
+            elif not source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
+                what = "file" if os.path.splitext(source)[1] else "folder"
+                raise DataError(there_is_no(what, Path(source)))
+            else:
+                missing = missing or source
+        if missing is not None and not found:
+            raise DataError(there_is_no("file", Path(missing)))
 
     def without_folder(self) -> str | None:
         """Name a source whose photos are not files of their own: an archive, a URL; or None."""
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
-    def photos(self, left_out: Counter[str] | None = None) -> Iterator[Photo]:
+    def photos(self, left_out: LeftOut | None = None) -> Iterator[Photo]:
         """List the photos in a fixed order; what cannot be listed is in it as a LostPhoto.
 
         Args:
-            left_out: counts the files of folders that are not taken for photos, by suffix.
+            left_out: counts the files of folders that are not taken for photos.
 
         Raises:
             DataError: a list or table cannot be read, or a source names nothing.
 
         """
-        others = Counter() if left_out is None else left_out
+        others = left_out or LeftOut()
         for source in self.sources:
-            for expanded in _expand_braces(source):
+            for expanded in expand_braces(source):
                 yield from self._photos_of(expanded, others)
         for path in self.lists:
             yield from self._named(list_names(path, null=self.null))
 
-    def _photos_of(self, source: str, left_out: Counter[str]) -> Iterator[Photo]:
+    def _photos_of(self, source: str, left_out: LeftOut) -> Iterator[Photo]:
         if source == "-":
             yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
         elif is_url(source):
@@ -100,7 +138,7 @@ class Inputs:
             yield from self._named(table_names(source, self.column))
         elif os.path.isdir(source):
             yield from _folder(source, left_out, recursive=self.recursive)
-        elif not os.path.lexists(source) and any(sign in source for sign in "*?["):
+        elif not os.path.lexists(source) and is_pattern(source):
             yield from self._matching(source, left_out)
         elif source.lower().endswith(ARCHIVES):
             yield from archive_photos(source, IMAGE_SUFFIXES)
@@ -131,9 +169,9 @@ class Inputs:
             f"the list, add --allow-scheme {scheme}",
         )
 
-    def _matching(self, pattern: str, left_out: Counter[str]) -> Iterator[Photo]:
+    def _matching(self, pattern: str, left_out: LeftOut) -> Iterator[Photo]:
         found = False
-        for path in _glob(pattern):
+        for path in matches(pattern):
             found = True
             if os.path.isdir(path):
                 # ** goes into folders by itself; links to folders are not followed.
@@ -144,64 +182,35 @@ class Inputs:
             else:
                 yield PhotoFile(name=path, file=path)
         if not found:
-            raise DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
+            raise _no_match(pattern)
 
 
 def _is_table(source: str) -> bool:
     return source.lower().endswith(TABLES) and not is_url(source)
 
 
-def _expand_braces(source: str) -> Iterator[str]:
-    """Turn "shard-{000..012}.tar", as WebDataset writes it, into the names it stands for."""
-    match = _BRACES.search(source)
-    if match is None or os.path.lexists(source):
-        yield source
-        return
-    first, last = match.groups()
-    for number in range(int(first), int(last) + 1):
-        yield from _expand_braces(
-            f"{source[: match.start()]}{number:0{len(first)}d}{source[match.end() :]}"
-        )
+def _is_pipe(source: str) -> bool:
+    """Whether a source can be read but once, as /dev/stdin and what a shell makes of <(...)."""
+    return os.path.exists(source) and not (os.path.isfile(source) or os.path.isdir(source))
 
 
-class _Listed(NamedTuple):
-    """What a folder says of an entry, without a look at the entry itself."""
-
-    name: str
-    is_folder: bool
-    is_link: bool
+def _no_match(pattern: str) -> DataError:
+    return DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
 
 
-def _entries(folder: str) -> tuple[list[_Listed], OSError | None]:
-    """List a folder, sorted by name; hidden entries left out.
-
-    A link to a folder is not followed: it may lead back up, and its photos are found anyway.
-    """
-    entries: list[_Listed] = []
-    try:
-        with os.scandir(folder or ".") as scan:
-            for entry in scan:
-                if not entry.name.startswith("."):
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    entries.append(_Listed(entry.name, is_folder, entry.is_symlink()))
-    except OSError as error:
-        return sorted(entries), error
-    return sorted(entries), None
-
-
-def _folder(folder: str, left_out: Counter[str], *, recursive: bool) -> Iterator[Photo]:
+def _folder(folder: str, left_out: LeftOut, *, recursive: bool) -> Iterator[Photo]:
     """List a folder's images in the order of their names, folder by folder."""
     # No recursion: folders lie in one another deeper than Python's calls may.
-    under_way: list[tuple[str, Iterator[_Listed]]] = []
+    under_way: list[tuple[str, Iterator[Listed], list[str]]] = []
     below: str | None = folder
     while below is not None or under_way:
         if below is not None:
-            entries, error = _entries(below)
-            under_way.append((below, iter(entries)))
+            entries, error = list_folder(below)
+            under_way.append((below, iter(entries), [entry.name for entry in entries]))
             if error is not None:
                 yield LostPhoto(name=below, reason=f"{below} cannot be listed ({error.strerror})")
             below = None
-        here, rest = under_way[-1]
+        here, rest, names = under_way[-1]
         for name, is_folder, is_link in rest:
             path = os.path.join(here, name)
             if is_folder:
@@ -209,47 +218,8 @@ def _folder(folder: str, left_out: Counter[str], *, recursive: bool) -> Iterator
                     below = path
                     break
             elif not name.lower().endswith(IMAGE_SUFFIXES):
-                left_out[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+                left_out.see(here, name, names)
             elif not (is_link and os.path.isdir(path)):
                 yield PhotoFile(name=path, file=path)
         else:
             under_way.pop()
-
-
-def _glob(pattern: str) -> Iterator[str]:
-    """Match as a shell with globstar does, sorted, without a list of all matches."""
-    start = "/" if pattern.startswith("/") else ""
-    yield from _descend(start, [part for part in pattern.split("/") if part])
-
-
-def _descend(folder: str, parts: Sequence[str]) -> Iterator[str]:
-    """Follow a pattern downwards; like _folder, without recursion."""
-    under_way = [iter([(folder, parts)])]
-    while under_way:
-        step = next(under_way[-1], None)
-        if step is None:
-            under_way.pop()
-        elif not step[1]:
-            yield step[0]
-        else:
-            under_way.append(_steps(*step))
-
-
-def _steps(folder: str, parts: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Take the first part of a pattern: each path that it leads to, with the parts that remain."""
-    part, *rest = parts
-    if part == "**":
-        yield folder, rest
-        for name, is_folder, _ in _entries(folder)[0]:
-            path = os.path.join(folder, name)
-            if is_folder:
-                yield path, parts
-            elif not rest:
-                yield path, rest
-    elif any(sign in part for sign in "*?["):
-        for name, *_ in _entries(folder)[0]:
-            path = os.path.join(folder, name)
-            if fnmatchcase(name, part) and (not rest or os.path.isdir(path)):
-                yield path, rest
-    elif os.path.lexists(path := os.path.join(folder, part)):
-        yield path, rest

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from captioner.errors import ConfigError, OutputError
 
-__all__ = ["Commit", "CommitLog", "Entry", "check_settings", "write_all"]
+__all__ = ["Commit", "CommitLog", "Entry", "check_settings", "settings_of", "write_all"]
 
 _FORMAT = 1
 _ENTRY = struct.Struct("<16s16sBQ")
@@ -94,10 +94,10 @@ class CommitLog:
             for number, raw in enumerate(file):
                 if (line := _parse(raw)) is None:
                     if number == 0 and raw.endswith(b"\n"):
-                        raise self._foreign()
+                        raise _foreign(self.path)
                     break
                 if number == 0:
-                    yield self._settings(line)
+                    yield _settings(self.path, line)
                 elif isinstance(line.get("exported"), str):
                     yield line["exported"]
                 else:
@@ -125,18 +125,6 @@ class CommitLog:
         write_all(self._file, json.dumps(line).encode() + b"\n")
         os.fsync(self._file.fileno())
 
-    def _settings(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        if line.get("format") != _FORMAT or not isinstance(line.get("settings"), dict):
-            raise self._foreign()
-        settings: dict[str, Any] = line["settings"]
-        return settings
-
-    def _foreign(self) -> OutputError:
-        return OutputError(
-            f"{self.path} was not written by this version of Captioner: go on with the one that "
-            "did, or choose another output"
-        )
-
     def _commit(self, line: Mapping[str, Any], number: int) -> Commit:
         try:
             packed = base64.b64decode(line["entries"])
@@ -151,6 +139,40 @@ class CommitLog:
                 f"{self.path} is damaged in line {number}: put it back, or begin anew with "
                 "--restart"
             ) from error
+
+
+def settings_of(path: Path) -> dict[str, Any] | None:
+    """Read the settings of the run that a log is of; None where there is none yet.
+
+    Raises:
+        OutputError: it is another's, or cannot be read.
+
+    """
+    try:
+        with open(path, "rb") as file:
+            raw = file.readline()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+    line = _parse(raw)
+    if line is None and raw.endswith(b"\n"):
+        raise _foreign(path)
+    return None if line is None else _settings(path, line)
+
+
+def _settings(path: Path, line: Mapping[str, Any]) -> dict[str, Any]:
+    if line.get("format") != _FORMAT or not isinstance(line.get("settings"), dict):
+        raise _foreign(path)
+    settings: dict[str, Any] = line["settings"]
+    return settings
+
+
+def _foreign(path: Path) -> OutputError:
+    return OutputError(
+        f"{path} was not written by this version of Captioner: go on with the one that "
+        "did, or choose another output"
+    )
 
 
 # Settings that runs of older versions did not write down, as those runs go on with them.

@@ -64,6 +64,11 @@ class RunFiles:
     def _own(self) -> tuple[Path, ...]:
         return self.output, self.records, self.errors, self.progress, self.written
 
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that the run may write, but for sidecars and maps."""
+        return (*self._own, *(() if self.review is None else (self.review,)))
+
     def check_apart(self, inputs: Inputs) -> None:
         """Refuse to write over what is to be read.
 
@@ -71,7 +76,7 @@ class RunFiles:
             ConfigError: one of the files is an input.
 
         """
-        written = {os.path.realpath(path) for path in (*self._own, self.review) if path is not None}
+        written = {os.path.realpath(path) for path in self.all}
         for source in (*inputs.sources, *inputs.lists):
             if os.path.realpath(source) in written:
                 raise ConfigError(f"{source} is an input, and would be written to: name another")

@@ -258,6 +258,11 @@ class Journal(Closing):
         self._failed.clear()
         self.counts[ERRORS] = 0
 
+    @property
+    def failed(self) -> frozenset[bytes]:
+        """Digests of the names that failed."""
+        return frozenset(self._failed)
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Turn what the operating system says into an OutputError that names the remedy."""

@@ -17,6 +17,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.done: set[bytes] = set()
         self.counts = [0, 0, 0]
+        self.failed: frozenset[bytes] = frozenset()  # in runs before, of which nothing is known
         self.batch_size: int | None = None
         self.written = None  # of a run that remembers nothing, nothing is taken back
         self._claims: dict[bytes, None] = {}

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from captioner.caption import Caption
 from captioner.drawing.saving import save_image
 from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.image import open_image
@@ -17,6 +17,9 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.digest import digest
+
+if TYPE_CHECKING:
+    from captioner.caption import Caption
 
 __all__ = ["MapWriter", "check_maps_folder"]
 

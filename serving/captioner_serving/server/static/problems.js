@@ -24,6 +24,11 @@ export const problems = {
     detail: "There is no caption of this photo yet.",
     again: true,
   }),
+  expired: () => ({
+    title: "The photo is not kept any longer",
+    detail: "The server deletes photos within ten minutes. This browser has it still.",
+    again: true,
+  }),
   noClipboard: () => "Over plain http a browser lets no button read the clipboard. "
     + "Press Ctrl+V (on a Mac ⌘V) instead: that always works.",
   clipboardRefused: () => "The browser did not let the page read the clipboard. "

@@ -3,7 +3,7 @@ import { Downloads } from "./downloads.js";
 import { colorAt, Heat } from "./heat.js";
 import { explainTerms, term } from "./meanings.js";
 import { percent, placeOf, Sentence } from "./sentence.js";
-import { again, begin, choose, fail, photoOf, work } from "./work.js";
+import { again, choose, fail, open, photoOf, work } from "./work.js";
 import { fromServer } from "./problems.js";
 
 // What a visitor has to see of each state without scrolling.
@@ -50,7 +50,7 @@ export function start(element, props) {
 
   const states = {
     empty() {
-      find(".invitation").textContent = touch.matches ? "Choose a photo, or a sample." : "Drop a photo, or choose a sample.";
+      find(".invitation").textContent = touch.matches ? "Choose a photo, or take one." : "Drop a photo here, or choose one.";
     },
     waiting(state) {
       find(".unseen").textContent = "Your browser cannot show " + (state.name || "this file") + " itself: its picture comes with the caption.";
@@ -135,7 +135,7 @@ export function start(element, props) {
     };
   }
   drawScale();
-  begin(props.value, props.settings);
+  open(props.value, props.settings);
 }
 
 // What is known of a word: the term that explains it, and its text.

@@ -1,5 +1,6 @@
 // The photo in work: sent, waiting in the queue, captioned. The newest wins, and what was asked for
 // before it is taken back. Everybody who shows something listens to `work`.
+import { drop, find, keep } from "./keeping.js";
 import { fromServer, problems } from "./problems.js";
 
 export const work = new EventTarget();
@@ -13,6 +14,11 @@ let picture = null;  // of the photo in work, an address that can be shown befor
 export const at = (path) => new URL("page/" + path, document.baseURI).href;
 export const photoOf = (value) => at(`captions/${value.token}/photo.jpg`);
 
+// Which photo this place in the browser's history is of: { waiting } or { sample }, and once it has
+// its caption { token, sentence }.
+const place = () => history.state?.captioner;
+const stateOf = (captioner) => ({ ...history.state, captioner });
+
 function become(state) {
   work.dispatchEvent(new CustomEvent("change", { detail: state }));
 }
@@ -24,8 +30,8 @@ function wait(phase, more = {}) {
 export function fail(problem) {
   stop();
   shown = null;
-  const again = problem.again || (problem.expired && Boolean(source?.file));  // the browser has it still
-  become({ kind: "failed", problem: { ...problem, again } });
+  if (problem.expired && source?.file) problem = problems.expired();
+  become({ kind: "failed", problem });
 }
 
 function show(value) {
@@ -42,20 +48,26 @@ function stop() {
 
 // Caption a photo: { file }, or { sample, picture }. Back leads to the photo before it.
 export function caption(from) {
+  const { file, sample, picture } = from;
+  history.pushState(stateOf({ ...(file ? { waiting: keep(file) } : { sample, picture }), settings: { ...settings } }), "");
+  begin(from);
+}
+
+function begin(from) {
   if (picture?.startsWith("blob:")) URL.revokeObjectURL(picture);
   picture = from.file ? URL.createObjectURL(from.file) : from.picture;
   source = from;
-  send(from, (state) => history.pushState(state, ""));
+  send(from);
 }
 
 // The same photo again, with other settings or after a failure.
 export function again() {
   if (!source) return;
   const from = shown ? { token: shown.token } : source;
-  send(from, (state) => history.replaceState(state, ""));
+  send(from);
 }
 
-function send(from, remember) {
+function send(from) {
   stop();
   shown = null;
   const form = new FormData();
@@ -77,7 +89,7 @@ function send(from, remember) {
     for (const line of lines()) {
       if (line.error) fail(fromServer(line.error, 200));
       else if ("ahead" in line) wait("queued", line);
-      else { running = null; remember({ ...history.state, captioner: { token: line.token, sentence: 0 } }); show(line); }
+      else arrive(line);
     }
   };
   request.open("POST", at("captions"));
@@ -97,6 +109,13 @@ function send(from, remember) {
   request.send(form);
 }
 
+function arrive(value) {
+  running = null;
+  if (place()?.waiting) drop(place().waiting);
+  history.replaceState(stateOf({ token: value.token, sentence: 0 }), "");
+  show(value);
+}
+
 async function fetchShown(token, sentence) {
   const response = await fetch(at(`captions/${token}?sentence=${sentence}`)).catch(() => null);
   if (!response) throw problems.unreachable();
@@ -110,36 +129,43 @@ export async function choose(sentence) {
   try {
     const value = await fetchShown(token, sentence);
     if (shown?.token !== token) return;
-    history.replaceState({ ...history.state, captioner: { token, sentence } }, "");
+    history.replaceState(stateOf({ token, sentence }), "");
     show(value);
   } catch (problem) {
     if (shown?.token === token) fail(problem);
   }
 }
 
-// After a reload, and after Back: what this place in the history showed.
+// After a reload, and after Back: what this place in the history showed, or was waiting for.
 async function restore(first) {
-  const kept = history.state?.captioner;
-  if (!kept || kept.token === first?.token && !kept.sentence) {
+  stop();
+  shown = null;
+  const here = place();
+  if (!here || here.token && here.token === first?.token && !here.sentence) {
     source = first ? { token: first.token } : null;
     picture = first ? photoOf(first) : null;
-    stop();
     return first ? show(first) : become({ kind: "empty" });
   }
-  stop();
-  source = kept;
-  picture = photoOf(kept);
+  Object.assign(settings, here.settings);
+  if (here.sample) return begin(here);
+  source = here;
+  picture = here.token ? photoOf(here) : null;
   wait("queued");
-  const mine = source;
+  const current = () => source === here && !running;
   try {
-    const value = await fetchShown(kept.token, kept.sentence);
-    if (source === mine && !running) show(value);
+    if (here.waiting) {
+      const file = await find(here.waiting);
+      if (!current()) return;
+      return file ? begin({ file }) : fail(fromServer({ type: "gone" }));
+    }
+    const value = await fetchShown(here.token, here.sentence);
+    if (current()) show(value);
   } catch (problem) {
-    if (source === mine && !running) fail(problem);
+    if (current()) fail(problem);
   }
 }
 
-export function begin(first, usual) {
+export function open(first, usual) {
   Object.assign(settings, usual);
   addEventListener("popstate", () => restore(first));
   restore(first);

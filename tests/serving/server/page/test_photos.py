@@ -202,6 +202,42 @@ def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(visit: Visit
     assert visit.words() == words
 
 
+def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
+    tab, held = visit.tab, []
+    first = visit.words()
+    tab.route("**/page/captions", lambda route: held.append(route))
+    tab.click("text=Search settings")
+    for _ in range(2):  # one sentence is asked for, and no answer comes
+        tab.locator("input[name=captions]").press("ArrowLeft")
+    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+    tab.go_back()
+    visit.settled()
+    assert visit.words() == first
+    tab.go_forward()
+    tab.wait_for_selector('.viewer[data-state="waiting"]')
+    tab.wait_for_function("document.querySelector('.photo').src.startsWith('blob:')")
+    tab.unroute("**/page/captions")
+    tab.reload()
+    visit.settled()
+    assert tab.locator(".json").get_attribute("download") == "rocket.json"
+    assert not tab.locator(".others").is_visible()  # one sentence was asked for
+    kept = """async () => {
+      const asked = indexedDB.open("captioner");
+      const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
+      const keys = database.transaction("waiting").objectStore("waiting").getAllKeys();
+      return new Promise((done) => { keys.onsuccess = () => done(keys.result); });
+    }"""
+    assert tab.evaluate(kept) == []  # the browser keeps it no longer than it waits
+    tab.route("**/page/captions", lambda route: held.append(route))
+    visit.forget()
+    tab.click("[data-sample=chelsea]")
+    tab.wait_for_selector('.viewer[data-state="waiting"]')
+    tab.unroute("**/page/captions")
+    tab.reload()
+    visit.settled()
+    assert tab.locator(".json").get_attribute("download") == "chelsea.json"
+
+
 def server_of(tab: Any) -> str:
     return tab.evaluate("location.origin")
 
