@@ -69,6 +69,9 @@ class DataConfig:
     train: tuple[str | Source, ...] = ()
     validation: tuple[str | Source, ...] = ()
     scenes: ScenesConfig | None = None  # instead of train and validation
+    # Boxes of objects in training images, files in COCO's instances format: what a stage with
+    # attention_supervision learns from. Their ids are those of the captions.
+    boxes: tuple[str, ...] = ()
     minimum_count: Positive = 5  # rarer words become <unk>: too few examples to learn from
     maximum_length: Positive = 22  # words a caption; longer ones are cut, they are few and slow
     # "characters" for languages that are written without spaces, such as Chinese.
@@ -123,6 +126,8 @@ class Stage:
     # Asks the words to look at different cells; see objectives/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05
     attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
+    # Asks words for an object to look at its boxes (data.boxes); see objectives/supervision.py.
+    attention_supervision: NotNegative = 0.0
     accumulate: Positive = 1  # parts that a batch is computed in, one by one: less memory
     # The share of words, at the end of the stage, that are the model's own and not the caption's.
     scheduled_sampling: Share = 0.0  # see step.py; 0.1 to 0.25 is usual
@@ -144,6 +149,16 @@ class Stage:
                     f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
                     "fine_tune_from, or leave it out"
                 )
+        if self.attention_supervision > 0 and (self.flip or self.crop > 0):
+            yield (
+                "attention_supervision needs images as they are, since boxes do not move with "
+                "them: set flip false and crop 0"
+            )
+        if self.attention_supervision > 0 and self.self_critical is not None:
+            yield (
+                "attention_supervision has no effect in a self-critical stage, which draws whole "
+                "captions: leave it out"
+            )
         if self.self_critical is not None and self.scheduled_sampling > 0:
             yield (
                 "scheduled_sampling has no effect in a self-critical stage, which draws whole "
@@ -201,6 +216,8 @@ class Recipe:
     def _contradictions(self) -> Iterator[str]:
         if not self.stages:
             yield "a recipe needs at least one stage"
+        if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
+            yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
         size, stride = self.transform.size, self.encoder.stride
         if size % stride:
             below = size - size % stride

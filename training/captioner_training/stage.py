@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from captioner.errors import DataError
 from captioner.transforms import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, CaptionedImage, ImageDataset, ItemDataset
 from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.evaluation.boxes import BoxedObject, check_boxes, read_boxes
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
-from captioner_training.recipe import Recipe
+from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, autocast_of
 
@@ -68,6 +71,7 @@ class StageRun:
             transform=self.transform,
             processes=processes,
             self_critical=self._critic(corpus),
+            supervision=self._supervision(corpus),
         )
 
     def _encode(self, images: list[CaptionedImage]) -> CachedGrids:
@@ -90,3 +94,20 @@ class StageRun:
             references=[image.words for image in corpus.train],
             maximum_length=self.recipe.data.maximum_length,
         )
+
+    def _supervision(self, corpus: Corpus) -> SupervisedAttention | None:
+        """Read the boxes of a stage whose words are told where to look."""
+        if self.config.attention_supervision == 0:
+            return None
+        data, ids = self.recipe.data, {image.id for image in corpus.train}
+        if len(ids) < len(corpus.train):
+            raise DataError(
+                "data.boxes names images by their ids, and two training images have the same: "
+                "train on one data set, or give its images ids of their own"
+            )
+        boxes: dict[int | str, list[BoxedObject]] = {}
+        for path in data.boxes:
+            check_boxes(resolve(data.root, path), self.transform, ids=ids)
+            boxes |= read_boxes(resolve(data.root, path), self.transform)
+        side = self.transform.config.size // self.recipe.encoder.stride
+        return SupervisedAttention(corpus.train, boxes, rows=side, columns=side)

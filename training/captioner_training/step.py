@@ -27,6 +27,7 @@ from captioner_training.objectives.cross_entropy import (
     count,
 )
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
+from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.state import TrainState
 
@@ -48,6 +49,7 @@ class TrainStep:
         transform: of the recipe.
         processes: each of which has its share of every batch.
         self_critical: draws the captions of a self-critical stage.
+        supervision: knows where words are to look, in a stage that is told.
 
     """
 
@@ -60,10 +62,11 @@ class TrainStep:
         transform: Transform,
         processes: Processes,
         self_critical: SelfCriticalCaptions | None = None,
+        supervision: SupervisedAttention | None = None,
     ) -> None:
         self.state, self.recipe, self.stage = state, recipe, stage
         self.transform, self.processes = transform, processes
-        self.self_critical = self_critical
+        self.self_critical, self.supervision = self_critical, supervision
         self.autocast = autocast_of(recipe, processes.device)
         loss = LossModule(state.model, recipe, stage, transform=transform)
         self._ddp = None
@@ -111,7 +114,10 @@ class TrainStep:
         """The captions of the batch, or captions that the model draws itself."""
         if self.self_critical is None:
             tokens = part.tokens.to(self.processes.device, non_blocking=True)
-            return Captions(tokens, part.tokens[..., 1:])
+            targets, looks = part.tokens[..., 1:], None
+            if self.supervision is not None:
+                looks = self.supervision.looks(part.positions.tolist(), targets)
+            return Captions(tokens, targets, looks=looks)
         model = self.state.model
         with torch.no_grad(), self.autocast:
             features = _features_of(model, images, self.transform)
@@ -165,9 +171,11 @@ class LossModule(nn.Module):
             label_smoothing=self.recipe.label_smoothing,
             doubly_stochastic=self.stage.doubly_stochastic,
             attention_entropy=self.stage.attention_entropy,
+            attention_supervision=self.stage.attention_supervision,
             counts=counts,
             weights=captions.weights,
             temperature=critic.temperature if critic else 1.0,
+            looks=captions.looks,
         )
 
     @torch.no_grad()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from captioner_training.evaluation.grounding import PERSON_WORDS
 
-__all__ = ["CATEGORIES", "named_categories"]
+__all__ = ["CATEGORIES", "Mention", "mentions", "named_categories"]
 
 # A line for each category: its name, then other names of it, in the singular.
 _SYNONYMS = """
@@ -103,9 +104,9 @@ _PLURALS = {
 _OTHERWISE = """
 train track, train tracks, train station, bus stop, bus station, car seat, boat dock, cat litter
 toilet paper, orange juice, orange shirt, orange jacket, orange vest, apple juice, computer keyboard
-baseball field, baseball game, tennis court, football game, football field, football player
-football players, basketball court, basketball game, basketball player, basketball players
-clock tower, bed sheets, table cloth, phone booth, book bag, book shelf, cow boy, duck pond
+baseball field, baseball game, tennis court, football game, football field, basketball court
+basketball game, clock tower, bed sheets, table cloth, phone booth, book bag, book shelf, cow boy
+duck pond
 """.replace("\n", ",")
 
 CATEGORIES = (
@@ -129,22 +130,37 @@ def _names() -> dict[tuple[str, ...], str]:
         if name.strip():
             found[tuple(name.split())] = ""
     # What the second word of these says counts: it is a keyboard; and a clock on a tower is one.
+    for player in ("player", "players"):
+        found["football", player] = found["basketball", player] = "person"
     found["computer", "keyboard"] = "keyboard"
     found["clock", "tower"] = "clock"
     return found
 
 
-def named_categories(words: Sequence[str]) -> list[str]:
-    """List the categories that a caption names, once for each mention, in its order.
+class Mention(NamedTuple):
+    """A category that a caption names with its words from `first` to before `end`."""
 
-    >>> named_categories("two men with a hot dog beside train tracks".split())
-    ['person', 'hot dog']
+    category: str
+    first: int
+    end: int
+
+
+def mentions(words: Sequence[str]) -> list[Mention]:
+    """Find the categories that a caption names, in its order.
+
+    >>> mentions("two men with a hot dog beside train tracks".split())
+    [Mention(category='person', first=1, end=2), Mention(category='hot dog', first=4, end=6)]
     """
     names, found, at = _names(), [], 0
     while at < len(words):
         # A name of two words goes first: a hot dog is no dog.
         size = 2 if tuple(words[at : at + 2]) in names else 1
         if category := names.get(tuple(words[at : at + size])):
-            found.append(category)
+            found.append(Mention(category, at, at + size))
         at += size
     return found
+
+
+def named_categories(words: Sequence[str]) -> list[str]:
+    """List the categories that a caption names, once for each mention."""
+    return [one.category for one in mentions(words)]

@@ -26,13 +26,15 @@ class Captions(NamedTuple):
 
     tokens: (B, K, T), <start> first; targets: (B, K, T - 1), the same shifted by one, on the CPU;
     weights: (B, K), what a caption is worth, or None where all are worth the same; reward: the sum
-    of the rewards of captions that were drawn.
+    of the rewards of captions that were drawn; looks: (B, K, T - 1, L), where each word is to look,
+    see objectives/supervision.py.
     """
 
     tokens: Tensor
     targets: Tensor
     weights: Tensor | None = None
     reward: Tensor | None = None
+    looks: Tensor | None = None
 
 
 class CaptionLoss(NamedTuple):
@@ -56,9 +58,11 @@ def caption_loss(
     label_smoothing: float,
     doubly_stochastic: float,
     attention_entropy: float,
+    attention_supervision: float = 0.0,
     counts: Counts | None = None,
     weights: Tensor | None = None,
     temperature: float = 1.0,
+    looks: Tensor | None = None,
 ) -> CaptionLoss:
     """Compare a teacher-forced pass with the tokens that follow.
 
@@ -79,12 +83,16 @@ def caption_loss(
             over tokens. Every cell of a deep CNN knows something of the whole image, so that a
             plain mean of the grid serves the words nearly as well as looking: without this the
             attention stays all but uniform.
+        attention_supervision: the weight of the cross-entropy, in nats, between `looks` and the
+            attention weights, averaged over all tokens (Liu et al. 2017, equation 8).
         counts: what is averaged over, where these captions are a part of a batch. The losses of
             the parts then add up to the loss of the batch.
         weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
             training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
             draws from.
         temperature: of those probabilities.
+        looks: (B, K, T, L), a map that sums to 1 for every word that is told where to look, and 0
+            everywhere for the others.
 
     """
     device = output.deep.device
@@ -108,6 +116,9 @@ def caption_loss(
     if attention_entropy > 0 and output.attention is not None:
         entropy = _entropy(output.attention.flatten(0, 2)[index])
         total = total + attention_entropy * entropy / tokens
+    if attention_supervision > 0 and output.attention is not None and looks is not None:
+        missed = -(looks.to(device) * output.attention.float().clamp(min=1e-8).log()).sum()
+        total = total + attention_supervision * missed / tokens
     return CaptionLoss(total, nll.sum() / tokens)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.device_names import check_device
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from captioner_training.recipe import DataConfig
@@ -85,9 +85,13 @@ def _check_data(data: DataConfig) -> None:
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process says what is wrong
         return
     from captioner_training.data.unprepared import check_readable
+    from captioner_training.paths import there_is_no
     from captioner_training.recipe import resolve
 
     for split, entries in ("train", data.train), ("val", data.validation):
         for entry in entries:
             if isinstance(entry, str):
                 check_readable(resolve(data.root, entry), split)
+    for path in data.boxes:
+        if not resolve(data.root, path).is_file():
+            raise DataError(there_is_no("file", resolve(data.root, path)))

@@ -1,0 +1,83 @@
+"""Attention supervised by boxes: where words are told to look, and the loss, worked by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import DecoderOutput
+from captioner.errors import ConfigError
+from captioner.transforms import Box
+from captioner.vocabulary import END, PAD, tokenize
+from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import ImageStore
+from captioner_training.evaluation.boxes import BoxedObject
+from captioner_training.objectives.cross_entropy import caption_loss
+from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.recipe_file import load_recipe
+from tests.training.runs import RECIPE
+
+LEFT, TOP_LEFT = Box(0, 0, 0.5, 1), Box(0, 0, 0.5, 0.5)
+
+
+def image(number: int, *captions: str) -> CaptionedImage:
+    words = tuple(tuple(tokenize(text)) for text in captions)
+    store = ImageStore.from_members((), pattern=Path("nowhere"), identity="none")  # never read
+    return CaptionedImage(name=str(number), id=number, store=store, captions=captions, words=words)
+
+
+def test_words_for_what_has_boxes_look_there_and_others_are_free() -> None:
+    images = [
+        image(7, "a man", "two hot dogs by a man"),
+        image(8, "a man"),
+        image(9, "a kite and a cat"),
+    ]
+    boxes = {
+        7: [BoxedObject("person", LEFT), BoxedObject("hot dog", TOP_LEFT)],
+        9: [BoxedObject("kite", Box(1.5, 0, 2, 1))],  # outside of what the encoder sees
+    }
+    supervision = SupervisedAttention(images, boxes, rows=2, columns=2)
+    assert supervision.words == 4  # man, hot, dogs, man
+    targets = torch.full((2, 2, 6), 5)
+    targets[0, 1, 5] = PAD  # a caption that was cut before its last word
+    looks = supervision.looks([1, 0], torch.stack([targets[1], targets[0]]))
+    assert looks.shape == (2, 2, 6, 4) and not looks[0].any()
+    assert looks[1, 0].nonzero()[:, 0].unique().tolist() == [1]
+    assert looks[1, 0, 1].tolist() == [0.5, 0, 0.5, 0]
+    assert looks[1, 1, 1].tolist() == looks[1, 1, 2].tolist() == [1, 0, 0, 0]
+    assert not looks[1, 1, 5].any() and not looks[1, 1, 3].any()
+
+
+def test_the_term_is_the_cross_entropy_between_boxes_and_attention() -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(embedding_dim=6, hidden_dim=5)
+    decoder = build_decoder(config, grid_dim=4, vocabulary_size=9)
+    attention = torch.tensor([[[[0.25, 0.75], [0.5, 0.5]]]], requires_grad=True)
+    made = DecoderOutput(torch.randn(1, 1, 2, 6), attention, torch.ones(1, 1, 2))
+    targets = torch.tensor([[[5, END]]])
+    looks = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
+    terms = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entropy": 0.0}
+    plain = caption_loss(decoder, made, targets, **terms)
+    told = caption_loss(decoder, made, targets, **terms, attention_supervision=3.0, looks=looks)
+    # -log 0.25 for the first of two tokens; the second is not told anything.
+    assert (told.total - plain.total).item() == pytest.approx(3 * math.log(4) / 2, abs=1e-6)
+    told.total.backward()
+    assert attention.grad is not None
+    assert attention.grad.flatten().tolist() == pytest.approx([-6.0, 0, 0, 0])
+
+
+def test_a_recipe_that_cannot_be_told_where_to_look_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    for stage, problem in (
+        (1, "needs data.boxes"),
+        (2, "boxes do not move"),
+        (3, "whole captions"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            load_recipe(str(path), {f"stages.{stage}.attention_supervision": "0.3"})
