@@ -13,9 +13,9 @@ from torch import Tensor
 
 from captioner import DataError
 from captioner.transforms import Transform, TransformConfig
-from captioner_training.evaluation.boxes import check_boxes, read_boxes
+from captioner_training.evaluation.boxes import check_boxes, read_boxes, read_objects
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.split import person_grounding
+from captioner_training.evaluation.grounded import object_grounding, person_grounding
 from captioner_training.evaluation.validation import scene_pointing
 
 SQUASH = Transform(TransformConfig(mode="squash", size=64))
@@ -51,7 +51,7 @@ def test_attention_on_people_by_hand(tmp_path: Path) -> None:
     right = torch.tensor([[0.1, 0.5], [0.2, 0.2]])  # 0.3
     one = captioned(["man", "and", "woman"], torch.stack([left, right, right]))
     other = captioned(["man"], right[None], id=8)  # has no boxes
-    scores = person_grounding([one, other], boxes=boxes, transform=SQUASH)
+    scores = person_grounding([one, other], read_boxes(boxes, SQUASH))
     intervals = scores.pop("intervals")
     wanted = {"words": 2, "attention": 0.55, "uniform": 0.5, "center_weighted": 0.5}
     # Of four equal cells in the middle the first one counts, which is on the left.
@@ -59,7 +59,56 @@ def test_attention_on_people_by_hand(tmp_path: Path) -> None:
     assert scores == pytest.approx({**wanted, **chance})
     assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([0.55, 0.55])
     with pytest.raises(DataError, match="whose captions speak of people"):
-        person_grounding([captioned(["dog"], left[None])], boxes=boxes, transform=SQUASH)
+        person_grounding([captioned(["dog"], left[None])], read_boxes(boxes, SQUASH))
+
+
+LOOKS = {
+    # Of 2 x 2 cells the box is the top left one.
+    "always the box": (torch.tensor([[1.0, 0], [0, 0]]), 1.0, 1),
+    "always uniform": (torch.full((2, 2), 0.25), 0.25, 1),  # of equal cells the first counts
+    "always elsewhere": (torch.tensor([[0, 0], [0, 1.0]]), 0.0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", LOOKS)
+def test_models_whose_attention_is_known_get_exactly_what_is_worked_out(
+    tmp_path: Path, kind: str
+) -> None:
+    boxes = read_boxes(
+        write(
+            tmp_path / "b.json", [("person", [0, 0, 50, 40]), ("hot dog", [0, 0, 50, 40])],
+            width=100, height=80,
+        ),
+        SQUASH,
+    )  # fmt: skip
+    attention, mass, points = LOOKS[kind]
+    chance = {"uniform": 0.25, "center_weighted": 0.25, "pointing_uniform": 0.25}
+    for grounding, words in ((person_grounding, ["man"]), (object_grounding, ["hot", "dog"])):
+        nowhere = [torch.full((2, 2), 0.25)] * (len(words) - 1)
+        said = captioned(words, torch.stack([*nowhere, attention]))  # at the name's last word
+        found = grounding([said, said], boxes)
+        assert found["words"] == 2 and found["pointing_center"] == 1
+        assert found["attention"] == pytest.approx(mass) and found["pointing"] == points
+        assert {name: found[name] for name in chance} == pytest.approx(chance)
+        intervals = found["intervals"]
+        assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([mass] * 2)
+
+
+def test_every_category_is_told_by_itself(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "b.json",
+        [("person", [0, 0, 4, 8]), ("dog", [4, 0, 4, 8]), ("kite", [0, 0, 4, 4])],
+        width=8, height=8,
+    )  # fmt: skip
+    boxes = read_boxes(path, SQUASH)
+    right = torch.tensor([[0.0, 0.5], [0.0, 0.5]])
+    found = object_grounding([captioned(["puppy", "cat"], torch.stack([right, right]))], boxes)
+    categories = found["categories"]
+    assert isinstance(categories, dict) and list(categories) == ["dog"]
+    assert found["words"] == categories["dog"]["words"] == 1 and found["attention"] == 1
+    assert read_objects(path) == {7: {"person", "dog", "kite"}}
+    with pytest.raises(DataError, match="name their categories"):
+        object_grounding([captioned(["cat"], right[None])], boxes)
 
 
 def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from captioner_training.evaluation.categories import CATEGORIES, named_categories
+from captioner_training.evaluation.categories import CATEGORIES, mentions, named_categories
 from captioner_training.evaluation.hallucination import hallucination
 
 
@@ -28,6 +28,12 @@ def test_there_are_cocos_eighty_categories() -> None:
     assert len(CATEGORIES) == len(set(CATEGORIES)) == 80
     for category in CATEGORIES:
         assert named_categories(category.split()) == [category]
+
+
+def test_mentions_are_placed_on_their_words() -> None:
+    found = mentions(["two", "hot", "dogs", "by", "a", "man"])
+    assert found == [("hot dog", 1, 3), ("person", 5, 6)]
+    assert mentions(["a", "football", "player"]) == [("person", 1, 3)]
 
 
 def test_hallucinated_objects_by_hand() -> None:

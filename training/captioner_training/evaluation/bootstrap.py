@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Estimate", "Table", "estimate", "mean_table", "told"]
+__all__ = ["RESAMPLES", "Estimate", "Table", "estimate", "mean_table", "told"]
 
 Floats = NDArray[np.float64]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
-from captioner.transforms import Box, Transform
+from captioner.geometry import Box, Framing, TransformConfig
 
-__all__ = ["BoxedObject", "check_boxes", "read_boxes"]
+__all__ = ["BoxedObject", "check_boxes", "read_boxes", "read_objects"]
 
 
 class BoxedObject(NamedTuple):
@@ -33,7 +33,7 @@ class BoxedObject(NamedTuple):
     box: Box
 
 
-def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
+def read_boxes(path: Path, transform: Framing) -> dict[int | str, list[BoxedObject]]:
     """Read the boxes of each image, by its id, in the order of the file.
 
     Raises:
@@ -61,7 +61,7 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
     return found
 
 
-def check_boxes(path: Path, transform: Transform, *, ids: Collection[int | str]) -> None:
+def check_boxes(path: Path, transform: Framing, *, ids: Collection[int | str]) -> None:
     """Refuse boxes that belong to none of these images.
 
     Raises:
@@ -74,6 +74,17 @@ def check_boxes(path: Path, transform: Transform, *, ids: Collection[int | str])
             f"{path} has boxes for {len(found):,} images, but for none of this split: image_id "
             "must be the id of the image in the data set"
         )
+
+
+def read_objects(path: Path) -> dict[int | str, set[str]]:
+    """Read which categories of objects each image has, by its id.
+
+    Raises:
+        DataError: see read_boxes.
+
+    """
+    found = read_boxes(path, Framing(TransformConfig(mode="squash")))
+    return {number: {one.category or "person" for one in each} for number, each in found.items()}
 
 
 def _content(path: Path) -> dict[str, Any]:

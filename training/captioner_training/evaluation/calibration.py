@@ -1,10 +1,19 @@
-"""Calibration: whether words said with probability p come true in a share p of the cases."""
+"""Calibration: whether words said with probability p come true in a share p of the cases.
+
+A temperature divides the scores of all words before the softmax (Guo et al. 2017, section 4.2). It
+is chosen by how well it tells whether the likeliest word is right, and not by the likelihood of all
+words, which label smoothing has pulled elsewhere. Each half of the images is calibrated with the
+temperature that is best for the other half, so that the error after calibration is of images that
+the temperature has not seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -13,26 +22,19 @@ from captioner.transforms import Transform
 from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.dataset import CaptionedImage, collate, encode_captions
 from captioner_training.data.loader import make_split_loader
+from captioner_training.evaluation.bootstrap import estimate, mean_table, told
+from captioner_training.evaluation.reliability import (
+    calibration_table,
+    reliability_bins,
+    reliability_rows,
+)
 
-__all__ = ["calibration_error", "measure_calibration"]
+__all__ = ["TEMPERATURES", "cross_fitted", "measure_calibration"]
 
+Floats = NDArray[np.float64]
 
-def calibration_error(confidence: Tensor, right: Tensor, *, bins: int = 10) -> float:
-    """Expected calibration error (Guo et al. 2017, section 2).
-
-    The predictions are put into bins of equal width by their confidence; the error is how far
-    the mean confidence of a bin is from its share of right ones, weighted by the bins' sizes.
-
-    Args:
-        confidence: (N,), in 0..1, what was said of each prediction.
-        right: (N,), 1 where it came true, else 0.
-        bins: how many.
-
-    """
-    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    gaps = torch.zeros(bins, dtype=torch.float64)
-    gaps.index_add_(0, bin_of, confidence.double() - right.double())
-    return float(gaps.abs().sum() / len(confidence))
+# Tried one by one: near its best the likelihood is so flat that 0.05 more or less changes nothing.
+TEMPERATURES = tuple(round(0.6 + 0.05 * step, 2) for step in range(19))
 
 
 @torch.inference_mode()
@@ -46,20 +48,22 @@ def measure_calibration(
     autocast: torch.autocast,
     workers: int = 2,
     batch_size: int = 50,
-) -> dict[str, float]:
+) -> dict[str, object]:
     """Compare the likeliest next word after each start of a reference with what the reference says.
 
     Returns:
-        `tokens`: how many were compared, the ends of sentences among them; `confidence` and
-        `accuracy`: the mean probability of the likeliest word, and how often the reference says
-        it, in percent; `error`: see calibration_error, in percent.
+        `tokens`: how many were compared, the ends of sentences among them; in percent, with
+        `intervals`: `confidence` and `accuracy`, the mean probability of the likeliest word, and
+        how often the reference says it; `error`, the expected calibration error, and
+        `error_calibrated`, the same after calibration; `temperature`, the best for all images;
+        `bins` and `bins_calibrated`, see reliability_bins.
 
     """
     device = next(model.parameters()).device
     model.eval()
     loader = make_split_loader(images, transform, workers=workers, batch_size=batch_size)
     captions = encode_captions(images, vocabulary)
-    confidences, rights = [], []
+    parts: list[tuple[Tensor, ...]] = []
     for pixels, index in tqdm(loader, desc="calibration", leave=False, disable=None):
         mine = [captions[at] for at in index.tolist()]
         tokens = collate(pixels, mine, maximum_length=maximum_length).tokens.to(device)
@@ -68,13 +72,64 @@ def measure_calibration(
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
             deep = model.decoder(grid.features, tokens[..., :-1]).deep[said]
-            confidence, word = model.decoder.logits(deep).float().softmax(dim=-1).max(dim=-1)
-        confidences.append(confidence.cpu())
-        rights.append((word == targets[said]).cpu())
-    confidence, right = torch.cat(confidences), torch.cat(rights).float()
+            logits = model.decoder.logits(deep).float()
+        owner = index.to(device)[said.nonzero()[:, 0]]
+        parts.append((owner, *_at_temperatures(logits, targets[said])))
+    owner, right, confidence, surprise = (
+        torch.cat([part[at] for part in parts]).cpu().double().numpy() for at in range(4)
+    )
+    return _told(owner.astype(int), right, confidence, surprise, images=len(images))
+
+
+def _at_temperatures(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Try every temperature on logits (N, words): right (N,), confidence and surprise (N, T)."""
+    best, word = logits.max(dim=-1)
+    right = word == wanted
+    confidence = torch.stack(
+        [
+            (best / temperature - (logits / temperature).logsumexp(dim=-1)).exp()
+            for temperature in TEMPERATURES
+        ],
+        dim=1,
+    )
+    sure = confidence.clamp(1e-6, 1 - 1e-6)
+    return right, confidence, -torch.where(right[:, None], sure.log(), torch.log1p(-sure))
+
+
+def cross_fitted(surprise: Floats, half: NDArray[np.int_]) -> tuple[NDArray[np.int_], int]:
+    """Choose the settings of the least surprise.
+
+    Args:
+        surprise: (N, S), of each prediction under each of S settings.
+        half: (N,), 0 or 1, the half of the images that it belongs to.
+
+    Returns:
+        (N,), for each prediction the setting that is best for the other half; and the best of all.
+
+    """
+    sums = np.stack([surprise[half == part].sum(axis=0) for part in (0, 1)])
+    return sums.argmin(axis=1)[1 - half], int(sums.sum(axis=0).argmin())
+
+
+def _told(
+    owner: NDArray[np.int_], right: Floats, confidence: Floats, surprise: Floats, *, images: int
+) -> dict[str, object]:
+    setting, best = cross_fitted(surprise, owner % 2)
+    plain = confidence[:, TEMPERATURES.index(1.0)]
+    calibrated = np.take_along_axis(confidence, setting[:, None], axis=1)[:, 0]
+    rows = reliability_rows(plain, right, owner, images=images)
+    rows_after = reliability_rows(calibrated, right, owner, images=images)
+    count = np.bincount(owner, minlength=images)
+    tables = {
+        "confidence": mean_table(np.bincount(owner, plain, minlength=images), count, scale=100),
+        "accuracy": mean_table(np.bincount(owner, right, minlength=images), count, scale=100),
+        "error": calibration_table(rows),
+        "error_calibrated": calibration_table(rows_after),
+    }
     return {
         "tokens": len(right),
-        "confidence": 100 * float(confidence.mean()),
-        "accuracy": 100 * float(right.mean()),
-        "error": 100 * calibration_error(confidence, right),
+        **told(estimate(tables)),
+        "temperature": TEMPERATURES[best],
+        "bins": reliability_bins(rows),
+        "bins_calibrated": reliability_bins(rows_after),
     }

@@ -154,7 +154,7 @@ def mentions(words: Sequence[str]) -> list[Mention]:
     names, found, at = _names(), [], 0
     while at < len(words):
         # A name of two words goes first: a hot dog is no dog.
-        size = 2 if tuple(words[at : at + 2]) in names else 1
+        size = 2 if at + 2 <= len(words) and tuple(words[at : at + 2]) in names else 1
         if category := names.get(tuple(words[at : at + size])):
             found.append(Mention(category, at, at + size))
         at += size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ def describe_captions(
     *,
     references: Sequence[Sequence[Words]],
     training: Path | None = None,
+    objects: Sequence[Collection[str]] | None = None,
 ) -> dict[str, object]:
     """Say how long, how varied, how new and how true captions are; shares are in percent.
 
@@ -48,6 +49,7 @@ def describe_captions(
         captions: the words of each.
         references: of each image, its tokenized references.
         training: the captions of training, in COCO's captions format; None: not at hand.
+        objects: of each image, the categories of its annotated objects; None: not at hand.
 
     Raises:
         DataError: the captions of training cannot be read.
@@ -73,5 +75,5 @@ def describe_captions(
         "empty": int((lengths == 0).sum()),
         "repeats_three_words": 100 * float(np.mean(again)),
         "novel": novel,
-        "hallucination": hallucination(references, captions),
+        "hallucination": hallucination(references, captions, objects=objects),
     }

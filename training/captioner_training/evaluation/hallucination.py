@@ -28,7 +28,8 @@ def hallucination(
 
     Returns:
         `CHAIR_i`, the share of mentions, and `CHAIR_s`, the share of captions with such a mention,
-        in percent, with `intervals`; and how many `mentions` there are. None where there is none.
+        in percent, with `intervals`; how many `mentions` there are; and `annotated`, whether
+        objects were given. None where no object is mentioned.
 
     """
     wrong, mentions = [], []
@@ -44,4 +45,8 @@ def hallucination(
         "CHAIR_i": mean_table(wrong, mentions, scale=100),
         "CHAIR_s": mean_table([count > 0 for count in wrong], scale=100),
     }
-    return {"mentions": sum(mentions), **told(estimate(tables))}
+    return {
+        "mentions": sum(mentions),
+        "annotated": objects is not None,
+        **told(estimate(tables)),
+    }

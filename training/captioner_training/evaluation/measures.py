@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from captioner.predictor import Captioner
+from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.dataset import CaptionedImage
+from captioner_training.evaluation.boxes import read_boxes, read_objects
 from captioner_training.evaluation.calibration import measure_calibration
+from captioner_training.evaluation.confidence import measure_confidence
 from captioner_training.evaluation.deletion import measure_deletion
 from captioner_training.evaluation.facts import describe_captions
-from captioner_training.evaluation.predictions import targets, write_predictions
+from captioner_training.evaluation.grounded import object_grounding, person_grounding
+from captioner_training.evaluation.image_row import ImageRow
+from captioner_training.evaluation.predictions import Target, targets, write_predictions
+from captioner_training.evaluation.rows import image_rows
 from captioner_training.evaluation.scores import fallback_scores, official_scores
-from captioner_training.evaluation.split import caption_split, person_grounding, score_split
+from captioner_training.evaluation.split import caption_split, score_split
 
-__all__ = ["Asked", "CaptionedSplit"]
+__all__ = ["Asked", "CaptionedSplit", "objects_of", "tokenized"]
 
 Parts = dict[str, Callable[[], object]]
 
@@ -42,12 +48,21 @@ class CaptionedSplit:
         captioner: the checkpoint, ready for use.
         images: the split.
         beam_size: None means the checkpoint's own.
+        corpus: the whole split of which these images are a part; None: they are all of it.
 
     """
 
     def __init__(
-        self, captioner: Captioner, images: Sequence[CaptionedImage], *, beam_size: int | None
+        self,
+        captioner: Captioner,
+        images: Sequence[CaptionedImage],
+        *,
+        beam_size: int | None,
+        corpus: Sequence[Target] | None = None,
     ) -> None:
+        self.corpus = corpus
+        tokenizer = captioner.vocabulary.tokenizer
+        self._tokenized = None if corpus is None else tokenized(corpus, tokenizer)
         self.captioner = captioner
         self.images = images
         self.targets = targets(images)
@@ -85,22 +100,29 @@ class CaptionedSplit:
         parts: Parts = {
             "nltk": lambda: {
                 **score_split(self.captioned),
-                **fallback_scores(references, self.tokens),
+                **fallback_scores(references, self.tokens, corpus=self._tokenized),
             },
             "captions": lambda: describe_captions(
-                self.tokens, references=references, training=asked.training
+                self.tokens,
+                references=references,
+                training=asked.training,
+                objects=objects_of(self.targets, asked.boxes),
+            ),
+            "confidence": lambda: measure_confidence(
+                self.captioned, [row.cider for row in self.rows]
             ),
         }
         if asked.official:
             written = [one.captions for one in self.images]
-            parts["pycocoevalcap"] = lambda: official_scores(written, self.captions)
+            whole = None if self.corpus is None else [one.references for one in self.corpus]
+            parts["pycocoevalcap"] = partial(official_scores, written, self.captions, corpus=whole)
         if asked.boxes:
-            parts["person_boxes"] = partial(
-                person_grounding,
-                self.captioned,
-                boxes=asked.boxes,
-                transform=self.captioner.transform,
-            )
+            boxes = read_boxes(asked.boxes, self.captioner.transform)
+            names = {one.category for each in boxes.values() for one in each}
+            if names & {"", "person"}:
+                parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
+            if names - {"", "person"}:
+                parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
         if asked.calibration:
             parts["calibration"] = self._calibration
         if asked.deletion:
@@ -108,6 +130,18 @@ class CaptionedSplit:
         if asked.predictions:
             parts["predictions"] = partial(self._write, asked.predictions)
         return parts
+
+    @cached_property
+    def rows(self) -> list[ImageRow]:
+        """The images one by one, each scored by itself."""
+        return image_rows(
+            self.targets,
+            self.captions,
+            words=self.tokens,
+            references=[one.words for one in self.images],
+            corpus=self._tokenized,
+            scores=[one.hypothesis.score for one in self.captioned],
+        )
 
     def _calibration(self) -> object:
         return measure_calibration(
@@ -131,3 +165,21 @@ class CaptionedSplit:
         scores = [one.hypothesis.score for one in self.captioned]
         write_predictions(path, self.targets, self.captions, scores)
         return str(path)
+
+
+def tokenized(images: Sequence[Target], tokenizer: Tokenizer = "words") -> list[list[list[str]]]:
+    """Split the references of each image into words, as a model has them."""
+    return [[tokenize(text, tokenizer) for text in one.references] for one in images]
+
+
+def objects_of(images: Sequence[Target], boxes: Path | None) -> list[set[str]] | None:
+    """Read which categories of annotated objects each image has; None without a file of boxes.
+
+    Raises:
+        DataError: the file cannot be read.
+
+    """
+    if boxes is None:
+        return None
+    found = read_objects(boxes)
+    return [found.get(one.id, set()) for one in images]

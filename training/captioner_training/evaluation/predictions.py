@@ -19,6 +19,7 @@ from captioner_training.prepare.texts import read_json
 __all__ = [
     "Predictions",
     "Target",
+    "read_corpus",
     "read_predictions",
     "read_targets",
     "targets",
@@ -175,3 +176,22 @@ def read_targets(path: Path) -> list[Target]:
     if bare := [one.file_name for one in found if not one.captions]:
         raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
     return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
+
+
+def read_corpus(path: Path | None, split: Sequence[Target]) -> list[Target] | None:
+    """Read the whole split of which these images are a part; None where there is no file.
+
+    Raises:
+        DataError: it cannot be read, or has not all of these images.
+
+    """
+    if path is None:
+        return None
+    found = read_targets(path)
+    known = {str(one.id) for one in found}
+    if absent := [one.name for one in split if str(one.id) not in known]:
+        raise DataError(
+            f"--corpus {path} is not the whole of this split: it lacks {len(absent):,} of its "
+            f"{len(split):,} images, {absent[0]} the first"
+        )
+    return found

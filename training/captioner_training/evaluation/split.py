@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -12,28 +10,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.encoder import Grid
-from captioner.errors import DataError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel
-from captioner.transforms import Box, Transform
+from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.loader import make_split_loader
-from captioner_training.evaluation.bootstrap import estimate, mean_table, told
-from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.grounding import (
-    PERSON_WORDS,
-    center_weighted_attention,
-    mass_in_boxes,
-    points_at,
-    uniform_attention,
-    word_distance,
-)
+from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.scores import score_tables
 
-__all__ = ["StoredGrids", "caption_split", "person_grounding", "score_split"]
+__all__ = ["StoredGrids", "caption_split", "score_split"]
 
 _BATCH = 50  # images that are captioned at once
 
@@ -146,67 +134,3 @@ def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
     scores["attention_distance"] = sum(distances) / max(1, len(distances))
     scores["words"] = sum(len(one.words) for one in captioned) / len(captioned)
     return scores
-
-
-def person_grounding(
-    captioned: Sequence[Captioned], *, boxes: Path, transform: Transform
-) -> dict[str, object]:
-    """Measure how much attention words for people leave inside the boxes of people.
-
-    Args:
-        captioned: a captioned split.
-        boxes: COCO's instances format, with the boxes of people in these images.
-        transform: of the checkpoint, to find the boxes on the grid.
-
-    Returns:
-        Means over all words for people in images with boxes: the share of attention inside the
-        boxes (`attention`), what uniform and centre-weighted attention would leave there, and how
-        often the most attended cell lies in a box (`pointing`), beside a cell by chance and the
-        middle one; with `intervals` over images.
-
-    Raises:
-        DataError: the file cannot be read, or has boxes for none of the images.
-
-    """
-    found = {
-        number: people
-        for number, each in read_boxes(boxes, transform).items()
-        if (people := [one.box for one in each if one.category in ("", "person")])
-    }
-    images = [one for one in captioned if one.image.id in found]
-    sums: dict[str, list[float]] = defaultdict(list)
-    for one in images:
-        for name, value in _looks_at_people(one, found[one.image.id]).items():
-            sums[name].append(value)
-    counts = sums.pop("words", [])
-    if not sum(counts):
-        raise DataError(f"{boxes} has no boxes for images whose captions speak of people")
-    tables = {name: mean_table(values, counts) for name, values in sums.items()}
-    return {"words": sum(counts), **told(estimate(tables))}
-
-
-def _looks_at_people(one: Captioned, people: Sequence[Box]) -> dict[str, float]:
-    """Sum over the words for people of one image what their attention leaves in the boxes."""
-    if one.attention is None:
-        raise DataError("the model captions without attention: there is nothing to compare")
-    looks = [
-        attention
-        for word, attention in zip(one.words, one.attention, strict=True)
-        if word in PERSON_WORDS
-    ]
-    size = one.attention.shape[1], one.attention.shape[2]
-    return {
-        "words": len(looks),
-        "attention": sum(mass_in_boxes(each, people) for each in looks),
-        "uniform": len(looks) * mass_in_boxes(uniform_attention(*size), people),
-        "center_weighted": len(looks) * mass_in_boxes(center_weighted_attention(*size), people),
-        "pointing": sum(points_at(each, people) for each in looks),
-        # Uniform attention points anywhere: by chance as often as cells have their centre inside.
-        "pointing_uniform": len(looks) * _centres_inside(people, *size),
-        "pointing_center": len(looks) * points_at(center_weighted_attention(*size), people),
-    }
-
-
-def _centres_inside(boxes: Sequence[Box], rows: int, columns: int) -> float:
-    cells = torch.eye(rows * columns).reshape(-1, rows, columns)
-    return sum(points_at(cell, boxes) for cell in cells) / len(cells)

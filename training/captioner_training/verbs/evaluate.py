@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ from captioner.errors import ConfigError
 from captioner.files import refuse_input
 
 if TYPE_CHECKING:
-    from captioner.predictor import Captioner
     from captioner_training.data.dataset import CaptionedImage
+    from captioner_training.evaluation.image_row import ImageRow
+    from captioner_training.pages.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -23,6 +24,7 @@ EXAMPLES = """examples:
   captioner evaluate --captions captions_val.json --images val2017 \\
       --official --boxes person_boxes_val.json --predictions val.jsonl
   captioner evaluate --captions captions_val.json --score results.json --official
+  captioner evaluate ~/coco --report report
 
 The scores are printed as one JSON object, with their 95 % bootstrap intervals over images. Without
 --official they are on lower-case Treebank tokens without punctuation: not to be compared with
@@ -66,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="captions of training, as COCO's json: how many captions are new?",
     )
     parser.add_argument(
-        "--boxes", type=Path, metavar="FILE", help="person boxes: is attention for people on them?"
+        "--boxes",
+        type=Path,
+        metavar="FILE",
+        help="boxes of objects: is attention for them there, are they named without being there?",
     )
     parser.add_argument(
         "--calibration", action="store_true", help="do words of probability p come true so often?"
@@ -81,6 +86,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write the captions there; .json: as COCO results",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write report.html, report.md and report.json there",
+    )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="another report.json: the differences of the scores",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        metavar="FILE",
+        help="captions of the whole split, as COCO's json, where this is a part of it",
     )
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     parser.add_argument(
@@ -97,26 +120,113 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-    for name in ("data", "captions", "boxes", "predictions", "score", "training"):
+    for name in _PATHS:
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
     if arguments.predictions:
-        read = (
-            arguments.data,
-            arguments.captions,
-            arguments.checkpoint,
-            arguments.boxes,
-            arguments.training,
-        )
-        refuse_input("--predictions", arguments.predictions, read)
+        read = [getattr(arguments, name) for name in _READ]
+        refuse_input("--predictions", arguments.predictions, [*read, arguments.checkpoint])
     _check_files(arguments)
-    if arguments.score is not None:
-        return _score(arguments)
+    return _evaluate(arguments) if arguments.score is None else _score(arguments)
 
+
+_READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
+_PATHS = (*_READ, "predictions", "report")
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Look at what is read and written before torch is imported, which takes seconds.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is none.
+        ConfigError: the beam size is out of range, or there is no such dtype.
+        DeviceError: this machine has no such device.
+        DataError: the data set, the captions or the boxes are not there.
+        OutputError: the predictions or the report cannot be written.
+
+    """
+    from captioner.errors import DataError, OutputError
+    from captioner.paths import there_is_no
+    from captioner.verbs.model import check_model
+    from captioner_training.data.unprepared import check_readable
+    from captioner_training.evaluation.comparison import read_report
+    from captioner_training.pages.writing import check_report_folder
+
+    if arguments.data:
+        check_readable(arguments.data, arguments.split)
+    for name in _READ[1:]:
+        path = getattr(arguments, name)
+        if path is not None and not path.is_file():
+            raise DataError(there_is_no("file", path))
+    if arguments.score is None:
+        check_model(arguments).asked(beam_size=arguments.beam_size)
+    if arguments.compare is not None:
+        read_report(arguments.compare)
+    if arguments.report is not None:
+        check_report_folder(arguments.report)
+    predictions = arguments.predictions
+    if predictions is None:
+        return
+    folder = predictions.parent
+    if not folder.is_dir():
+        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
+    if predictions.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+
+
+def _score(arguments: argparse.Namespace) -> int:
+    """Score captions that were made elsewhere; no model is read."""
+    for name in ("calibration", "deletion", "checkpoint", "beam_size", "predictions"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
+
+    from captioner_training.data.reading import read_coco, read_dataset
+    from captioner_training.evaluation.elsewhere import CaptionsElsewhere
+    from captioner_training.evaluation.java import check_java
+    from captioner_training.evaluation.predictions import read_corpus, read_targets, targets
+    from captioner_training.evaluation.report import describe_data
+    from captioner_training.pages.gallery import Gallery, photos_of
+
+    if arguments.official:
+        check_java()
+    images: Sequence[CaptionedImage] = ()
+    if arguments.data:
+        images = read_dataset(arguments.data, split=arguments.split)
+    elif arguments.images:
+        images = read_coco(arguments.captions, arguments.images)
+    split = targets(images) if images else read_targets(arguments.captions)
+    corpus = read_corpus(arguments.corpus, split)
+    there = CaptionsElsewhere(arguments.score, split, corpus=corpus)
+    for problem in there.problems:
+        print(f"captioner: {problem}", file=sys.stderr)
+    report: dict[str, object] = {
+        **describe_data(
+            arguments.data or arguments.captions, split, corpus=corpus, scored=len(there.places)
+        ),
+        "scored": len(there.places),
+        "predictions": str(arguments.score),
+        "problems": there.problems,
+    }
+    parts = there.parts(
+        official=arguments.official, training=arguments.training, boxes=arguments.boxes
+    )
+    gallery = photos_of([images[at] for at in there.places]) if images else Gallery()
+    failed = _finish(arguments, report, parts, lambda: there.rows, gallery)
+    return failed or int(len(there.places) < len(split))
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
     from captioner.predictor import Captioner
     from captioner_training.data.reading import read_coco, read_dataset
     from captioner_training.evaluation.boxes import check_boxes
+    from captioner_training.evaluation.deletion import FUNCTION_WORDS
     from captioner_training.evaluation.java import check_java
+    from captioner_training.evaluation.measures import Asked, CaptionedSplit
+    from captioner_training.evaluation.predictions import read_corpus, targets
+    from captioner_training.evaluation.report import describe_data
+    from captioner_training.pages.gallery import photos_of
 
     if arguments.official:
         check_java()
@@ -130,102 +240,8 @@ def run(arguments: argparse.Namespace) -> int:
         images = read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
     if arguments.boxes:
         check_boxes(arguments.boxes, captioner.transform, ids={image.id for image in images})
-    return _evaluate(arguments, captioner, images)
-
-
-def _check_files(arguments: argparse.Namespace) -> None:
-    """Look at what is read and written before torch is imported, which takes seconds.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it is none.
-        ConfigError: the beam size is out of range, or there is no such dtype.
-        DeviceError: this machine has no such device.
-        DataError: the data set, the captions or the boxes are not there.
-        OutputError: the predictions cannot be written.
-
-    """
-    from captioner.errors import DataError, OutputError
-    from captioner.paths import there_is_no
-    from captioner.verbs.model import check_model
-    from captioner_training.data.unprepared import check_readable
-
-    if arguments.data:
-        check_readable(arguments.data, arguments.split)
-    for path in (arguments.captions, arguments.boxes, arguments.score, arguments.training):
-        if path is not None and not path.is_file():
-            raise DataError(there_is_no("file", path))
-    if arguments.score is None:
-        check_model(arguments).asked(beam_size=arguments.beam_size)
-    predictions = arguments.predictions
-    if predictions is None:
-        return
-    folder = predictions.parent
-    if not folder.is_dir():
-        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
-    if predictions.is_dir() or not os.access(folder, os.W_OK):
-        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
-
-
-def _score(arguments: argparse.Namespace) -> int:
-    """Score captions that were made elsewhere; no model is read."""
-    for name in ("boxes", "calibration", "deletion", "checkpoint", "beam_size", "predictions"):
-        if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
-
-    from captioner.vocabulary import tokenize
-    from captioner_training.data.reading import read_dataset
-    from captioner_training.evaluation.facts import describe_captions
-    from captioner_training.evaluation.java import check_java
-    from captioner_training.evaluation.predictions import read_predictions, read_targets, targets
-    from captioner_training.evaluation.report import describe_data, print_report
-    from captioner_training.evaluation.scores import fallback_scores, official_scores
-
-    if arguments.official:
-        check_java()
-    if arguments.data:
-        split = targets(read_dataset(arguments.data, split=arguments.split))
-    else:
-        split = read_targets(arguments.captions)
-    read = read_predictions(arguments.score, split)
-    for problem in read.problems:
-        print(f"captioner: {problem}", file=sys.stderr)
-    pairs = [
-        (one, caption)
-        for one, caption in zip(split, read.captions, strict=True)
-        if caption is not None
-    ]
-    said = [caption for _, caption in pairs]
-    words = [tokenize(caption) for caption in said]
-    whole = [[tokenize(text) for text in one.references] for one in split]
-    mine = [[tokenize(text) for text in one.references] for one, _ in pairs]
-    parts: dict[str, Callable[[], object]] = {
-        "nltk": lambda: fallback_scores(mine, words, corpus=whole),
-        "captions": lambda: describe_captions(words, references=mine, training=arguments.training),
-    }
-    if arguments.official:
-        parts["pycocoevalcap"] = lambda: official_scores(
-            [one.references for one, _ in pairs],
-            said,
-            corpus=[one.references for one in split],
-        )
-    report: dict[str, object] = {
-        **describe_data(arguments.data or arguments.captions, split),
-        "scored": len(pairs),
-        "predictions": str(arguments.score),
-        "problems": read.problems,
-    }
-    return print_report(report, parts) or int(len(pairs) < len(split))
-
-
-def _evaluate(
-    arguments: argparse.Namespace, captioner: Captioner, images: Sequence[CaptionedImage]
-) -> int:
-    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    from captioner_training.evaluation.measures import Asked, CaptionedSplit
-    from captioner_training.evaluation.report import describe_data, print_report
-
-    captioned = CaptionedSplit(captioner, images, beam_size=arguments.beam_size)
+    corpus = read_corpus(arguments.corpus, targets(images))
+    captioned = CaptionedSplit(captioner, images, beam_size=arguments.beam_size, corpus=corpus)
     asked = Asked(
         official=arguments.official,
         boxes=arguments.boxes,
@@ -235,7 +251,34 @@ def _evaluate(
         predictions=arguments.predictions,
     )
     report: dict[str, object] = {
-        **describe_data(arguments.data or arguments.captions, captioned.targets),
+        **describe_data(arguments.data or arguments.captions, captioned.targets, corpus=corpus),
         **captioned.facts(),
     }
-    return print_report(report, captioned.parts(asked))
+    gallery = photos_of(
+        images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
+    )
+    return _finish(arguments, report, captioned.parts(asked), lambda: captioned.rows, gallery)
+
+
+def _finish(
+    arguments: argparse.Namespace,
+    report: dict[str, object],
+    parts: Mapping[str, Callable[[], object]],
+    rows: Callable[[], list[ImageRow]],
+    gallery: Gallery,
+) -> int:
+    """Measure the parts, compare, write the report and print it; 1 where something failed."""
+    from captioner_training.evaluation.comparison import compare_reports, read_report
+    from captioner_training.evaluation.report import measure_parts, print_report
+    from captioner_training.pages.writing import write_report
+
+    asked = dict(parts)
+    if arguments.compare is not None:
+        other = read_report(arguments.compare)
+        asked["comparison"] = lambda: compare_reports(report, rows(), other)
+    failed = measure_parts(report, asked)
+    print_report(report)
+    if arguments.report is not None:
+        write_report(arguments.report, report, rows(), gallery)
+        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
+    return failed

@@ -1,0 +1,218 @@
+"""`captioner evaluate --report`: three files, and a page that needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from PIL import Image, ImageDraw
+from playwright.sync_api import sync_playwright
+
+from tests import launcher
+from tests.conftest import make_tiny
+
+Run = Callable[..., CompletedProcess[str]]
+
+CAPTIONS = [
+    ("a dog runs in the grass", "the <b>dog</b> runs"),
+    ("a cat sits", "a red ball in the grass"),
+    ("the dog sits in the grass", "a dog sits"),
+    ("a red ball", "the ball in the grass"),
+]
+
+
+class Evaluated:
+    """A report of four drawn photos, made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, photos = folder, folder / "photos"
+        photos.mkdir()
+        for number in range(4):
+            photo = Image.new("RGB", (120, 80), "seagreen")
+            ImageDraw.Draw(photo).ellipse((20 * number, 20, 20 * number + 40, 60), fill="firebrick")
+            photo.save(photos / f"{number}.jpg")
+        images = [
+            {"id": at, "file_name": f"{at}.jpg", "width": 120, "height": 80} for at in range(4)
+        ]
+        notes = [
+            {"image_id": at, "caption": text} for at, each in enumerate(CAPTIONS) for text in each
+        ]
+        self.captions = self.write("captions.json", {"images": images, "annotations": notes})
+        self.part = self.write("part.json", {"images": images[:3], "annotations": notes[:6]})
+        boxes = [
+            {"image_id": at, "category_id": kind, "bbox": [20 * at, 20, 40, 40]}
+            for at in range(4) for kind in (1, 18, 17)
+        ]  # fmt: skip
+        categories = [
+            {"id": 1, "name": "person"}, {"id": 18, "name": "dog"}, {"id": 17, "name": "cat"},
+        ]  # fmt: skip
+        self.boxes = self.write(
+            "boxes.json", {"images": images, "annotations": boxes, "categories": categories}
+        )
+        self.checkpoint = folder / "tiny.safetensors"
+        make_tiny().save(self.checkpoint)
+        self.report = folder / "report"
+        self.done = self.evaluate(
+            self.captions, "--boxes", self.boxes, "--deletion", "--calibration",
+            "--training", self.captions, "--report", self.report,
+        )  # fmt: skip
+
+    def write(self, name: str, content: object) -> Path:
+        path = self.folder / name
+        path.write_text(json.dumps(content))
+        return path
+
+    def evaluate(self, captions: Path, *more: object) -> CompletedProcess[str]:
+        return launcher.run(
+            "evaluate", "--captions", captions, "--images", self.folder / "photos",
+            "--checkpoint", self.checkpoint, "--device", "cpu", "--dtype", "float32", *more,
+        )  # fmt: skip
+
+    def printed(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.done.stdout)
+        return found
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    return Evaluated(tmp_path_factory.mktemp("evaluated"))
+
+
+def test_the_three_files_say_what_is_printed(evaluated: Evaluated) -> None:
+    printed = evaluated.printed()
+    written = json.loads((evaluated.report / "report.json").read_text())
+    assert len(written.pop("per_image")) == 4
+    assert written == printed
+    text = (evaluated.report / "report.md").read_text()
+    assert f"{printed['nltk']['BLEU-1']:.1f}" in text and printed["split"]["hash"] in text
+    assert "report.html" in evaluated.done.stderr
+
+
+def test_deletion_through_the_command(evaluated: Evaluated) -> None:
+    deletion = evaluated.printed()["deletion"]
+    words = sum(kind["words"] for kind in deletion.values())
+    written = json.loads((evaluated.report / "report.json").read_text())
+    assert words == sum(len(row["caption"].split()) for row in written["per_image"])
+    for kind in deletion.values():
+        assert kind["effect"] == pytest.approx(kind["deletion"] - kind["random_deletion"])
+        low, high = kind["intervals"]["effect"]
+        assert low <= kind["effect"] <= high and 0 <= kind["entropy"] <= 2.2  # of 9 cells: ln 9
+        assert 0 < kind["gate"] < 1 and kind["cells"] >= 1
+
+
+def test_every_image_has_a_row_that_its_means_come_from(evaluated: Evaluated) -> None:
+    rows = json.loads((evaluated.report / "report.json").read_text())["per_image"]
+    printed = evaluated.printed()
+    for name in ("CIDEr", "ROUGE-L"):
+        assert sum(row[name] for row in rows) / 4 == pytest.approx(printed["nltk"][name])
+    assert rows[0]["references"] == list(CAPTIONS[0]) and rows[0]["score"] < 0
+
+
+class _Parts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
+    text = (evaluated.report / "report.html").read_text()
+    parts = _Parts()
+    parts.feed(text)
+    assert len(parts.addresses) >= 4
+    assert all(address.startswith("data:image/jpeg;base64,") for address in parts.addresses)
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "<b>dog</b>" not in text and "&lt;b&gt;dog" in text
+
+
+@pytest.fixture(scope="module")
+def page(evaluated: Evaluated) -> Iterator[Any]:
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.problems = []  # type: ignore[attr-defined]
+        page.on("console", lambda message: page.problems.append(message.text))  # type: ignore[attr-defined]
+        page.on("pageerror", lambda error: page.problems.append(str(error)))  # type: ignore[attr-defined]
+        page.goto(f"file://{evaluated.report / 'report.html'}")
+        yield page
+        browser.close()
+
+
+def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
+    assert page.problems == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390  # on a phone too
+    loaded = page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
+    assert loaded and page.locator("svg.plot").count() >= 6
+    page.locator("summary").click()
+    page.locator("#find").fill("2.jpg")
+    assert page.locator("#images tbody tr:visible").count() == 1
+    assert page.locator("#shown").inner_text() == "1 of 4"
+    page.locator("#find").fill("")
+    page.get_by_role("button", name="CIDEr-D").click()
+    first, last = (page.locator("#images tbody tr").nth(at) for at in (0, 3))
+    told = [float(one.locator("td").nth(2).get_attribute("data-n")) for one in (first, last)]
+    assert told[0] >= told[1]
+
+
+def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated) -> None:
+    other = evaluated.report / "report.json"
+    same = json.loads(evaluated.evaluate(evaluated.captions, "--compare", other).stdout)
+    assert same["comparison"]["CIDEr"] == same["comparison"]["ROUGE-L"] == 0
+    assert "split" in same["comparable"] and same["document_frequencies"]["images"] == 4
+    part = evaluated.evaluate(evaluated.part, "--compare", other)
+    assert part.returncode == 1 and "of different splits" in part.stderr
+    folder = evaluated.folder / "part"
+    evaluated.evaluate(evaluated.part, "--report", folder)
+    alike = evaluated.evaluate(
+        evaluated.part, "--compare", folder / "report.json", "--corpus", evaluated.captions
+    )
+    assert alike.returncode == 1 and "of 4 images here and of 3 there" in alike.stderr
+    report = json.loads(alike.stdout)
+    assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
+    assert report["document_frequencies"]["images"] == 4
+    lacking = evaluated.evaluate(evaluated.captions, "--corpus", evaluated.part)
+    assert lacking.returncode == 1 and "it lacks 1 of its 4 images, 3.jpg" in lacking.stderr
+
+
+def test_annotated_objects_are_there_whether_people_name_them_or_not(evaluated: Evaluated) -> None:
+    said = evaluated.folder / "said.json"
+    said.write_text(json.dumps([{"image_id": at, "caption": "a dog and a cat"} for at in range(4)]))
+    with_boxes, without = (
+        json.loads(
+            launcher.run(
+                "evaluate", "--captions", evaluated.captions, "--score", said, *more
+            ).stdout
+        )["captions"]["hallucination"]
+        for more in (("--boxes", evaluated.boxes), ())
+    )
+    # Dogs are in the references of two images and cats of one: 5 of 8 mentions are not there.
+    assert without["CHAIR_i"] == pytest.approx(62.5) and not without["annotated"]
+    assert with_boxes["CHAIR_i"] == 0 and with_boxes["mentions"] == 8 and with_boxes["annotated"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--report", "{photo}"), "cannot be made: "),
+        (("--compare", "{captions}"), "is no report.json"),
+        (("--compare", "{folder}/none.json"), "there is no file"),
+    ],
+)
+def test_what_cannot_be_written_or_compared_is_said_first(
+    evaluated: Evaluated, option: tuple[str, str], message: str
+) -> None:
+    path = option[1].format(
+        photo=evaluated.folder / "photos" / "0.jpg",
+        captions=evaluated.captions,
+        folder=evaluated.folder,
+    )
+    done = evaluated.evaluate(evaluated.captions, option[0], path)
+    assert done.returncode == 1 and message in done.stderr and done.stdout == ""

@@ -1,0 +1,77 @@
+"""Two reports side by side, where that is allowed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from captioner.errors import DataError
+from captioner_training.evaluation.bootstrap import estimate, mean_table, told
+from captioner_training.evaluation.image_row import ImageRow
+
+__all__ = ["compare_reports", "read_report"]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read a report.json that `--report` wrote.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    wanted = ("split", "document_frequencies", "per_image")
+    if not isinstance(report, dict) or any(name not in report for name in wanted):
+        raise DataError(f"{path} is no report.json that `captioner evaluate --report` wrote")
+    found: dict[str, Any] = report
+    return found
+
+
+def compare_reports(
+    report: Mapping[str, Any], rows: Sequence[ImageRow], other: Mapping[str, Any]
+) -> dict[str, object]:
+    """Subtract the scores of another report from those of this one.
+
+    Returns:
+        `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
+        differences, with `intervals` of a bootstrap over the images, the same in both reports;
+        and `with`, what the other report is of.
+
+    Raises:
+        DataError: they are of different images or references, of captions that are not all there,
+            or count CIDEr with different document frequencies.
+
+    """
+    for one in (report, other):
+        if one.get("scored", one["split"]["images"]) < one["split"]["images"]:
+            raise DataError(
+                "a report in which captions are missing cannot be compared: it is no score of the "
+                "split"
+            )
+    if report["split"]["hash"] != other["split"]["hash"]:
+        raise DataError(
+            f"the reports are of different splits, {report['split']['hash']} and "
+            f"{other['split']['hash']}: only scores of the same images and references can be "
+            "compared"
+        )
+    mine, theirs = (one["document_frequencies"]["hash"] for one in (report, other))
+    if mine != theirs:
+        raise DataError(
+            f"CIDEr has the document frequencies of {report['document_frequencies']['images']:,} "
+            f"images here and of {other['document_frequencies']['images']:,} there: name the "
+            "captions of the whole split with --corpus for both"
+        )
+    before = {str(one["id"]): one for one in other["per_image"]}
+    tables = {
+        name: mean_table([value - before[str(row.id)][name] for row, value in pairs])
+        for name, pairs in (
+            ("CIDEr", [(row, row.cider) for row in rows]),
+            ("ROUGE-L", [(row, row.rouge_l) for row in rows]),
+        )
+    }
+    return {"with": other.get("checkpoint") or other.get("predictions"), **told(estimate(tables))}

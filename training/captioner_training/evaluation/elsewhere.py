@@ -1,0 +1,85 @@
+"""Captions that were made elsewhere, and what can be said of them without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+from captioner.vocabulary import tokenize
+from captioner_training.evaluation.boxes import read_objects
+from captioner_training.evaluation.facts import describe_captions
+from captioner_training.evaluation.image_row import ImageRow
+from captioner_training.evaluation.predictions import Target, read_predictions
+from captioner_training.evaluation.rows import image_rows
+from captioner_training.evaluation.scores import fallback_scores, official_scores
+
+__all__ = ["CaptionsElsewhere"]
+
+Parts = dict[str, Callable[[], object]]
+
+
+class CaptionsElsewhere:
+    """A split with captions from a file; what can be scored is scored.
+
+    Args:
+        path: see read_predictions.
+        split: the images.
+        corpus: the whole split of which they are a part; None: they are all of it.
+
+    Attributes:
+        places: of the images that have a caption, in the split.
+        problems: what is wrong with the file, a sentence each.
+
+    Raises:
+        DataError: the file cannot be read, or names no image of the split.
+
+    """
+
+    def __init__(
+        self, path: Path, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
+    ) -> None:
+        read = read_predictions(path, split)
+        self.problems = read.problems
+        self.places = [at for at, caption in enumerate(read.captions) if caption is not None]
+        self.targets = [split[at] for at in self.places]
+        self.captions = [read.captions[at] or "" for at in self.places]
+        self.words = [tokenize(caption) for caption in self.captions]
+        self._corpus = split if corpus is None else corpus
+        self._references = [[tokenize(text) for text in one.references] for one in self.targets]
+        self._whole = [[tokenize(text) for text in one.references] for one in self._corpus]
+
+    def parts(self, *, official: bool, training: Path | None, boxes: Path | None) -> Parts:
+        """Name what is asked for; each is measured when it is called."""
+        parts: Parts = {
+            "nltk": partial(fallback_scores, self._references, self.words, corpus=self._whole),
+            "captions": partial(self._described, training=training, boxes=boxes),
+        }
+        if official:
+            parts["pycocoevalcap"] = partial(
+                official_scores,
+                [one.references for one in self.targets],
+                self.captions,
+                corpus=[one.references for one in self._corpus],
+            )
+        return parts
+
+    def _described(self, *, training: Path | None, boxes: Path | None) -> object:
+        objects = None
+        if boxes is not None:
+            found = read_objects(boxes)
+            objects = [found.get(one.id, set()) for one in self.targets]
+        return describe_captions(
+            self.words, references=self._references, training=training, objects=objects
+        )
+
+    @cached_property
+    def rows(self) -> list[ImageRow]:
+        """The images one by one, each scored by itself."""
+        return image_rows(
+            self.targets,
+            self.captions,
+            words=self.words,
+            references=self._references,
+            corpus=self._whole,
+        )

@@ -1,0 +1,1 @@
+"""The report of an evaluation as files: for programs, for a terminal, and to be read."""
