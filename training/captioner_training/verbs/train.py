@@ -84,8 +84,8 @@ def _check_data(data: DataConfig) -> None:
     """Look for the folders of a recipe before torch is imported, which takes seconds."""
     if os.environ.get("RANK", "0") != "0":  # torchrun's: one process says what is wrong
         return
-    from captioner_training.data.unprepared import check_readable
     from captioner.paths import there_is_no
+    from captioner_training.data.unprepared import check_readable
     from captioner_training.recipe import resolve
 
     for split, entries in ("train", data.train), ("val", data.validation):
