@@ -140,7 +140,7 @@ def _plain(text: object) -> str:
 
     """
     if not (isinstance(text, str) and text.isprintable()):
-        raise ValueError(f"the name or version {text!a} is not a plain text")
+        raise ValueError(f"the name or version {text!a} is not plain text")
     return text
 
 

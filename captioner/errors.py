@@ -57,7 +57,7 @@ class CaptionerError(Exception):
     """The root: `except CaptionerError` catches every error listed above."""
 
     type: ClassVar[str] = "captioner-error"
-    title: ClassVar[str] = "Captioner cannot go on"
+    title: ClassVar[str] = "Captioner cannot continue"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)

@@ -106,7 +106,7 @@ def refuse_input(
         inside = Path(path).exists() and Path(name).resolve() in Path(path).resolve().parents
         if inside or identity(name) & written:
             raise ConfigError(
-                f"{option} {path} would be written over what this command reads, {name}: "
+                f"{option} {path} would overwrite what this command reads, {name}: "
                 "name another file"
             )
 

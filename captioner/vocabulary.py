@@ -138,7 +138,7 @@ class Vocabulary:
             known = ", ".join(get_args(Tokenizer))
             raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
         if not all(isinstance(word, str) for word in words):
-            raise ConfigError("the vocabulary has words that are no texts")
+            raise ConfigError("the vocabulary has words that are not text")
         self.tokenizer: Tokenizer = tokenizer
         self.words = (*SPECIAL_TOKENS, *words)
         self._ids = {word: number for number, word in enumerate(self.words)}

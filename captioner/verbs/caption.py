@@ -44,7 +44,7 @@ _PICTURES = ("--sheet", "--overlay", "--animation")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("photos", nargs="+", metavar="PHOTO", help="an image file")
-    parser.add_argument("--json", action="store_true", help="print one JSON record a photo")
+    parser.add_argument("--json", action="store_true", help="print one JSON record per photo")
     parser.add_argument(
         "--attention", action="store_true", help="put each word's attention into the records"
     )

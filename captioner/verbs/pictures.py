@@ -31,7 +31,7 @@ def plan_pictures(
 
     Raises:
         ConfigError: the kind of file or a field is not known, the folder is missing, or a picture
-            would be written over an input, over another picture of this run, or over a file that
+            would overwrite an input, another picture of this run, or a file that
             Captioner did not draw.
 
     """
@@ -48,7 +48,7 @@ def plan_pictures(
             keys = identity(file)
             for key in keys & read.keys():
                 raise ConfigError(
-                    f"{option} {patterns[option]} would be written over {read[key]}, "
+                    f"{option} {patterns[option]} would overwrite {read[key]}, "
                     "which this command reads: name another file"
                 )
             there = Path(file)

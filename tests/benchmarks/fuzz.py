@@ -75,7 +75,7 @@ def fuzz_images(count: int, heic: Path | None, chance: random.Random) -> list[st
             came[(decoded.error or {}).get("type", "pixels")] += 1
             if decoded.error and photo.name not in detail:
                 found.append(f"{photo.name}: the error does not name it: {detail}")
-            if "brought the image decoder down" in detail or "takes more than" in detail:
+            if "crashed the image decoder" in detail or "takes more than" in detail:
                 found.append(detail)
             if number == count // 5:
                 early = memory(pool)

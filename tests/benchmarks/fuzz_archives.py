@@ -120,7 +120,7 @@ class Run(NamedTuple):
             error = record["error"]
             if str(folder) not in error["detail"]:
                 wrong.append(f"an error does not name its photo: {error}")
-            if "brought the image decoder down" in error["detail"]:
+            if "crashed the image decoder" in error["detail"]:
                 wrong.append(error["detail"])
         return wrong
 

@@ -175,7 +175,7 @@ def test_no_photo_is_written_over(run_captioner: Run, tmp_path: Path, option: st
         (tmp_path / "a").mkdir(exist_ok=True)
         result = run_captioner("caption", photo, option, target)
         assert (result.returncode, result.stdout) == (2, "")
-        assert f"{option} {target} would be written over {photo}" in result.stderr
+        assert f"{option} {target} would overwrite {photo}" in result.stderr
     assert photo.read_bytes() == before
 
 

@@ -19,7 +19,7 @@ def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("boxes.json")
     read = (data, None, tmp_path / "boxes.json")
     for name in ("boxes.json", "link.json", "data/train.tar", "data/../boxes.json"):
-        with pytest.raises(ConfigError, match=f"--predictions .*{name} would be written over"):
+        with pytest.raises(ConfigError, match=f"--predictions .*{name} would overwrite"):
             refuse_input("--predictions", tmp_path / name, read)
     for name in ("new.json", "data/new.json", "other/boxes.json"):
         refuse_input("--predictions", tmp_path / name, read)
@@ -34,5 +34,5 @@ def test_predictions_are_not_written_over_what_evaluate_reads(
     options = ("--captions", kept, "--images", tmp_path)
     result = run_captioner("evaluate", *options, option, kept, "--predictions", kept)
     assert result.returncode == 2  # type: ignore[attr-defined]
-    assert "would be written over" in result.stderr  # type: ignore[attr-defined]
+    assert "would overwrite" in result.stderr  # type: ignore[attr-defined]
     assert kept.read_text() == "[]"

@@ -130,7 +130,7 @@ class TrainState:
             yield
 
     def count_epoch(self, cider: float) -> bool:
-        """Take down an epoch's score, inside `averaged`; say whether it is the best of the run."""
+        """Record an epoch's score, inside `averaged`; say whether it is the best of the run."""
         progress = self.progress
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums.zero_()

@@ -187,9 +187,9 @@ class BatchRun(Closing):
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
         if again := self._failed_before - len(self._gone):
-            lines.append(f"{again:,} of these failed in a run before: --retry-errors tries again")
+            lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")
         if gone := len(self._gone):
-            what = "is not among the inputs any more" if gone == 1 else "are no inputs any more"
+            what = "is no longer an input" if gone == 1 else "are no longer inputs"
             lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
         lines.append(str(self.left_out))
         return "\n".join(map(folded, filter(None, lines)))

@@ -199,14 +199,14 @@ class DecodePool(Closing):
                     killed += 1
                     if killed == _KILLS:
                         raise CaptionerError(
-                            "the system ends the decoding processes, probably because memory is "
-                            "short: use fewer of them, or a lower limit of pixels"
+                            "the system is killing the decoding processes, probably because memory "
+                            "is short: use fewer of them, or a lower limit of pixels"
                         ) from error
                     time.sleep(killed)
                 else:
                     crashed += 1
                     if crashed > 1:
-                        reason = f"{task.photo.name} brought the image decoder down"
+                        reason = f"{task.photo.name} crashed the image decoder"
                         reason = f"{reason} (status {error.status}): copy or export it again"
                         return Decoded.failed(ImageTruncatedError(reason))
         raise _closed()

@@ -65,7 +65,7 @@ class _Places:
 
         """
         if self._taken.total() >= self._most or self._taken[client] >= self._each:
-            raise BusyError(5, f"{self._full} as the server takes on")
+            raise BusyError(5, f"{self._full}: try again in a moment")
         self._taken[client] += 1
 
     def leave(self, client: str) -> None:
@@ -81,8 +81,10 @@ class Admission:
         self._config = config
         self._bodies: set[_Body] = set()
         most = max(2, config.max_connections // 2)
-        self._streams = _Places(most, max(2, most // 2), "as many pages are open")
-        self._pictures = _Places(_PICTURES, _PICTURES_EACH, "as many pictures are wanted")
+        self._streams = _Places(most, max(2, most // 2), "too many pages are open")
+        self._pictures = _Places(
+            _PICTURES, _PICTURES_EACH, "too many pictures are asked for at once"
+        )
         metrics.bodies.set_function(self._held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +93,7 @@ class Admission:
             return await self.app(scope, receive, send)
         visit = visit_of(scope)
         if FULL in scope.get("state", ()):
-            refusal = problem(BusyError(5, "as many connections are open as the server takes on"))
+            refusal = problem(BusyError(5, "too many connections are open: try again in a moment"))
             refusal.headers["Connection"] = "close"
             return await refusal(scope, receive, send)
         if visit.route is None:
@@ -192,9 +194,9 @@ class Admission:
 
     def _given_up(self, body: _Body) -> CaptionerError:
         if body.displaced:
-            return BusyError(5, "the uploads under way take all the memory that they may")
+            return BusyError(5, "the uploads under way use all the memory set aside for them")
         return SlowUploadError(
-            f"after {self._config.patience:g} s a body has to come at {SLOWEST // 1000} kB/s or "
+            f"after {self._config.patience:g} s a body has to arrive at {SLOWEST // 1000} kB/s or "
             "more: try again over a faster connection, or send a smaller photo"
         )
 

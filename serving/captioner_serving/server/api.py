@@ -82,8 +82,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
     for status, text in {
         400: "the request is malformed",
-        408: "the body came too slowly",
-        413: "more bytes or images than the server takes",
+        408: "the body arrived too slowly",
+        413: "more bytes or images than the server accepts",
         415: "not an image in a known format, or not multipart/form-data",
         422: "a broken, empty or too large image, or a field out of range",
         500: "the server failed; its log says how",

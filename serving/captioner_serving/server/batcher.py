@@ -36,7 +36,7 @@ class BusyError(CaptionerError):
     """There is no room for the request now."""
 
     type = "busy"
-    title = "The server has all the work that it takes on"
+    title = "The server is at capacity"
 
     def __init__(self, retry_after: int, reason: str = "the queue is full") -> None:
         super().__init__(f"{reason}: try again in {retry_after} s")

@@ -51,7 +51,7 @@ def make_file_router(store: UploadStore, config: ServerConfig) -> APIRouter:
     @router.get("/file={path:path}")
     def show(path: str, request: Request) -> Response:
         if not store.owns(path, request.cookies.get(COOKIE)):
-            raise ForbiddenError("there is no such file for this browser, or no longer")
+            raise ForbiddenError("this browser has no such file, or it has been deleted")
         with open(path, "rb") as file:  # noqa: PTH123 - the very string that the store knows
             head = file.read(16)
         kind = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)

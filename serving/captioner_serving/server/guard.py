@@ -79,7 +79,7 @@ class GradioGuard:
         if call.fn_index is not None and call.fn_index not in self._functions:
             raise RequestError(f"the page has no function {call.fn_index}: load it again")
         if len(self._unread.get(call.session_hash or "", ())) >= _UNREAD:
-            raise BusyError(5, "the results of earlier calls of this session wait to be fetched")
+            raise BusyError(5, "fetch the results of this session's earlier calls first")
         for file in call.files():
             if not self._store.claim(file.path, call.session_hash):
                 raise ForbiddenError(

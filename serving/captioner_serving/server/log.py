@@ -29,7 +29,7 @@ from captioner_serving.server.routes import visit_of
 
 __all__ = ["AccessLog"]
 
-_GONE = status_of(ClientGoneError("nobody is there to read an answer"))
+_GONE = status_of(ClientGoneError("nobody is left to read the answer"))
 _LOGGER = logging.getLogger("captioner.server")
 
 

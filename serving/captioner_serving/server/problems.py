@@ -136,7 +136,7 @@ class PhotoFailedError(ImageError):
     """Something failed at this photo that should not have."""
 
     type = "internal-error"
-    title = "The server failed at this image"
+    title = "The server failed on this image"
 
 
 class InternalError(CaptionerError):
@@ -146,14 +146,14 @@ class InternalError(CaptionerError):
     title = "The server failed"
 
     def __init__(self) -> None:
-        super().__init__("the server failed at this request, and its log says how: try again")
+        super().__init__("the server failed on this request, and its log says how: try again")
 
 
 class GoneError(CaptionerError):
     """What the link led to has been deleted."""
 
     type = "gone"
-    title = "The photo is not kept any longer"
+    title = "The photo is no longer kept"
 
 
 class NotReadyError(CaptionerError):

@@ -186,7 +186,7 @@ class CaptionService:
         except Exception as error:
             _LOGGER.exception("a photo failed")
             reason = error.detail if isinstance(error, CaptionerError) else "its log says how"
-            result = PhotoFailedError(f"the server failed at the image ({reason}): try again")
+            result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
             return result

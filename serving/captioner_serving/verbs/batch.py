@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FILE|-",
         help=".jsonl, .csv, .parquet, or .json (COCO results)")  # fmt: skip
     add = parser.add_argument_group("inputs").add_argument
-    add("--list", action="append", default=[], metavar="FILE", help="paths or URLs, one a line")
+    add("--list", action="append", default=[], metavar="FILE", help="paths or URLs, one per line")
     add("--null", action="store_true", help="names in lists end with NUL, not with a line")
     add("--column", metavar="NAME", help="of .csv, .tsv, .jsonl, .parquet: where the paths are")
     add("--root", metavar="DIR", help="where relative paths in lists and tables start")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of links in lists, besides http, https, s3, gs")  # fmt: skip
     add("--allow-private", action="store_true",
         help="links may lead to private addresses")  # fmt: skip
-    add("--no-recursive", action="store_true", help="leave folders in folders alone")
+    add("--no-recursive", action="store_true", help="do not look into subfolders")
     add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
     add("--retry-errors", action="store_true", help="try again what failed before")
     add("--restart", action="store_true", help="forget what was done before")
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", metavar="auto|cpu|cuda")
     add("--dtype", default="auto", metavar="TYPE", help="auto, float32 or bfloat16")
     add("--batch-size", type=int, metavar="N", help="default: what suits the device")
-    add("--workers", type=int, metavar="N", help="decoding processes; default: one a core")
+    add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")
     add("--max-pixels", type=int, metavar="N", help="larger photos are refused")
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster")
     add("--quiet", action="store_true", help="no progress, no summary; failures are named")

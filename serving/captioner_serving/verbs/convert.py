@@ -21,7 +21,7 @@ from captioner_serving.verbs.texts import (
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
 
-HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned anew."
+HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned again."
 EXAMPLES = """examples:
   captioner convert captions.jsonl --to captions.csv
   captioner convert captions-*.jsonl --to captions.parquet
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORDS", help=".jsonl files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
-    add("--overwrite", action="store_true", help="write over a FILE that is there")
+    add("--overwrite", action="store_true", help="overwrite FILE if it exists")
     add("--root", metavar="DIR", help="where relative names of photos start, for sidecars")
     add_sidecars(parser.add_argument_group("sidecars"))
     add_wording(parser.add_argument_group("wording"))
@@ -89,7 +89,7 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     """Refuse before the work what cannot be done.
 
     Raises:
-        ConfigError: nothing is asked for; an input is no .jsonl, or would be written over.
+        ConfigError: nothing is asked for; an input is not .jsonl, or would be overwritten.
         OutputError: the output is there already, or has no place.
 
     """
@@ -142,8 +142,8 @@ def _write_sidecars(
                 # Path.is_file would raise on a name that is too long.
                 if not os.path.isfile(photo.file):  # noqa: PTH113
                     raise OutputError(
-                        f"{photo.file} is no file here: a sidecar has no place; --root says where "
-                        "relative names start"
+                        f"{photo.file} is not a file here, so a sidecar has no place; --root says "
+                        "where relative names start"
                     )
                 writer.write(photo, record)
             except OutputError as error:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto", metavar="TYPE",
         help="float32 or bfloat16; default: auto, bfloat16 where the hardware has it")  # fmt: skip
     add("--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept")
-    add("--log", metavar="FILE", help="an access log, a JSON line a request; -: on stderr")
+    add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
     add("--max-upload", default="20MB", metavar="SIZE", help="of one request; default: 20MB")
     add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",

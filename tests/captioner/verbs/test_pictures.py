@@ -44,16 +44,16 @@ def test_inputs_are_known_under_every_name(here: Path) -> None:
     os.link("a.jpg", "hard.jpg")
     Path("folder").symlink_to("x")
     for target in ("a.jpg", "./x/../a.jpg", str(here / "a.jpg"), "link.jpg", "hard.jpg"):
-        with pytest.raises(ConfigError, match=r"would be written over a\.jpg"):
+        with pytest.raises(ConfigError, match=r"would overwrite a\.jpg"):
             plan("a.jpg", overlay=target)
-    with pytest.raises(ConfigError, match=r"would be written over x/1\.jpg"):
+    with pytest.raises(ConfigError, match=r"would overwrite x/1\.jpg"):
         plan("x/1.jpg", overlay="folder/{name}.jpg")
-    with pytest.raises(ConfigError, match=r"would be written over link\.jpg"):
+    with pytest.raises(ConfigError, match=r"would overwrite link\.jpg"):
         plan("link.jpg", overlay="a.jpg")
-    with pytest.raises(ConfigError, match=r"would be written over y/2\.png"):  # another's photo
+    with pytest.raises(ConfigError, match=r"would overwrite y/2\.png"):  # another's photo
         plan("y/1.jpg y/2.png x/1.jpg", overlay="y/{number}.png")
     Path("sheet.png").symlink_to("model.safetensors")
-    with pytest.raises(ConfigError, match=r"would be written over model\.safetensors"):
+    with pytest.raises(ConfigError, match=r"would overwrite model\.safetensors"):
         plan("a.jpg", inputs=("model.safetensors",), sheet="sheet.png")
 
 

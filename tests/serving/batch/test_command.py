@@ -135,7 +135,7 @@ def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) ->
     assert error["image"] == str(folder / "bad.jpg")
     assert "1 failed" in result.stderr and "bad.jpg" in result.stderr
     result = run_batch(folder, "--output", output, "--captions", 2)
-    assert result.returncode == 1 and "1 of these failed in a run before" in result.stderr
+    assert result.returncode == 1 and "1 of these failed in an earlier run" in result.stderr
 
 
 def test_coco_results_load_in_pycocotools(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
     assert run().returncode == 1
     names[2] = str(folder / "p002.jpg")  # as it should have been typed
     result = run()
-    assert result.returncode == 1 and "1 of these failed in a run before" in result.stderr
+    assert result.returncode == 1 and "1 of these failed in an earlier run" in result.stderr
     assert "1 that failed before is not among the inputs any more" in result.stderr
     del names[1]
     result = run()

@@ -116,7 +116,7 @@ def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
     write(folder / "r.jsonl", record("t.tar/x.jpg"), record("n" * 300), record("a.jpg"))
     assert main(["convert", "r.jsonl", "--sidecar", "caption"]) == 1
     said = capsys.readouterr().err
-    assert "captioner: t.tar/x.jpg is no file here" in said
+    assert "captioner: t.tar/x.jpg is not a file here" in said
     assert "1 sidecars written; 2 not written" in said
     assert (folder / "a.caption").read_text() == "a man and a dog\n"
     assert main(["convert", "r.jsonl", "--sidecar", "caption", "--existing", "skip"]) == 1
@@ -132,7 +132,7 @@ def test_root_says_where_the_photos_are(folder: Path) -> None:
 
 
 DAMAGED: dict[str, tuple[object, str]] = {
-    "torn": ('{"image": "a.jpg", "capt', "is not a whole record"),
+    "torn": ('{"image": "a.jpg", "capt', "is an incomplete record"),
     "no record": ("[]", "has no image"),
     "no caption": (json.dumps({"image": "a.jpg"}), "caption, score or alternatives"),
     "no number": (json.dumps(record("a.jpg", score="high")), "caption, score or alternatives"),
@@ -141,7 +141,7 @@ DAMAGED: dict[str, tuple[object, str]] = {
     "alternative": (json.dumps(record("a.jpg", alternatives=[{}])), "score or alternatives"),
     "no model": (json.dumps(record("a.jpg", model=None)), "names no model"),
     "no name": (json.dumps(record("a\0.jpg")), "has no image"),
-    "no text": (b"\xff\xfe", "is not a whole record"),
+    "no text": (b"\xff\xfe", "is an incomplete record"),
 }
 
 

@@ -217,7 +217,7 @@ def test_a_sidecar_that_is_no_file_holds_nothing_up(
     assert [detail.removeprefix(f"{folder}/") for detail in details] == [
         "p000.txt cannot be read: it is not a regular file",
         "p001.txt cannot be read: Is a directory",
-        "p002.txt cannot be read: it has 1,099,511,627,776 bytes, as no sidecar has",
+        "p002.txt cannot be read: it has 1,099,511,627,776 bytes, too many for a sidecar",
     ]
 
 

@@ -193,8 +193,8 @@ def test_a_damaged_xmp_sidecar_stays_and_is_an_error(
     records = list(caption_batch(folder, output=output, config=config, captioner=tiny))
     kinds = [record.get("error", {}).get("type") for record in records]
     assert kinds == [None, "output-error", "output-error"]
-    assert "p001.xmp is there and is not XML" in records[1]["error"]["detail"]
-    assert "p002.xmp is there and is not XMP" in records[2]["error"]["detail"]
+    assert "p001.xmp exists and is not XML" in records[1]["error"]["detail"]
+    assert "p002.xmp exists and is not XMP" in records[2]["error"]["detail"]
     assert (folder / "p001.xmp").read_text() == "<x:xmpmeta>not closed"
     (folder / "p001.xmp").unlink()
     retry = BatchConfig(sidecar="xmp", retry_errors=True)

@@ -58,7 +58,7 @@ def test_attention_on_people_by_hand(tmp_path: Path) -> None:
     chance = {"pointing": 0.5, "pointing_uniform": 0.5, "pointing_center": 1}
     assert scores == pytest.approx({**wanted, **chance})
     assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([0.55, 0.55])
-    with pytest.raises(DataError, match="whose captions speak of people"):
+    with pytest.raises(DataError, match="whose captions mention people"):
         person_grounding([captioned(["dog"], left[None])], read_boxes(boxes, SQUASH))
 
 

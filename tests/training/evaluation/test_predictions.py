@@ -71,7 +71,7 @@ def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "entry 1 is no JSON object"),
+        ("[1]", "entry 1 is not a JSON object"),
         ('{"caption": "a"}', "line 1 names no image"),
         ('{"image_id": 7}', "line 1 has no caption"),
         ("a dog", "neither a JSON list"),

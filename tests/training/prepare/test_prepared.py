@@ -131,7 +131,7 @@ def test_damage_is_named(own: Path) -> None:
     shard.write_bytes(content)
     text = index.read_bytes()
     index.write_bytes(text.replace(b"circle", b"square"))
-    with pytest.raises(DataError, match=r"val\.index\.jsonl is not as it was written"):
+    with pytest.raises(DataError, match=r"val\.index\.jsonl has changed since it was written"):
         read_dataset(own, split="val")
     index.write_bytes(text)
     with pytest.raises(DataError, match=r"has no split 'test'; it has train, val"):

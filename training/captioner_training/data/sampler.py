@@ -18,8 +18,8 @@ class BucketSampler(Sampler[list[int]]):
     """Yields the indices of each part of each batch, as far as they are this process's own.
 
     Images are shuffled, sorted by shape within pools of batches, and the batches shuffled again:
-    padding shrinks, yet no image meets the same company twice. All batches are of the same size,
-    give or take one image. A batch is the same whatever the number of processes and parts.
+    padding shrinks, yet an image has other company in every epoch. All batches are of the same
+    size, give or take one image. A batch is the same whatever the number of processes and parts.
 
     Args:
         shapes: of each image: its number of captions and the length of the longest.

@@ -42,7 +42,7 @@ Point = tuple[float, float]
 
 
 def _spokes(count: int, *radii: float) -> list[Point]:
-    """Place points around the origin, the first straight up, their distances taking turns."""
+    """Place points around the origin, the first straight up, the radii taken in turn."""
     at = [(radii[i % len(radii)], 2 * math.pi * i / count) for i in range(count)]
     return [(r * math.sin(a), -r * math.cos(a)) for r, a in at]
 
@@ -93,7 +93,7 @@ RELATIONS: Final = tuple(_STEPS)
 
 @dataclass(frozen=True, kw_only=True)
 class SceneConfig:
-    """How large scenes and shapes are. Raises ConfigError when they cannot be drawn so."""
+    """How large scenes and shapes are. Raises ConfigError for what cannot be drawn."""
 
     side: int = 128  # pixels; the small shape still spans 22, enough to tell a star from a heart
     large: tuple[float, float] = (0.34, 0.44)  # the longer side of its box by `side`: least, most

@@ -44,7 +44,7 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
     """
     found = _grounding(captioned, boxes, "person")
     if found is None:
-        raise DataError("there are no boxes for images whose captions speak of people")
+        raise DataError("there are no boxes for images whose captions mention people")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Does the attention look where it should: pure functions over attention maps and boxes.
+"""Whether attention looks where it should: pure functions over attention maps and boxes.
 
 An attention map is a (rows, columns) tensor of weights over an image's grid. Maps need not sum to
 exactly 1 (half precision, weights rounded in a record): each is divided by its own sum. Boxes are

@@ -78,7 +78,7 @@ def meteor_table(references: Sequence[Sequence[str]], captions: Sequence[str]) -
     try:
         rows = np.array([[float(number) for number in line.split()] for line in answers])
     except ValueError as error:
-        raise DataError(f"METEOR answered with something that is no number: {error}") from error
+        raise DataError(f"METEOR answered with something that is not a number: {error}") from error
     # In a sum, METEOR leaves out the one chunk of a caption that is its reference word for word.
     same = (rows[:, _CHUNKS] == 1) & (rows[:, 0] == rows[:, 1])
     same &= (rows[:, _CHUNKS + 1] == rows[:, 0]) & (rows[:, _CHUNKS + 2] == rows[:, 1])

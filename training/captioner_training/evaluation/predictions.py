@@ -98,7 +98,7 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
     if missing:
         told.append(
             f"{path} has no caption for {len(missing):,} of {len(images):,} images ({missing[0]} "
-            "the first): the others are scored, which is no score of the split"
+            "the first): the others are scored, which is not a score of the whole split"
         )
     return Predictions(captions=captions, problems=told)
 
@@ -125,7 +125,7 @@ def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     found = [(f"{path}, {unit} {number}", one) for number, one in enumerate(content, start=1)]
     for where, one in found:
         if not isinstance(one, dict):
-            raise DataError(f"{where} is no JSON object")
+            raise DataError(f"{where} is not a JSON object")
     return found
 
 

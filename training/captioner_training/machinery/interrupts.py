@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Turns the first signal into a note where that is wanted; any other ends the process."""
+    """Notes the first signal where a block asks for that; any other ends the process."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -35,7 +35,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Take signals down in `asked`, for the block to look at, instead of ending it."""
+        """Note signals in `asked`, for the block to look at, instead of ending it."""
         self._waiting = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""CIDEr-D (Vedantam et al. 2015, section 5): how far captions agree with references in n-grams.
+"""CIDEr-D (Vedantam et al. 2015, section 5): how well captions match references in n-grams.
 
 The numbers are those of pycocoevalcap's CiderScorer, computed for many captions of many images at
 once, without Java and fast enough to be the reward of every training step.
@@ -18,7 +18,7 @@ __all__ = ["CiderD", "Words"]
 Words = Sequence[str]
 
 _ORDERS = (1, 2, 3, 4)
-_SIGMA = 6.0  # words: how gently another length than the reference's is punished
+_SIGMA = 6.0  # words: how gently a difference in length is penalised
 _CHUNK = 500  # images that are compared at once: bounds the memory
 # An n-gram is one 64-bit number, 16 bits a word.
 _BITS, _LAST = 16, 2**16 - 1

@@ -174,7 +174,7 @@ class Downloader:
                     f"{file.size:,}"
                 )
             if start > offset:
-                raise _TransferError("the server sent another part than was asked for")
+                raise _TransferError("the server sent a different part than requested")
             with _writing(part):
                 if start == 0:
                     part.write_bytes(b"")  # before the validator: it must not vouch for old bytes
@@ -243,7 +243,7 @@ def _start(response: httpx.Response) -> int:
         return 0
     given = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
     if not given.isdigit():
-        raise _TransferError("the server does not say which part it sends")
+        raise _TransferError("the server does not say which part it is sending")
     return int(given)
 
 

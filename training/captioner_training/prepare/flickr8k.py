@@ -1,4 +1,4 @@
-"""Flickr8k as it is handed out: by Karpathy, by its makers, on Kaggle."""
+"""Flickr8k as it is distributed: by Karpathy, by its makers, on Kaggle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["read_flickr8k"]
 
 
 def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
-    """Read Flickr8k as it is handed out, and say where its images are.
+    """Read Flickr8k as it is distributed, and say where its images are.
 
     The captions are those of dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (the original)
     or captions.txt (Kaggle); the splits those of dataset_flickr8k.json, or of

@@ -74,7 +74,7 @@ def read_coco_json(
 
 
 def read_flickr8k_folder(folder: Path, *, fractions: Fractions | None) -> SourceData:
-    """Flickr8k as it is handed out. Raises DataError."""
+    """Flickr8k as it is distributed. Raises DataError."""
     folder = folder.expanduser()
     problems = Problems()
     listed, places = read_flickr8k(folder, problems)

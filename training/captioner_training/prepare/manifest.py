@@ -157,7 +157,7 @@ class Manifest:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         if hashlib.sha256(content).hexdigest() != self.splits[split].index.sha256:
-            raise DataError(f"{path} is not as it was written: copy or prepare it again")
+            raise DataError(f"{path} has changed since it was written: copy or prepare it again")
         adapter = TypeAdapter(IndexRow)
         for line in content.splitlines():
             yield adapter.validate_json(line)

@@ -42,7 +42,7 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
         )
     problems.explain(
         "image without caption",
-        "captions are looked for beside each photo: photo.jpg has photo.txt or photo.caption; "
+        "captions are expected beside each photo: photo.jpg has photo.txt or photo.caption; "
         "captions in one file are read by other kinds: `captioner prepare --help`",
     )
     if others:

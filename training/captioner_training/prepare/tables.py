@@ -133,7 +133,7 @@ def _headless(
         found = Columns(image=image, captions=(longest,) if longest else (), split=split)
     if not (found.image and found.captions):
         raise ConfigError(
-            f"{path} has no header, so that its columns are called {', '.join(names)}: say which "
+            f"{path} has no header, so its columns are called {', '.join(names)}: say which "
             "ones to read: --image-column 1 --caption-column 2"
         )
     found = found.find(names, path)

@@ -28,7 +28,7 @@ class Clock:
         self._stopped: float | None = None
 
     def waited(self, batches: Iterable[list[Batch]]) -> Iterator[list[Batch]]:
-        """Pass batches on, and take down how long they were waited for and what is in them."""
+        """Pass batches on, and record how long they were waited for and what is in them."""
         each = iter(batches)
         while True:
             asked = time.perf_counter()

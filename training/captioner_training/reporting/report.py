@@ -154,7 +154,9 @@ class Report:
         self._write(record)
         if progress.untouched is not None:
             gain = progress.best - progress.untouched
-            verdict = "the run gained" if gain > 0 else "keep the model as it was: the run lost"
+            verdict = (
+                "the run gained" if gain > 0 else "the run lost (keep the model that it began from)"
+            )
             self.say(
                 f"CIDEr {progress.best:.1f}, before the training {progress.untouched:.1f}: "
                 f"{verdict} {abs(gain):.1f} ({best})"

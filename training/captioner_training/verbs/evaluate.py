@@ -74,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="boxes of objects: is attention for them there, are they named without being there?",
     )
     parser.add_argument(
-        "--calibration", action="store_true", help="do words of probability p come true so often?"
+        "--calibration",
+        action="store_true",
+        help="are words of probability p right in p of the cases?",
     )
     parser.add_argument(
         "--deletion",

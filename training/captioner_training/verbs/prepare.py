@@ -71,7 +71,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
         "path",
         type=Path,
         metavar="FOLDER",
-        help="photos, each with a .txt or .caption file of one caption a line; subfolders train, "
+        help="photos, each with a .txt or .caption file of one caption per line; subfolders train, "
         "val and test are splits",
     )
     _add_fractions(parser)
@@ -152,9 +152,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--quality", type=int, default=90, metavar="N", help="of JPEG, 1 to 100; default: 90"
     )
     parser.add_argument(
-        "--shard-images", type=int, default=2000, metavar="N", help="images a tar; default: 2000"
+        "--shard-images", type=int, default=2000, metavar="N", help="images per tar; default: 2000"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
 
 
 _KINDS = (
@@ -172,7 +172,7 @@ _KINDS = (
     ),
     _Kind(
         "csv",
-        "a CSV table, a row a caption",
+        "a CSV table, one row per caption",
         (
             "csv captions.csv --images photos --to ~/mine",
             "csv results.csv --image-column image_name --caption-column comment \\\n"
@@ -182,7 +182,7 @@ _KINDS = (
     ),
     _Kind(
         "jsonl",
-        "a file with a JSON object a line",
+        "a file with one JSON object per line",
         ("jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",),
         _add_jsonl,
     ),
@@ -197,7 +197,7 @@ _KINDS = (
     ),
     _Kind(
         "flickr8k",
-        "Flickr8k as it is handed out",
+        "Flickr8k as it is distributed",
         ("flickr8k downloads --to ~/flickr8k",),
         _add_flickr8k,
     ),

@@ -167,7 +167,7 @@ class RayEngine:
                 for result in results:
                     photo, decoded = next(waiting), result.decoded
                     if photo.name != result.name:
-                        raise CaptionerError(f"Ray lost the place of {photo.name}: run it again")
+                        raise CaptionerError(f"Ray lost track of {photo.name}: run it again")
                     if decoded.error is None:
                         claim(decoded.content)
                     outcomes.append(
@@ -241,7 +241,7 @@ def _reason(error: BaseException) -> str:
             )
         else:
             last, cause = cause, cause.__cause__
-    return f"the Ray cluster cannot go on ({type(last).__name__}: {last})"
+    return f"the Ray cluster cannot continue ({type(last).__name__}: {last})"
 
 
 def _absolute(photo: Photo) -> Photo:

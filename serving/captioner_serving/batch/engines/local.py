@@ -185,7 +185,7 @@ class LocalEngine:
                 raise
             if len(entries) == 1:
                 raise CaptionerError(
-                    f"memory does not suffice for a single photo ({error}): "
+                    f"there is not enough memory for a single photo ({error}): "
                     "use a smaller beam, or another device"
                 ) from error
         if self.captioner.device.type == "cuda":

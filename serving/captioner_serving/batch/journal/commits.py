@@ -66,7 +66,7 @@ class CommitLog:
             self.close()
             raise OutputError(
                 f"another run is writing to {path.name.removesuffix('.progress.jsonl')}: "
-                "let it end, or choose another output"
+                "wait for it to finish, or choose another output"
             ) from error
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class CommitLog:
             )
         except (KeyError, TypeError, ValueError, struct.error) as error:
             raise OutputError(
-                f"{self.path} is damaged in line {number}: put it back, or begin anew with "
+                f"{self.path} is damaged in line {number}: put it back, or start over with "
                 "--restart"
             ) from error
 
@@ -195,8 +195,8 @@ def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any
     ]
     if changed:
         raise ConfigError(
-            f"{output} was begun with other settings: {'; '.join(changed)}. "
-            "Go on with the same, choose another output, or begin anew with --restart"
+            f"{output} was begun with different settings: {'; '.join(changed)}. "
+            "Use the same settings, choose another output, or start over with --restart"
         )
 
 

@@ -162,7 +162,7 @@ class Journal(Closing):
         if _file_digest(path) not in self._exported:
             raise OutputError(
                 f"{path} was changed after the run that wrote it: move it away, and the same "
-                "command writes it again, or begin anew with --restart"
+                "command writes it again, or start over with --restart"
             )
 
     def note_export(self, path: Path) -> None:
@@ -272,7 +272,7 @@ class Journal(Closing):
             what = f" ({error.filename})" if error.filename else ""
             raise OutputError(
                 f"{self.output} cannot be written{what}: {error.strerror}. What was done stays: "
-                "put that right, and the same command goes on from there"
+                "fix that, and the same command goes on from there"
             ) from error
 
 

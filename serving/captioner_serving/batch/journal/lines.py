@@ -63,7 +63,7 @@ class LineFiles:
         while b"\n" not in data:
             part = os.pread(descriptor, _PART, offset + len(data))
             if not part:
-                raise OutputError(f"{self._paths[number]} was changed while the run was at it")
+                raise OutputError(f"{self._paths[number]} was changed during the run")
             data += part
         return data[: data.index(b"\n")]
 
@@ -90,4 +90,4 @@ def _open_at(path: Path, end: int) -> BinaryIO:
             file.truncate(end)
             return file
         file.close()
-    raise OutputError(f"{path} {problem}: put the file back, or begin anew with --restart")
+    raise OutputError(f"{path} {problem}: put the file back, or start over with --restart")

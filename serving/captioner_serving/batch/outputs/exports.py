@@ -70,7 +70,7 @@ def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> Non
             journal.note_export(Path(file.name))
     except OutputError as error:
         raise OutputError(
-            f"{error}. Every record is in {records}: put that right, and the same command writes it"
+            f"{error}. Every record is in {records}: fix that, and the same command writes it"
         ) from error
 
 

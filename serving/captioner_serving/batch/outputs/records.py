@@ -37,17 +37,17 @@ def _record(line: bytes, place: str) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{place} is not a whole record: go on with the run that writes it, or remove the line"
+            f"{place} is an incomplete record: continue the run that writes it, or remove the line"
         ) from error
     if not isinstance(record, dict) or not _is_name(record.get("image")):
-        raise DataError(f"{place} is no record of captioner: it has no image")
+        raise DataError(f"{place} is not a caption record: it has no image")
     if "error" in record and "caption" not in record:
         return None
     alternatives, model = record.get("alternatives"), record.get("model")
     if not (isinstance(alternatives, list) and all(map(_is_sentence, (record, *alternatives)))):
-        raise DataError(f"{place} is no record of captioner: caption, score or alternatives")
+        raise DataError(f"{place} is not a caption record: caption, score or alternatives")
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
-        raise DataError(f"{place} is no record of captioner: it names no model")
+        raise DataError(f"{place} is not a caption record: it names no model")
     return record
 
 

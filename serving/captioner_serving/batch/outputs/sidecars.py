@@ -143,7 +143,9 @@ def _read(path: str) -> bytes | None:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
             if status.st_size > _LARGEST:
-                raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, as no sidecar has")
+                raise OSError(
+                    errno.EINVAL, f"it has {status.st_size:,} bytes, too many for a sidecar"
+                )
             return file.read()
     except FileNotFoundError:
         return None

@@ -67,7 +67,7 @@ def merge_xmp(
             data = _merge(Markup(data), name, caption, language, existing, path)
     except (ValueError, LookupError) as error:
         raise OutputError(
-            f"{path} is there and is not XML ({error}): it stays as it is; repair or remove it"
+            f"{path} exists and is not XML ({error}): it was left as it is; repair or remove it"
         ) from error
     new = encode(data, encoding)
     return None if new == old else new
@@ -81,7 +81,7 @@ def _merge(
     roots = [element for element in markup.elements if element.name == (RDF, "RDF")]
     own = [each for root in roots for each in root.children if each.name == (RDF, "Description")]
     if not roots:
-        raise OutputError(f"{path} is there and is not XMP: it stays as it is; move it away")
+        raise OutputError(f"{path} exists and is not XMP: it was left as it is; move it away")
     found = [child for description in own for child in description.children if child.name == name]
     if found:
         _fill(markup, found[0], caption, language, existing, path)

@@ -39,7 +39,7 @@ const WORDS = {
   "busy": { title: "Too many photos are waiting", detail: "The server takes no more at the moment. Try again in a few seconds.", again: true },
   "closing": { title: "The server is shutting down", detail: "It takes no more photos. If it is starting anew, try again soon.", again: true },
   "upload-too-slow": { title: "The photo took too long to arrive", detail: "The connection is slow. A smaller photo arrives sooner.", again: true },
-  "gone": { title: "The photo is not kept any longer", detail: "Photos are deleted within ten minutes. Choose it again.", expired: true },
+  "gone": { title: "The photo is no longer kept", detail: "Photos are deleted within ten minutes. Choose it again.", expired: true },
 };
 
 // From the server's own problem document.
