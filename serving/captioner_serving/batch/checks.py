@@ -54,7 +54,7 @@ def check_run(
         own = files.all
         begun = _check_begun(files, run_settings(asked, config, output), restart=config.restart)
     elif config.review is not None:
-        raise ConfigError("review needs an output that is a file: nothing is kept beside -")
+        raise ConfigError("review needs an output that is a file: with -, nothing else is kept")
     if config.maps_to is not None:
         check_maps_folder(config.maps_to, inputs.sources)
     if config.sidecar is not None and (packed := inputs.without_folder()):

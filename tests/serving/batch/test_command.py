@@ -300,11 +300,11 @@ def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
     names[2] = str(folder / "p002.jpg")  # as it should have been typed
     result = run()
     assert result.returncode == 1 and "1 of these failed in an earlier run" in result.stderr
-    assert "1 that failed before is not among the inputs any more" in result.stderr
+    assert "1 that failed before is no longer an input" in result.stderr
     del names[1]
     result = run()
     assert result.returncode == 0
-    assert "2 that failed before are no inputs any more" in result.stderr
+    assert "2 that failed before are no longer inputs" in result.stderr
     assert len(errors.read_text().splitlines()) == 2
     result = run("--retry-errors")
     assert (result.returncode, errors.exists()) == (0, False)
