@@ -34,6 +34,7 @@ _QUEUED = 2  # photos a worker has at once in a stream: one to work on, and the 
 _UNASKED = 4_000_000  # pixels; a photo of this size takes 50 MB at most
 _BYTES_A_PIXEL = 32  # that Pillow and the decoders take for the oddest formats, and then some
 _BYTES_BESIDE = 1 << 30  # for the file itself
+_CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no more of them
 _KILLS = 3  # by the system, of one photo's workers, before it is said that memory is short
 
 _Photo = TypeVar("_Photo", bound=Readable)
@@ -120,7 +121,8 @@ class DecodePool(Closing):
 
         Args:
             photos: an exception of theirs is raised after the photos before it.
-            ahead: photos that may be decoded before they are asked for; bounds the memory.
+            ahead: photos that may be decoded before they are asked for; bounds the memory, as does
+                a limit on the bytes that photos carry with them.
 
         """
         most = len(self._threads) * _QUEUED
@@ -128,10 +130,10 @@ class DecodePool(Closing):
         tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
         changed = threading.Event()
         problem: Exception | None = None
-        more = True
+        more, carried = True, 0
         while more or tasks:
             changed.clear()
-            while more and len(tasks) < ahead and _unfinished(tasks) < most:
+            while more and len(tasks) < ahead and carried < _CARRIED and _unfinished(tasks) < most:
                 try:
                     photo = next(photos, None)
                 except Exception as error:
@@ -141,11 +143,13 @@ class DecodePool(Closing):
                     break
                 future = self.submit(photo)
                 tasks.append((photo, future))
+                carried += _bytes_of(photo)
                 future.add_done_callback(lambda _: changed.set())
             if tasks and not tasks[0][1].done():
                 changed.wait()
             while tasks and tasks[0][1].done():
                 photo, future = tasks.popleft()
+                carried -= _bytes_of(photo)
                 yield photo, future.result()
         if problem is not None:
             raise problem
@@ -210,6 +214,11 @@ class DecodePool(Closing):
                         reason = f"{reason} (status {error.status}): copy or export it again"
                         return Decoded.failed(ImageTruncatedError(reason))
         raise _closed()
+
+
+def _bytes_of(photo: Readable) -> int:
+    """Count what a photo carries with it; most only know where their bytes are."""
+    return len(getattr(photo, "data", b""))
 
 
 def _unfinished(tasks: deque[tuple[_Photo, Future[Decoded]]]) -> int:

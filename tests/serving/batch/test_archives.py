@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from captioner import Captioner
 from captioner.readers import IMAGE_SUFFIXES
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.engines.local import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
-from captioner_serving.batch.inputs.photos import LostPhoto, Photo
+from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.decoding.decoder import Decoded
+from tests.serving.batch.conftest import draw
 
 
 def jpeg(colour: str = "red") -> bytes:
@@ -128,3 +133,51 @@ def test_a_pipe_with_the_name_of_an_archive_holds_nothing_up(tmp_path: Path, suf
     os.mkfifo(tmp_path / f"a{suffix}")
     (reason,) = lost(photos(tmp_path / f"a{suffix}"))
     assert "it is not a regular file" in reason
+
+
+def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.inputs.archives._MOST_UNPACKED", 1 << 22)
+    path = tmp_path / "a.tar.gz"
+    zeros = member("zeros.txt", bytes(64 << 20))
+    path.write_bytes(gzip.compress(member("good.jpg", jpeg()) + zeros + bytes(1024), 6))
+    good, rest = photos(path)
+    assert good.read() == jpeg()
+    assert "it unpacks to more than" in lost([rest])[0]
+
+
+def test_large_members_of_a_small_archive_do_not_pile_up(
+    tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Photos with zeros behind them, and zeros that are no photos: 240 MB of them."""
+    monkeypatch.setattr("captioner_serving.decoding.pool._CARRIED", 1 << 24)
+    path, each = tmp_path / "a.tar.gz", 12_000_000
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for number in range(10):
+            draw(number).save(buffer := io.BytesIO(), "JPEG")
+            for name, data in (("photo", buffer.getvalue()), ("none", b"")):
+                file.write(member(f"{number} {name}.jpg", data + bytes(each - len(data))))
+        file.write(bytes(1024))
+    tracemalloc.start()
+    try:
+        made = list(caption_batch(path, captioner=tiny))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert ["error" in one for one in made] == [False, True] * 10
+    assert most < 10 * each
+
+
+def test_a_batch_keeps_few_bytes_for_its_maps(
+    tiny: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.engines.local._CARRIED", 1000)
+    decoded = Decoded(b"", (1, 1), bytes(3), (1, 1))
+    carried = [(MemoryPhoto(name=str(n), data=bytes(400)), decoded) for n in range(7)]
+    for maps, lengths, kept in (("overlay", [3, 3, 1], 400), (None, [7], 0)):
+        config = BatchConfig(maps=maps, maps_to=maps and "maps")  # type: ignore[arg-type]
+        engine = LocalEngine(tiny, tiny.generation, config, batch_size=32)
+        spans = list(engine._spans(iter(carried), lambda _: True))
+        assert [len(span) for span in spans] == lengths
+        assert {len(entry.photo.data) for span in spans for entry in span} == {kept}  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,13 +24,14 @@ from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import caption_decoded
 from captioner_serving.batch.engines.outcome import Claim, Outcome
-from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 from captioner_serving.decoding.decoder import Decoded
 from captioner_serving.decoding.pool import DecodePool
 
 __all__ = ["CaptionActor", "DecodeActor", "RayEngine"]
 
 _WINDOW = 64  # batches an actor that Ray has at once: between two windows some actors wait
+_CARRIED = 1 << 29  # bytes of files out of compressed archives that Ray has at once
 _BATCH = 32
 _RESTARTS = 4  # of an actor, and tries of a batch: what always fails must not go on for ever
 
@@ -160,7 +160,7 @@ class RayEngine:
 
     def run(self, photos: Iterator[Photo], claim: Claim) -> Generator[list[Outcome]]:
         """See Engine.run; a file that another node has captioned already is captioned again."""
-        while window := list(islice(photos, _WINDOW * self._captioners * self.batch_size)):
+        while window := _window(photos, _WINDOW * self._captioners * self.batch_size):
             waiting = iter(window)
             for results in self._results(window):
                 outcomes = []
@@ -242,6 +242,18 @@ def _reason(error: BaseException) -> str:
         else:
             last, cause = cause, cause.__cause__
     return f"the Ray cluster cannot continue ({type(last).__name__}: {last})"
+
+
+def _window(photos: Iterator[Photo], most: int) -> list[Photo]:
+    """Take the next photos: so many, or fewer where they carry their bytes with them."""
+    window: list[Photo] = []
+    carried = 0
+    for photo in photos:
+        window.append(photo)
+        carried += len(photo.data) if isinstance(photo, MemoryPhoto) else 0
+        if len(window) == most or carried >= _CARRIED:
+            break
+    return window
 
 
 def _absolute(photo: Photo) -> Photo:

@@ -25,7 +25,7 @@ from captioner.predictor import Captioner
 from captioner_serving.allocator import MemoryCeiling
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.outcome import Claim, Outcome
-from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 from captioner_serving.decoding.decoder import Decoded
 from captioner_serving.decoding.pool import DecodePool
 from captioner_serving.decoding.prepared import prepared_images
@@ -36,6 +36,7 @@ _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the ma
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
 _WARM_UP = 16  # batches, after which a run has the memory that it needs
+_CARRIED = 1 << 27  # bytes of files out of a compressed archive that a batch may keep
 _SPAN = 8  # batches of photos that fail or are twins before a batch is closed without being full
 
 
@@ -78,6 +79,7 @@ class LocalEngine:
         self.batch_size = batch_size or _suited_batch_size(captioner, generation)
         self.workers = config.workers or cores()
         self._attention = config.attention
+        self._maps = config.maps is not None  # which are drawn on the photo itself
         self._stop = threading.Event()
         self._memory = MemoryCeiling(rounds=_WARM_UP)
         # A GPU does one thing at a time; the second thread prepares its next.
@@ -150,15 +152,21 @@ class LocalEngine:
 
     def _spans(self, decoded: Iterator[tuple[Photo, Decoded]], claim: Claim) -> Iterator[_Span]:
         span: _Span = []
-        fresh = 0
+        fresh = carried = 0
         try:
             for photo, result in decoded:
                 twin = result.error is None and not claim(result.content)
-                span.append(_Entry(photo, result._replace(pixels=b"") if twin else result, twin))
-                fresh += span[-1].fresh
-                if fresh >= self.batch_size or len(span) >= _SPAN * self.batch_size:
+                entry = _Entry(photo, result._replace(pixels=b"") if twin else result, twin)
+                if not (self._maps and result.error is None):
+                    entry = entry._replace(photo=photo.light())
+                elif isinstance(photo, MemoryPhoto):
+                    carried += len(photo.data)
+                span.append(entry)
+                fresh += entry.fresh
+                full = fresh >= self.batch_size or carried >= _CARRIED
+                if full or len(span) >= _SPAN * self.batch_size:
                     yield span
-                    span, fresh = [], 0
+                    span, fresh, carried = [], 0, 0
         except CaptionerError:
             yield span
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Self, cast
 
 from captioner_serving.batch.inputs.photos import (
@@ -27,6 +27,10 @@ ARCHIVES = (".tar", ".zip", *COMPRESSED)
 
 _LARGEST_IN_MEMORY = 1 << 28  # bytes; photos of a compressed archive wait here to be decoded
 _LARGEST_SPARSE = 1 << 24  # a kilobyte can claim gigabytes of holes, and photos have none
+# Photos hardly compress. What unpacks to so many times its size, and to so much, is made to hold up
+# whoever reads it.
+_MOST_TIMES = 100
+_MOST_UNPACKED = 1 << 32
 _LARGEST_HEADER = 1 << 20  # tarfile reads names and attributes of a member at one go
 _HEADERS = (
     tarfile.XHDTYPE,
@@ -87,7 +91,12 @@ def tar_stream_photos(file: IO[bytes], name: str, suffixes: tuple[str, ...]) -> 
     """List the images of a tar stream of any compression, each with its bytes."""
     names = _Names(name)
     with tarfile.open(fileobj=file, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
-        for member in _members(tar, suffixes, stream=cast(IO[bytes], tar.fileobj)):
+        stream = cast(IO[bytes], tar.fileobj)
+
+        def skip(end: int) -> None:
+            _skip(stream, end, packed=file)
+
+        for member in _members(tar, suffixes, skip=skip):
             yield _in_memory(tar, member, names.of(member.name))
 
 
@@ -104,9 +113,11 @@ def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         _check_end(tar, path)
 
 
-def _skip(stream: IO[bytes], end: int) -> None:
+def _skip(stream: IO[bytes], end: int, *, packed: IO[bytes]) -> None:
     """Go on to where a member ends; tarfile itself would look for it far behind the end."""
     while (left := end - stream.tell()) > 0:
+        if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
+            raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
         if not stream.read(min(left, 1 << 20)):
             raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
 
@@ -132,7 +143,10 @@ def _check_end(tar: tarfile.TarFile, path: str) -> None:
 
 
 def _members(
-    tar: tarfile.TarFile, suffixes: tuple[str, ...], *, stream: IO[bytes] | None = None
+    tar: tarfile.TarFile,
+    suffixes: tuple[str, ...],
+    *,
+    skip: Callable[[int], None] | None = None,
 ) -> Iterator[tarfile.TarInfo]:
     offset = -1
     while (member := tar.next()) is not None:
@@ -141,8 +155,8 @@ def _members(
         offset = tar.offset
         if member.isfile() and _is_image(member.name, suffixes):
             yield member
-        if stream is not None:
-            _skip(stream, tar.offset - 1)
+        if skip is not None:
+            skip(tar.offset - 1)
         tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 

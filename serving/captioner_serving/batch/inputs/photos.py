@@ -9,7 +9,7 @@ import os
 import stat
 import zipfile
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +39,10 @@ class Photo(ABC):
     def path(self) -> str | None:
         """The file itself, for what is written beside it; None where there is no such place."""
         return None
+
+    def light(self) -> Photo:
+        """Give the photo without bytes that it carries, for those who only want its name."""
+        return self
 
     @abstractmethod
     def read(self) -> bytes:
@@ -139,6 +143,10 @@ class MemoryPhoto(Photo):
     """A photo whose bytes came with its archive: a compressed tar file is read but once."""
 
     data: bytes = field(repr=False)
+
+    def light(self) -> Photo:
+        """See Photo."""
+        return replace(self, data=b"")
 
     def read(self) -> bytes:
         """Give the bytes."""
