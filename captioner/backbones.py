@@ -1,4 +1,4 @@
-"""Which CNN an encoder is made of; torchvision is imported for unusual names only."""
+"""Which CNN an encoder is made of, known without importing torchvision."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from captioner.bounds import Positive, check_bounds
 
 __all__ = ["EncoderConfig", "backbones"]
 
-_FAMILIES = ("resnet", "resnext", "wide_resnet", "efficientnet", "convnext", "mobilenet")
-# Names that every torchvision has, known without asking it: it takes seconds to import.
-_USUAL: Final = frozenset(
-    (
-        "efficientnet_v2_b0", "efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l",
-        "efficientnet_b0", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
-        "convnext_tiny", "convnext_small", "convnext_base", "mobilenet_v3_small",
-        "mobilenet_v3_large",
-    )
-)  # fmt: skip
+# All of torchvision's that a grid can be cut from, and our own, each with how many stages it has
+# here. A list, because torchvision takes seconds to import; a test compares the two.
+_STAGES: Final = {
+    "convnext_base": 8, "convnext_large": 8, "convnext_small": 8, "convnext_tiny": 8,
+    "efficientnet_b0": 9, "efficientnet_b1": 9, "efficientnet_b2": 9, "efficientnet_b3": 9,
+    "efficientnet_b4": 9, "efficientnet_b5": 9, "efficientnet_b6": 9, "efficientnet_b7": 9,
+    "efficientnet_v2_b0": 8, "efficientnet_v2_l": 9, "efficientnet_v2_m": 9, "efficientnet_v2_s": 8,
+    "mobilenet_v2": 19, "mobilenet_v3_large": 17, "mobilenet_v3_small": 13,
+    "resnet101": 5, "resnet152": 5, "resnet18": 5, "resnet34": 5, "resnet50": 5,
+    "resnext101_32x8d": 5, "resnext101_64x4d": 5, "resnext50_32x4d": 5,
+    "wide_resnet101_2": 5, "wide_resnet50_2": 5,
+}  # fmt: skip
 
 
 def backbones() -> list[str]:
     """The names that EncoderConfig takes."""
-    import torchvision
-
-    names = torchvision.models.list_models(module=torchvision.models)
-    return sorted([*(name for name in names if name.startswith(_FAMILIES)), "efficientnet_v2_b0"])
+    return sorted(_STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +49,18 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
+    @property
+    def stage_count(self) -> int:
+        """How many stages of the backbone there are up to the grid."""
+        return _STAGES[self.name] if self.last_stage is None else self.last_stage + 1
+
     def _contradictions(self) -> Iterator[str]:
-        if self.name not in _USUAL and self.name not in backbones():
-            known = ", ".join(backbones())
-            yield f"encoder name {self.name!r} is not known; known are {known}"
+        if (stages := _STAGES.get(self.name)) is None:
+            yield f"encoder name {self.name!r} is not known; known are {', '.join(backbones())}"
+        elif self.last_stage is not None and self.last_stage >= stages:
+            yield (
+                f"encoder last_stage: {self.name} has the stages 0 to {stages - 1}; there is no "
+                f"{self.last_stage}"
+            )
         if self.last_stage is None and self.stride not in (16, 32):
             yield f"encoder stride {self.stride} is not 16 or 32"

@@ -46,8 +46,8 @@ class Encoder(nn.Module):
             torchvision). The weights of "efficientnet_v2_b0" do not come from torchvision.
 
     Raises:
-        ConfigError: pretrained weights asked for a backbone that torchvision has none for; there is
-            no such last stage, or it cannot have that stride.
+        ConfigError: pretrained weights asked for a backbone that torchvision has none for, or its
+            last stage cannot have that stride.
         CheckpointNotFoundError: the pretrained weights cannot be downloaded.
 
     """
@@ -57,7 +57,6 @@ class Encoder(nn.Module):
         self.config = config
         self.stages = _build_stages(config.name, pretrained=pretrained)
         if config.last_stage is not None:
-            self._check_stage(config.last_stage)
             self.stages = self.stages[: config.last_stage + 1]
         self._first_trained = len(self.stages)
         own = self._own_stride()

@@ -42,8 +42,9 @@ from pydantic import TypeAdapter
 
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import CaptionedImage, ImageDataset, encode_captions
+from captioner_training.data.dataset import ImageDataset, encode_captions
 from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_loader
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.sampler import BucketSampler

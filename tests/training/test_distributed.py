@@ -17,6 +17,7 @@ import torch
 
 from captioner import ConfigError
 from captioner_training.data.sampler import BucketSampler
+from captioner_training.machinery.lock import locked
 from tests.launcher import environment, start
 from tests.training.runs import newest_state, records
 
@@ -160,6 +161,28 @@ def test_two_killed_processes_go_on(recipe: Path, together: Path, tmp_path: Path
     assert records(out) == records(together)
     ours, theirs = newest_state(out)["model"], newest_state(together)["model"]
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
+    """torchrun adds its own report; of the processes, one speaks, in one line."""
+    (tmp_path / "held").mkdir()
+    out = ("--out", tmp_path / "held")
+    with locked(tmp_path / "held" / "lock", verb="train", what=tmp_path):
+        for arguments, message in (
+            (("smoek",), "there is no recipe 'smoek', did you mean smoke?"),
+            (("own", "--data.root", tmp_path / "x"), "there is no folder"),
+            (("own", "--encoder.name", "resnet50"), "--weights bundled does not have"),
+            ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
+            ((recipe,), "another `captioner train` is at work in"),
+            ((recipe, "--stages.1.batch_size", 1, "--out", tmp_path / "free"), "105 images in"),
+        ):
+            process = torchrun("train", *arguments, *([] if "--out" in arguments else out))
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode != 0
+            assert errors.count("captioner: ") == 1, errors
+            assert f"captioner: {message}" in errors
+            assert "captioner/" not in errors  # no traceback of ours
 
 
 def test_shares_make_up_the_batch() -> None:

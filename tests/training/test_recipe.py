@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torchvision
 
 from captioner import ConfigError
-from captioner.backbones import _USUAL, backbones
+from captioner.backbones import backbones
+from captioner.encoder import Encoder, EncoderConfig
 from captioner.score_names import SCORE_NAMES
 from captioner.scores import SCORES
 from captioner_training.recipe_fields import fields_text
@@ -132,7 +135,7 @@ def test_numbers_are_read_as_people_write_them() -> None:
     assert load_recipe("smoke", {"stages.1.learning_rate": "1e-3"}).stages[0].learning_rate == 1e-3
 
 
-def test_a_wrong_path_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     """What takes seconds to import comes after what can be known at once."""
     script = (
         "import sys; from captioner.cli import main\n"
@@ -140,23 +143,52 @@ def test_a_wrong_path_is_told_before_torch_is_imported(tmp_path: Path) -> None:
         "print(status, 'torch' in sys.modules)"
     )
     (tmp_path / "data").mkdir()
+    (tmp_path / "mine.yaml").write_text("{}")
+    (tmp_path / "notes.json").write_text("a dog")
+    (tmp_path / "one.json").write_text(
+        '{"images": [{"id": 1, "file_name": "1.jpg"}],'
+        ' "annotations": [{"image_id": 1, "caption": "a dog"}]}'
+    )
     for arguments, status, message in (
-        (["flickr8k", "--data.root", f"{tmp_path}/date"], 1, f"did you mean {tmp_path}/data?"),
-        (["flickr8k", "--data.root", f"{tmp_path}/data"], 1, "captioner prepare KIND"),
-        (["flickr8k", "--data.wokers", "1"], 2, "did you mean workers?"),
-        (["flickr9k"], 2, "did you mean flickr8k?"),
-        (["--fields"], 0, ""),
-    ):
+        ("train flickr8k --data.root date", 1, "did you mean data?"),
+        ("train flickr8k --data.root data", 1, "captioner prepare KIND"),
+        ("train flickr8k --data.wokers 1", 2, "did you mean workers?"),
+        ("train flickr9k", 2, "did you mean flickr8k? Name a .yaml file, or one of bundled, "),
+        ("train mine", 2, "did you mean mine.yaml? Name"),
+        ("train mien.yaml", 2, "there is no file mien.yaml, did you mean mine.yaml?"),
+        ("train flickr8k --encoder.name resnet50", 2, "set --encoder_weights torchvision"),
+        (
+            "train own --encoder.name resnet50", 1,
+            "or begin without it: --weights null --encoder_weights torchvision",
+        ),
+        ("train own --data.tokenizer characters", 1, "begin without it: --weights null\n"),
+        ("train flickr8k --encoder.name resnet51", 2, "known are convnext_base"),
+        ("train flickr8k --encoder_weights torchvision", 2, "set bundled or a file"),
+        ("train flickr8k --encoder_weights notes.jsn", 1, "did you mean notes.json?"),
+        ("train flickr8k --stages.2.fine_tune_from 8", 2, "the encoder has the stages 0 to 7"),
+        ("train --fields", 0, ""),
+        ("evaluate --captions notes.json --images data", 1, "notes.json is not JSON"),
+        ("evaluate --captions one.json --images date", 1, "tar file date, did you mean data?"),
+        ("evaluate --captions one.json --images data", 1, "images that are not in data: 1, 1.jpg"),
+    ):  # fmt: skip
         result = subprocess.run(
-            [sys.executable, "-c", script, "train", *arguments],
+            [sys.executable, "-c", script, *arguments.split()],
             capture_output=True,
             text=True,
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": launcher.PATH},
         )
         assert message in result.stderr
         assert result.stdout.splitlines()[-1:] == [f"{status} False"], result.stderr
 
 
-def test_usual_backbones_and_scores_are_known_without_torch() -> None:
-    assert set(backbones()) >= _USUAL
+def test_backbones_and_scores_are_known_without_torch() -> None:
+    families = ("resnet", "resnext", "wide_resnet", "efficientnet", "convnext", "mobilenet")
+    theirs = torchvision.models.list_models(module=torchvision.models)
+    theirs = [name for name in theirs if name.startswith(families)]
+    assert set(backbones()) == {*theirs, "efficientnet_v2_b0"}
+    with torch.device("meta"):
+        for name in backbones():
+            config = EncoderConfig(name=name)
+            assert len(Encoder(config).stages) == config.stage_count, name
     assert set(SCORES) == set(SCORE_NAMES)

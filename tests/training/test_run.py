@@ -111,7 +111,8 @@ def test_ctrl_c_saves_a_state_and_says_so(place: Path) -> None:
 def test_words_of_the_model_are_kept_and_it_is_compared_with(
     run_captioner: Run, place: Path, finished: Path, tiny_file: Path
 ) -> None:
-    fields = ("--weights", tiny_file, "--stages.2.epochs", 1, "--name", "kept")
+    rate = ("--stages.1.learning_rate", 2e-2, "--stages.1.epochs", 12)
+    fields = ("--weights", tiny_file, *rate, "--name", "kept")
     result = run_captioner(*command(place, "kept", *fields), timeout=300)
     assert result.returncode == 0, result.stderr
     theirs = load_checkpoint(tiny_file).vocabulary.words
@@ -119,7 +120,23 @@ def test_words_of_the_model_are_kept_and_it_is_compared_with(
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
     origin = records(place / "kept")[0]
     assert origin["event"] == "origin"
-    assert f"before the training {origin['validation']['CIDEr']:.1f}" in result.stderr
+    assert f"before the training {origin['validation']['CIDEr']:.1f}: the run g" in result.stderr
+    # What nothing is learned from is no better than the model was: that one is handed out.
+    rates = ("--stages.1.learning_rate", 0, "--stages.2.learning_rate", 0)
+    still = (
+        *rates,
+        "--stages.1.epochs",
+        1,
+        "--stages.2.encoder_learning_rate",
+        0,
+        "--data.minimum_count",
+        99,
+    )
+    result = run_captioner(*command(place, "still", *fields, *still), timeout=300)
+    assert "no epoch was better than the model as it was (CIDEr " in result.stderr
+    best, last = (place / "still" / f"{name}.safetensors" for name in ("best", "last"))
+    assert load_checkpoint(best).name == "tiny" and load_checkpoint(last).name == "kept"
+    assert load_checkpoint(best).fingerprint() == load_checkpoint(tiny_file).fingerprint()
     other = run_captioner(*command(place, "none", *fields, "--decoder.hidden_dim", 25))
     assert other.returncode == 1
     assert "decoder.hidden_dim is 25 here and 24 there" in other.stderr

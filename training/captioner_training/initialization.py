@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -13,77 +12,24 @@ from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.encoder import Encoder
-from captioner.errors import (
-    CheckpointFormatError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-    ConfigError,
-)
-from captioner.header import bundled_checkpoint, read_header
+from captioner.errors import CheckpointFormatError, CheckpointMismatchError
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
+from captioner_training.recipe_weights import weights_file
 
-__all__ = ["build_model", "check_model", "load_origin"]
+__all__ = ["build_model", "check_encoder", "load_origin"]
 
 
-def check_model(recipe: Recipe) -> None:
-    """Refuse an impossible encoder, stages that it does not have, and missing weights.
+def check_encoder(recipe: Recipe) -> None:
+    """Refuse an encoder that cannot be built, such as one of an impossible stride.
 
     Raises:
-        ConfigError: the detail names every such field.
-        CheckpointError: the encoder's weights are missing.
+        ConfigError: it is so.
 
     """
     with torch.device("meta"):
-        encoder = Encoder(recipe.encoder)
-    last = len(encoder.stages) - 1
-    problems = [
-        f"stages.{number}.fine_tune_from {stage.fine_tune_from}: the encoder has the stages 0 "
-        f"to {last}"
-        for number, stage in enumerate(recipe.stages, start=1)
-        if stage.fine_tune_from is not None and stage.fine_tune_from > last
-    ]
-    if problems:
-        raise ConfigError("the recipe cannot be used:\n  " + "\n  ".join(problems))
-    if recipe.weights is not None:
-        _check_origin(recipe, recipe.weights)
-    elif recipe.encoder_weights not in ("torchvision", "random"):
-        _check_encoder(recipe, _file_of(recipe.encoder_weights))
-
-
-def _check_encoder(recipe: Recipe, path: Path) -> None:
-    """Refuse another backbone's weights, as far as the file says what it holds."""
-    try:
-        name = read_header(path)["encoder"]["name"]
-    except (CheckpointFormatError, KeyError):  # the backbone's stages alone, as published
-        return
-    if name != recipe.encoder.name:
-        raise ConfigError(
-            f"encoder.name is {recipe.encoder.name}, but the encoder in {path} is {name}: set "
-            "--encoder_weights torchvision (downloads ImageNet weights), random, or a file of its "
-            "own"
-        )
-
-
-def _check_origin(recipe: Recipe, named: str) -> None:
-    """Name every setting in which a checkpoint that is gone on from differs from the recipe."""
-    header = read_header(_file_of(named))
-    problems = []
-    for part in ("encoder", "decoder"):
-        given = asdict(getattr(recipe, part))
-        there = {**asdict(type(getattr(recipe, part))()), **header[part]}
-        problems += [
-            f"{part}.{name} is {value!r} here and {there[name]!r} there"
-            for name, value in given.items()
-            if name != "dropout" and there.get(name) != value
-        ]
-    if (tokenizer := header.get("tokenizer", "words")) != recipe.data.tokenizer:
-        problems.append(f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there")
-    if problems:
-        raise CheckpointMismatchError(
-            f"--weights {named} does not have the recipe's architecture: {'; '.join(problems)}"
-        )
+        Encoder(recipe.encoder)
 
 
 def load_origin(recipe: Recipe) -> Checkpoint | None:
@@ -93,7 +39,7 @@ def load_origin(recipe: Recipe) -> Checkpoint | None:
         CheckpointError: it cannot be read.
 
     """
-    return None if recipe.weights is None else load_checkpoint(_file_of(recipe.weights))
+    return None if recipe.weights is None else load_checkpoint(weights_file(recipe.weights))
 
 
 def build_model(
@@ -113,7 +59,7 @@ def build_model(
     start = recipe.encoder_weights if origin is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     if start not in ("torchvision", "random"):
-        _load_encoder(encoder, _file_of(start))
+        _load_encoder(encoder, weights_file(start))
     if recipe.stochastic_depth is not None:
         for module in encoder.modules():
             if isinstance(module, StochasticDepth):
@@ -144,13 +90,6 @@ def _take_over(
         raise CheckpointMismatchError(
             f"{named} does not have the recipe's architecture: {str(error).splitlines()[1].strip()}"
         ) from error
-
-
-def _file_of(source: str) -> Path:
-    path = bundled_checkpoint() if source == "bundled" else Path(source).expanduser()
-    if not path.is_file():
-        raise CheckpointNotFoundError(f"there is no file {path} to start from")
-    return path
 
 
 def _load_encoder(encoder: Encoder, path: Path) -> None:

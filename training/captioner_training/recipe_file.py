@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import ConfigError
-from captioner.paths import did_you_mean
+from captioner.paths import did_you_mean, there_is_no
 from captioner_training.recipe import Recipe
 
 __all__ = ["load_recipe", "recipe_text", "shipped_recipes"]
@@ -60,6 +60,8 @@ def recipe_text(name: str) -> str:
     source = _source(name)
     try:
         return source.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
     except OSError as error:
         raise ConfigError(f"recipe {source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -72,9 +74,11 @@ def _source(name: str) -> Path:
     shipped = shipped_recipes()
     if name in shipped:
         return Path(str(files("captioner_training") / "recipes" / f"{name}.yaml"))
+    file = Path(f"{name}.yaml")
+    near = f", did you mean {file}?" if file.is_file() else did_you_mean(name, shipped)
     raise ConfigError(
-        f"there is no recipe {name!r}{did_you_mean(name, shipped)}: name a .yaml file, or one of "
-        f"{', '.join(shipped)}"
+        f"there is no recipe {name!r}{f'{near} Name' if near else ': name'} a .yaml file, or one "
+        f"of {', '.join(shipped)}"
     )
 
 

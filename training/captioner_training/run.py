@@ -47,10 +47,8 @@ class Run:
         self.autocast = autocast_of(self.recipe, self.processes.device)
         self.interrupts = Interrupts()
         self._digest = corpus.digest()
-        folder.refuse_other_data(self._digest)
-        for number in range(len(self.recipe.stages)):  # refused now rather than hours later
-            stage_sampler(self.recipe, number, corpus.train_numbers, self.processes)
-        self.state = self._state()
+        self.processes.main_first(self._check)
+        self.state = self.processes.main_first(self._state)
         self._saved = time.monotonic()
         self._validating = False
         self._stopped_together = False
@@ -77,6 +75,12 @@ class Run:
             raise
         finally:
             run.report.close()
+
+    def _check(self) -> None:
+        """Refuse now what would be refused hours later."""
+        self.folder.refuse_other_data(self._digest)
+        for number in range(len(self.recipe.stages)):
+            stage_sampler(self.recipe, number, self.corpus.train_numbers, self.processes)
 
     def _state(self) -> TrainState:
         """Make the model, and give it the weights that it goes on from."""
@@ -135,7 +139,7 @@ class Run:
             self._score_origin(self.origin)
 
     def _score_origin(self, origin: Checkpoint) -> None:
-        """Score the model that the run goes on from, as it is."""
+        """Score the model that the run goes on from: until an epoch is better, it is the best."""
         origin.model.to(self.processes.device)
         scores, _ = validate(
             origin.model,
@@ -146,7 +150,8 @@ class Run:
             processes=self.processes,
         )
         origin.model.to("cpu")  # a GPU has better use for its memory
-        self.state.progress.untouched = scores["CIDEr"]
+        self.state.progress.untouched = self.state.progress.best = scores["CIDEr"]
+        self.folder.keep_untouched(origin)
         self.report.origin(scores)
 
     def _say_where_it_stopped(self) -> None:
@@ -264,7 +269,7 @@ class Run:
     def finish(self) -> None:
         """Note that the run is over, so that starting it again says so."""
         progress = self.state.progress
-        self.report.finished(self.folder.best)
+        self.report.finished(best=self.folder.best, last=self.folder.last)
         progress.finished, progress.log_bytes = True, self.report.force()
         self.folder.finish(digest=self._digest, progress=asdict(progress))
 

@@ -57,12 +57,17 @@ class RunFolder:
 
         """
         with ExitStack() as stack:
-            if processes.main:
-                stack.enter_context(locked(out / "lock", verb="train", what=out))
-            folder = cls(recipe, out, processes=processes)
-            folder._check_recipe()
+            lock = locked(out / "lock", verb="train", what=out)
+            processes.main_alone(lambda: stack.enter_context(lock))
+            folder = processes.main_first(lambda: cls._read(recipe, out, processes))
             processes.wait()  # all have read before anyone writes
             yield folder
+
+    @classmethod
+    def _read(cls, recipe: Recipe, out: Path, processes: Processes) -> RunFolder:
+        folder = cls(recipe, out, processes=processes)
+        folder._check_recipe()
+        return folder
 
     def _check_recipe(self) -> None:
         """Compare the recipe with that of the run that is there."""
@@ -149,6 +154,16 @@ class RunFolder:
             checkpoint.save(self.last)
             if best:
                 checkpoint.save(self.best)
+
+    def keep_untouched(self, origin: Checkpoint) -> None:
+        """Write the checkpoint that the run goes on from as the best one so far.
+
+        Raises:
+            OutputError: it cannot be written.
+
+        """
+        if self.processes.main:
+            origin.save(self.best)
 
     def finish(self, *, digest: str, progress: Mapping[str, Any]) -> None:
         """Note that the run is over, and remove what only an unfinished one needs.

@@ -8,8 +8,9 @@ from captioner.errors import DataError
 from captioner.transforms import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import Augmentation, CaptionedImage, ImageDataset, ItemDataset
+from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
 from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import BoxedObject, check_boxes, read_boxes
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.self_critical import SelfCriticalCaptions

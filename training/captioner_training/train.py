@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioner_training.data.recipe_data import read_corpus
-from captioner_training.initialization import check_model, load_origin
+from captioner_training.initialization import check_encoder, load_origin
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.reporting.clock import Clock
@@ -38,7 +38,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
 
     """
-    processes.main_first(lambda: check_model(recipe))
+    processes.main_first(lambda: check_encoder(recipe))
     with RunFolder.open(recipe, out, processes) as folder:
         origin = load_origin(recipe)
         known = origin.vocabulary.ordinary_words if origin else ()

@@ -60,7 +60,7 @@ def test_coco_format_from_folder_and_tar(
 def test_data_that_cannot_be_used_is_named(data: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*nowhere\.json"):
         read_coco(data / "nowhere.json", data / "images")
-    with pytest.raises(DataError, match="no folder or tar file matches"):
+    with pytest.raises(DataError, match=r"there is no folder or tar file .*nowhere-\*\.tar"):
         read_coco(data / "captions.json", data / "nowhere-*.tar")
     (data / "images" / "2.png").unlink()
     with pytest.raises(DataError, match=r"images that are not in .*images: 1, 2\.png the first"):
@@ -150,6 +150,10 @@ def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
         read_dataset(photos, split="train")
     with pytest.raises(DataError, match=r"my photo, did you mean .*my photos\?"):
         read_dataset(tmp_path / "my photo", split="train")
+    (tmp_path / "all" / "mine").mkdir(parents=True)
+    (tmp_path / "all" / "mine" / "manifest.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has one in it: name .*all/mine$"):
+        read_dataset(tmp_path / "all", split="train")
 
 
 def test_captions_by_characters(data: Path) -> None:

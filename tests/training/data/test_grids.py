@@ -13,9 +13,8 @@ from PIL import Image
 from captioner.checkpoint import Checkpoint
 from captioner.transforms import Transform
 from captioner_training.data import grids as grids_module
-from captioner_training.data.dataset import CaptionedImage
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.machinery.processes import Processes
 
 SHAPE = (768, 49, 640)  # 48 MB

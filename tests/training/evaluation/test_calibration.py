@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from captioner.generation.hypothesis import Hypothesis
-from captioner_training.data.dataset import CaptionedImage
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.calibration import cross_fitted
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.confidence import (

@@ -14,8 +14,7 @@ from captioner.decoders.decoder import DecoderOutput
 from captioner.errors import ConfigError
 from captioner.transforms import Box
 from captioner.vocabulary import END, PAD, tokenize
-from captioner_training.data.dataset import CaptionedImage
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.boxes import BoxedObject
 from captioner_training.objectives.cross_entropy import caption_loss
 from captioner_training.objectives.supervision import SupervisedAttention

@@ -222,6 +222,37 @@ def test_flickr8k_in_each_of_its_layouts(
     }
 
 
+def test_flickr8k_of_two_copies_is_not_guessed(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    for name in "ab":
+        (photos / name / "captions.txt").write_text("image,caption\n1.jpg,A dog\n")
+    shutil.copy(photos / "a" / "1.jpg", photos / "b" / "1.jpg")  # the same image twice
+    command = ("flickr8k", photos)
+    prepared(run_captioner, tmp_path / "to", *command, "--val", 0)
+    shutil.copy(photos / "a" / "2.jpg", photos / "b" / "1.jpg")
+    message = refused(run_captioner, tmp_path / "no", *command)
+    assert f"missing image: 1 (1.jpg (which one of {photos}/a/1.jpg, {photos}/b/1.jpg?))" in message
+    assert "; where several copies lie in one folder, name the folder of one\n" in message
+    (photos / "b" / "captions.txt").write_text("image,caption\n1.jpg,A cat\n")
+    message = refused(run_captioner, tmp_path / "no", *command)
+    assert f"more than one captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
+
+
+def test_an_image_that_two_archives_have_is_not_guessed(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    captions = coco_json(tmp_path / "one.json", {1: "1.jpg"}, [(1, "one")])
+    for tar, photo in ("train-00", "a/1.jpg"), ("val-00", "a/2.jpg"):
+        with tarfile.open(tmp_path / f"{tar}.tar", "w") as file:
+            file.add(photos / photo, "1.jpg")
+    command = ("coco-json", captions, "--images", tmp_path / "*.tar")
+    message = refused(run_captioner, tmp_path / "no", *command)
+    assert f"1.jpg (which one of {tmp_path}/train-00.tar, {tmp_path}/val-00.tar?)" in message
+    shutil.copy(tmp_path / "train-00.tar", tmp_path / "val-00.tar")
+    prepared(run_captioner, tmp_path / "to", *command, "--val", 0)
+
+
 def test_all_problems_are_told_together_and_skip_bad_goes_on(
     run_captioner: Run, photos: Path, tmp_path: Path
 ) -> None:

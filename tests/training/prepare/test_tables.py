@@ -86,7 +86,7 @@ def test_columns_of_a_table_without_a_header(tmp_path: Path, problems: Problems)
     assert found == {"a.jpg": ("7",), "b.jpg": ("8",)}
     with pytest.raises(ConfigError, match="columns are called 1, 2, 3, 4: say which ones"):
         read(tmp_path, table, problems, image="3")
-    with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
+    with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\? .*has the"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import CaptionedImage, encode_captions
+from captioner_training.data.dataset import encode_captions
+from captioner_training.data.images import CaptionedImage
 from captioner_training.recipe import DataConfig
 
 __all__ = ["Corpus"]

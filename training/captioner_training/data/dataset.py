@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,36 +15,17 @@ from torch.utils.data import Dataset
 from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START, Vocabulary
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage
 
 __all__ = [
     "Augmentation",
     "Batch",
-    "CaptionedImage",
     "ImageDataset",
     "Item",
     "ItemDataset",
     "collate",
     "encode_captions",
 ]
-
-_SIDED = re.compile(r"\b(left|right)\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptionedImage:
-    """An image and its captions."""
-
-    name: str
-    id: int | str
-    store: ImageStore
-    captions: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...]  # the captions, tokenized
-
-    @property
-    def sided(self) -> bool:
-        """Whether a caption tells left from right, so that a mirrored image would make it lie."""
-        return any(_SIDED.search(caption) for caption in self.captions)
 
 
 @dataclass(frozen=True, kw_only=True)

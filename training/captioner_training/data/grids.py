@@ -19,7 +19,8 @@ from captioner.errors import OutputError
 from captioner.files import replace_file
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
-from captioner_training.data.dataset import CaptionedImage, Item, ItemDataset
+from captioner_training.data.dataset import Item, ItemDataset
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.machinery.processes import Processes
 

@@ -1,18 +1,23 @@
-"""Where the images of a data set lie: in a folder, or inside tar files that stay packed."""
+"""The images of a split: where they lie, loose or inside tar files, and what is said of them."""
 
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
+from captioner.paths import there_is_no
 
-__all__ = ["ImageStore", "Member"]
+__all__ = ["CaptionedImage", "ImageStore", "Member"]
 
 _OPEN_FILES = 128  # tar files held open by a process; systems allow 256 and more
+
+_SIDED = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 class Member(NamedTuple):
@@ -46,7 +51,7 @@ class ImageStore:
         self._members: dict[str, Member] = {}
         paths = sorted(self.pattern.parent.glob(self.pattern.name))
         if not paths:
-            raise DataError(f"no folder or tar file matches {self.pattern}")
+            raise DataError(there_is_no("folder or tar file", self.pattern))
         self._folders = [path for path in paths if path.is_dir()]
         for path in paths:
             if not path.is_dir():
@@ -134,6 +139,22 @@ class ImageStore:
     def __del__(self) -> None:
         for descriptor in self.__dict__.get("_descriptors", {}).values():
             os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionedImage:
+    """An image and its captions."""
+
+    name: str
+    id: int | str
+    store: ImageStore
+    captions: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]  # the captions, tokenized
+
+    @property
+    def sided(self) -> bool:
+        """Whether a caption tells left from right, so that a mirrored image would make it lie."""
+        return any(_SIDED.search(caption) for caption in self.captions)
 
 
 def _mark(path: Path) -> str:

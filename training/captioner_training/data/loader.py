@@ -12,12 +12,12 @@ from captioner.cores import cores
 from captioner.transforms import Transform
 from captioner_training.data.dataset import (
     Batch,
-    CaptionedImage,
     ImageDataset,
     Item,
     ItemDataset,
     collate,
 )
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.sampler import BucketSampler
 
 __all__ = ["make_loader", "make_split_loader"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.vocabulary import Tokenizer, tokenize
-from captioner_training.data.dataset import CaptionedImage
-from captioner_training.data.images import ImageStore, Member
+from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.unprepared import check_readable
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.images import ListedImage

@@ -8,7 +8,7 @@ from pathlib import Path
 from captioner.errors import DataError
 from captioner.vocabulary import Vocabulary, has_no_spaces
 from captioner_training.data.corpus import Corpus
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.recipe import DataConfig, Recipe, Source, resolve
@@ -16,6 +16,7 @@ from captioner_training.recipe import DataConfig, Recipe, Source, resolve
 __all__ = ["read_corpus"]
 
 _DRY_VALIDATION = 50  # images that a dry run looks at after each stage
+_WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: flickr8k, say"
 _LOOKED_AT = 1000  # images whose captions tell in which script they are written
 
 
@@ -28,7 +29,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corp
         known: words of the checkpoint that the run goes on from. They keep their numbers.
 
     Raises:
-        DataError: a data set cannot be read, or no word of it is frequent enough.
+        DataError: a data set cannot be read, or there is no word that could be learned.
 
     """
     data = recipe.data
@@ -48,8 +49,9 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corp
         raise DataError(
             "most of the training captions are in a script without spaces between words, so that "
             "a whole sentence would count as one word: set --data.tokenizer characters"
+            + (_WITHOUT_WORDS if known else "")
         )
-    if not found:
+    if not found and not known:
         longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
             f"no word occurs {data.minimum_count} times in the training captions "

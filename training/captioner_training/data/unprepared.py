@@ -41,6 +41,8 @@ def _unprepared(folder: Path, split: str) -> str:
         return there_is_no("folder", folder)
     if list(folder.glob("*.index.jsonl")):
         return f"{folder} has no {MANIFEST}: copy it again, or prepare it again"
+    if inside := sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")):
+        return f"{folder} is not a prepared data set, but has one in it: name {inside[0]}"
     files = list(islice(walk(folder), _LOOKED_AT))
     plain = sorted(path.stem.removeprefix("captions_") for path in folder.glob("captions_*.json"))
     if plain:

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.data.dataset import CaptionedImage, collate, encode_captions
+from captioner_training.data.dataset import collate, encode_captions
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.evaluation.bootstrap import estimate, mean_table, told
 from captioner_training.evaluation.reliability import (

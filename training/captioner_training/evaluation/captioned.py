@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from captioner.generation.hypothesis import Hypothesis
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 
 __all__ = ["Captioned"]
 

@@ -11,7 +11,7 @@ import torch
 
 from captioner.predictor import Captioner
 from captioner.vocabulary import Tokenizer, tokenize
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes, read_objects
 from captioner_training.evaluation.calibration import measure_calibration
 from captioner_training.evaluation.confidence import measure_confidence

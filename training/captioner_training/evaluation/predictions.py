@@ -11,7 +11,7 @@ from typing import Any
 
 from captioner.errors import DataError
 from captioner.files import replace_file
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.texts import read_json

@@ -15,7 +15,7 @@ from captioner.generation.generate import generate
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import word_distance

@@ -10,7 +10,7 @@ import torch
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at

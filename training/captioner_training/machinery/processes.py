@@ -14,6 +14,7 @@ from torch import Tensor
 
 from captioner.device import find_device
 from captioner.errors import CaptionerError, DeviceError
+from captioner_training.machinery.torchrun import leave_the_word, speaks
 
 __all__ = ["Processes", "start_processes"]
 
@@ -70,7 +71,17 @@ class Processes:
             CaptionerError: it failed in the main process; the others end without a word.
 
         """
-        problem = None
+        result = self.main_alone(work)
+        return cast(Value, result) if self.main else work()
+
+    def main_alone(self, work: Callable[[], Value]) -> Value | None:
+        """Do something in the main process; the others wait for it, and get None.
+
+        Raises:
+            CaptionerError: it failed; the others end without a word.
+
+        """
+        result, problem = None, None
         if self.main:
             try:
                 result = work()
@@ -80,8 +91,8 @@ class Processes:
         if problem is not None:
             raise problem
         if failed:
-            raise SystemExit(1)
-        return result if self.main else work()
+            leave_the_word()
+        return result
 
     def wait(self) -> None:
         """Go on only when all have come this far."""
@@ -103,10 +114,17 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
     if "WORLD_SIZE" not in os.environ:
         yield Processes(device=find_device(device))
         return
-    found = find_device(device)
+    try:
+        found = find_device(device)
+    except DeviceError:
+        if not speaks():
+            leave_the_word()
+        raise
     if found.type == "cuda":
         local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if local >= count:
+        if local > count:
+            leave_the_word()  # to the first without a GPU
+        if local == count:
             raise DeviceError(
                 f"torchrun started process {local + 1} on a machine with {count} GPUs: "
                 f"use --nproc-per-node {count}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captioner.vocabulary import PAD
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import BoxedObject
 from captioner_training.evaluation.categories import mentions
 from captioner_training.evaluation.grounding import box_coverage

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from captioner.geometry import Framing
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.image_row import ImageRow, best_and_worst
 from captioner_training.pages.pictures import draw_looks, open_small, picture_address

@@ -12,7 +12,7 @@ from captioner.drawing.overlay import overlay
 from captioner.errors import ImageError
 from captioner.geometry import Box
 from captioner.image import open_image
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["draw_looks", "open_small", "picture_address"]

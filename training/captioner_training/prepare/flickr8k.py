@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from captioner_training.prepare.texts import read_json, read_text
 
 __all__ = ["read_flickr8k"]
 
+_ABOUT = ("dataset_flickr8k.json", "flickr8k.token.txt", "flickr_8k.", "captions.txt")
+
 
 def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
     """Read Flickr8k as it is distributed, and say where its images are.
@@ -30,7 +33,7 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
 
     """
     files = list(walk(folder))
-    by_name = {path.name.lower(): path for path in reversed(files)}
+    by_name = _by_name(folder, files)
     places = {path.parent for path in files if path.suffix.lower() in IMAGE_SUFFIXES}
     places |= {path for path in files if path.name.lower().endswith(("dataset.zip", ".tar"))}
     if not places:
@@ -41,6 +44,28 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
         captions = _captions(folder, by_name, problems)
         listed = list(_with_lists(captions, by_name, problems))
     return listed, sorted(places)
+
+
+def _by_name(folder: Path, files: list[Path]) -> dict[str, Path]:
+    """Find the files about the data set by their names, in lower case.
+
+    Raises:
+        DataError: two of them that differ have the same name.
+
+    """
+    found: dict[str, Path] = {}
+    for path in files:
+        name = path.name.lower()
+        if not name.startswith(_ABOUT):
+            continue
+        if (other := found.setdefault(name, path)) != path and not filecmp.cmp(
+            other, path, shallow=False
+        ):
+            raise DataError(
+                f"{folder} has more than one {path.name}, {other} and {path}, and they differ: "
+                "name the folder of the one that is meant"
+            )
+    return found
 
 
 def _karpathy(content: Any, *, name: str) -> list[ListedImage]:

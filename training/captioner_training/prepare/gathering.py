@@ -91,7 +91,7 @@ def _locate(
             problems.add("missing image", name + files.why_not(name))
     for name, place in sure.items():
         problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
-    hint = f"looked in {files}; --images PLACE names other places"
+    hint = f"looked in {files}"
     if any(name.startswith(("http://", "https://")) for name in names):
         hint += "; what is named by URL has to be downloaded before"
     problems.explain("missing image", hint)

@@ -108,4 +108,10 @@ def _gathered(
             "--data.tokenizer characters"
         )
     images = gather(listed, ImageFiles(places), problems, fractions=chosen)
+    problems.explain(
+        "missing image",
+        "--images PLACE names other places"
+        if "images" in source
+        else "where several copies lie in one folder, name the folder of one",
+    )
     return SourceData(name=name, images=images, problems=problems, source=source)

@@ -19,6 +19,7 @@ from captioner.readers import IMAGE_SUFFIXES
 __all__ = ["ImageFiles", "Location", "read_location", "walk"]
 
 _ARCHIVES = (".tar", ".zip")
+_TOLD = 5  # places; a data set in a hundred tar files would fill the screen
 
 
 class Location(NamedTuple):
@@ -47,6 +48,7 @@ class ImageFiles:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
         self._members: dict[str, Location] = {}
+        self._contested: dict[str, tuple[Location, Location]] = {}  # members that are not the same
         self._by_basename: dict[str, Location | None] = {}  # None: several have that name
         for place in places:
             pattern = Path(place).expanduser()
@@ -71,6 +73,8 @@ class ImageFiles:
         try:
             members = _zip_members if zipfile.is_zipfile(path) else _tar_members
             for name, location in members(path):
+                if (other := self._members.get(name)) and not _same(other, location):
+                    self._contested[name] = (other, location)
                 self._members[name] = location
                 base = PurePosixPath(name).name
                 self._by_basename[base] = None if base in self._by_basename else location
@@ -82,16 +86,26 @@ class ImageFiles:
     def __str__(self) -> str:
         """Say where is looked."""
         folders = [f"{folder} and its subfolders" for folder in self._folders]
-        return ", ".join([*folders, *map(str, self._archives)])
+        places = [*folders, *map(str, self._archives)]
+        more = len(places) - _TOLD
+        return ", ".join(places[:_TOLD]) + (f" and {more} more places" if more > 0 else "")
 
     def find(self, name: str) -> Location | None:
-        """Look for an image by its path, or by its base name inside the archives."""
+        """Look for an image by its path, or by its base name inside the archives.
+
+        None: it is not there, or several different images are.
+        """
         name = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
-        for folder in self._folders:
-            if location := _loose(folder / name):
-                return location
-        found = self._members.get(name.removeprefix("./"))
-        return found or self._by_basename.get(PurePosixPath(name).name)
+        if loose := self._beside(name):
+            return loose[0] if all(_same(loose[0], other) for other in loose[1:]) else None
+        inside = name.removeprefix("./")
+        if inside in self._contested:
+            return None
+        return self._members.get(inside) or self._by_basename.get(PurePosixPath(name).name)
+
+    def _beside(self, name: str) -> list[Location]:
+        places = (_loose(folder / name) for folder in self._folders)
+        return [place for place in places if place is not None]
 
     def find_elsewhere(self, name: str) -> Location | None:
         """Look for an image by its base name in all subfolders; None: there is not exactly one.
@@ -103,7 +117,8 @@ class ImageFiles:
 
     def why_not(self, name: str) -> str:
         """Say what is known of an image that was not found: nothing, or that it has namesakes."""
-        found = self._named(name)
+        found = [*map(str, self._named(name))]
+        found += [place.path for place in self._contested.get(name.removeprefix("./"), ())]
         return f" (which one of {found[0]}, {found[1]}?)" if len(found) > 1 else ""
 
     def _named(self, name: str) -> list[Path]:
@@ -139,6 +154,16 @@ def _loose(path: Path) -> Location | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+
+
+def _same(one: Location, other: Location) -> bool:
+    """Whether two places hold the same image."""
+    if one == other or one.size != other.size:
+        return one == other
+    try:
+        return read_location(one) == read_location(other)
+    except OSError:
+        return False
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, Location]]:

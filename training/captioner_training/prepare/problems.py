@@ -66,7 +66,8 @@ class Problems:
 
     def explain(self, kind: str, hint: str) -> None:
         """Say what may help against a kind of problem."""
-        self._hints[kind] = hint
+        told = self._hints.get(kind)
+        self._hints[kind] = f"{told}; {hint}" if told else hint
 
     def note(self, kind: str, example: str = "") -> None:
         """Say something that a reader should know, though nothing is wrong with the data."""

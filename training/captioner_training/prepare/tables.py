@@ -63,7 +63,7 @@ class Columns:
         for name in self.named():
             if name not in names:
                 near = did_you_mean(name, names)
-                raise ConfigError(f"there is no column {name!r}{near}: {have}")
+                raise ConfigError(f"there is no column {name!r}{near or ':'} {have}")
         image = self.image or _first(_IMAGE, names, ())
         caption = _first(_CAPTION, names, (image, self.split))
         numbered = tuple(name for name in names if _NUMBERED.fullmatch(name))

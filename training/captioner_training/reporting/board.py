@@ -14,7 +14,7 @@ from captioner.drawing.panel import Panel
 from captioner.errors import MissingExtraError
 from captioner.image import open_image
 from captioner.transforms import Transform
-from captioner.vocabulary import join
+from captioner.vocabulary import Tokenizer, join
 from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["Board"]
@@ -28,17 +28,19 @@ class Board:
     Args:
         folder: for the files.
         step: that the run goes on from: what was written after it is hidden.
+        tokenizer: how captions were split into words, and are put together again.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
 
     """
 
-    def __init__(self, folder: Path, *, step: int) -> None:
+    def __init__(self, folder: Path, *, step: int, tokenizer: Tokenizer) -> None:
         if find_spec("tensorboard") is None:
             raise MissingExtraError("TensorBoard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
+        self._tokenizer: Tokenizer = tokenizer
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
     def curves(self, group: str, values: Mapping[str, float], *, step: int) -> None:
@@ -61,7 +63,7 @@ class Board:
                 )
             ]
             box = transform.box(*photo.size)
-            sheet = contact_sheet(photo, panels, title=join(one.words), box=box)
+            sheet = contact_sheet(photo, panels, title=join(one.words, self._tokenizer), box=box)
             picture = np.asarray(sheet.convert("RGB"))
             self._writer.add_image(f"photos/{number}", picture, step, dataformats="HWC")
         self._writer.flush()

@@ -49,7 +49,9 @@ class Report:
         self._bar: tqdm[NoReturn] | None = None
         if processes.main:
             if recipe.tensorboard:
-                self._board = Board(out / "tensorboard", step=state.progress.total)
+                self._board = Board(
+                    out / "tensorboard", step=state.progress.total, tokenizer=recipe.data.tokenizer
+                )
             self._log = RunLog(out / "log.jsonl", keep=state.progress.log_bytes)
 
     def close(self) -> None:
@@ -147,19 +149,24 @@ class Report:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better CIDEr for {progress.stale} {epochs}: the stage ends here")
 
-    def finished(self, best: Path) -> None:
+    def finished(self, *, best: Path, last: Path) -> None:
         """Log the end, and compare with the model that the run began from."""
         progress = self.state.progress
         record = {"event": "finished", "steps": progress.total, "best": progress.best}
         self._write(record)
-        if progress.untouched is not None:
-            gain = progress.best - progress.untouched
-            verdict = (
-                "the run gained" if gain > 0 else "the run lost (keep the model that it began from)"
-            )
+        if (before := progress.untouched) is None:
+            return
+        if progress.best > before:
+            gain = progress.best - before
+            gained = f"{gain:.1f}" if gain > 0.05 else "less than 0.1"
             self.say(
-                f"CIDEr {progress.best:.1f}, before the training {progress.untouched:.1f}: "
-                f"{verdict} {abs(gain):.1f} ({best})"
+                f"CIDEr {progress.best:.1f}, before the training {before:.1f}: the run gained "
+                f"{gained} ({best})"
+            )
+        else:
+            self.say(
+                f"no epoch was better than the model as it was (CIDEr {before:.1f}): {best} is "
+                f"that model, {last} the trained one"
             )
 
     def _named(self, values: Sequence[float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from captioner.errors import ConfigError
 from captioner.files import refuse_input
 
 if TYPE_CHECKING:
-    from captioner_training.data.dataset import CaptionedImage
+    from captioner_training.data.images import CaptionedImage
     from captioner_training.evaluation.image_row import ImageRow
     from captioner_training.pages.gallery import Gallery
 
@@ -218,30 +218,44 @@ def _score(arguments: argparse.Namespace) -> int:
     return failed or int(len(there.places) < len(split))
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    from captioner.predictor import Captioner
+def _read(arguments: argparse.Namespace) -> list[CaptionedImage]:
+    """Read the split, and look into the boxes, before torch is imported, which takes seconds.
+
+    Raises:
+        DataError: the split or the boxes cannot be read, or there is no Java.
+
+    """
+    from captioner.geometry import Framing, TransformConfig
+    from captioner.header import bundled_checkpoint, read_header
     from captioner_training.data.reading import read_coco, read_dataset
     from captioner_training.evaluation.boxes import check_boxes
-    from captioner_training.evaluation.deletion import FUNCTION_WORDS
     from captioner_training.evaluation.java import check_java
-    from captioner_training.evaluation.measures import Asked, CaptionedSplit
-    from captioner_training.evaluation.predictions import read_corpus, targets
-    from captioner_training.evaluation.report import describe_data
-    from captioner_training.pages.gallery import photos_of
 
     if arguments.official:
         check_java()
-    captioner = Captioner.from_pretrained(
-        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
-    )
-    tokenizer = captioner.vocabulary.tokenizer
+    tokenizer = read_header(arguments.checkpoint or bundled_checkpoint()).get("tokenizer", "words")
     if arguments.data:
         images = read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
     else:
         images = read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
     if arguments.boxes:
-        check_boxes(arguments.boxes, captioner.transform, ids={image.id for image in images})
+        check_boxes(arguments.boxes, Framing(TransformConfig()), ids={one.id for one in images})
+    return images
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
+    images = _read(arguments)
+    from captioner.predictor import Captioner
+    from captioner_training.evaluation.deletion import FUNCTION_WORDS
+    from captioner_training.evaluation.measures import Asked, CaptionedSplit
+    from captioner_training.evaluation.predictions import read_corpus, targets
+    from captioner_training.evaluation.report import describe_data
+    from captioner_training.pages.gallery import photos_of
+
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+    )
     corpus = read_corpus(arguments.corpus, targets(images))
     captioned = CaptionedSplit(captioner, images, beam_size=arguments.beam_size, corpus=corpus)
     asked = Asked(

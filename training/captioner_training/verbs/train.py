@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
+    from captioner_training.machinery.torchrun import leave_the_word, speaks
     from captioner_training.recipe_file import load_recipe, recipe_text, shipped_recipes
+    from captioner_training.recipe_weights import check_weights
 
     if arguments.list_fields:
         from captioner_training.recipe_fields import fields_text
@@ -63,10 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         check_device(arguments.device)
         recipe = load_recipe(arguments.recipe, arguments.fields)
-        _check_data(recipe.data)
+        if speaks():  # what all would find, one looks for
+            check_weights(recipe)
+            _check_data(recipe.data)
     except CaptionerError:
-        if os.environ.get("RANK", "0") != "0":  # under torchrun one process says it
-            return 2
+        if not speaks():
+            leave_the_word()
         raise
 
     from captioner_training.machinery.processes import start_processes
@@ -82,8 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_data(data: DataConfig) -> None:
     """Look for the folders of a recipe before torch is imported, which takes seconds."""
-    if os.environ.get("RANK", "0") != "0":  # torchrun's: one process says what is wrong
-        return
     from captioner.paths import there_is_no
     from captioner_training.data.unprepared import check_readable
     from captioner_training.recipe import resolve

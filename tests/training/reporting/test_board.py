@@ -1,0 +1,44 @@
+"""TensorBoard's photos, and what is written above them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from captioner.drawing.contact_sheet import contact_sheet
+from captioner.transforms import Transform, TransformConfig
+from captioner_training.data.images import ImageStore
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.reporting import board
+from captioner_training.reporting.board import Board
+
+
+def test_a_caption_of_characters_has_no_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    titles = []
+
+    def sheet(*arguments: Any, title: str, **options: Any) -> Image.Image:
+        titles.append(title)
+        return contact_sheet(*arguments, title=title, **options)
+
+    monkeypatch.setattr(board, "contact_sheet", sheet)
+    Image.new("RGB", (60, 40), "green").save(tmp_path / "1.jpg")
+    image: Any = SimpleNamespace(name="1.jpg", store=ImageStore(tmp_path))
+    hypothesis: Any = SimpleNamespace(log_probabilities=torch.zeros(4))
+    one = Captioned(
+        image=image,
+        hypothesis=hypothesis,
+        words=["狗", "和", "led"],
+        attention=torch.full((3, 2, 2), 0.25),
+    )
+    writer = Board(tmp_path / "events", step=0, tokenizer="characters")
+    writer.photos([one], Transform(TransformConfig(mode="squash", size=64)), step=1)
+    writer.close()
+    assert titles == ["狗和led"]

@@ -1,0 +1,108 @@
+"""What a recipe starts from, looked at without torch: mistakes are told within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from captioner.errors import (
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigError,
+)
+from captioner.header import bundled_checkpoint, read_header
+from captioner.paths import there_is_no
+from captioner_training.recipe import Recipe
+
+__all__ = ["check_weights", "weights_file"]
+
+
+def check_weights(recipe: Recipe) -> None:
+    """Refuse weights that are missing or do not fit, and stages that the encoder does not have.
+
+    Raises:
+        ConfigError: the recipe asks for stages that are not there, for an encoder and has the
+            weights of another one, or for weights that nobody has.
+        CheckpointError: there are no such weights, or they are another architecture's.
+
+    """
+    problems = list(_wrong_stages(recipe))
+    start = recipe.encoder_weights
+    if recipe.weights is not None:
+        differences = list(_differences(recipe, weights_file(recipe.weights)))
+        if differences and not problems:
+            raise CheckpointMismatchError(_as_one(recipe, differences))
+        problems += [_as_one(recipe, differences)] if differences else []
+    elif start == "torchvision" and recipe.encoder.name == "efficientnet_v2_b0":
+        problems.append(
+            "encoder_weights torchvision: torchvision has none for efficientnet_v2_b0: set bundled "
+            "or a file"
+        )
+    elif start not in ("torchvision", "random"):
+        problems += _other_encoder(recipe, weights_file(start))
+    if problems:
+        told = "\n  ".join(problems)
+        line = " " if len(problems) == 1 else "\n  "
+        raise ConfigError(f"recipe {recipe.name} cannot be used:{line}{told}")
+
+
+def _wrong_stages(recipe: Recipe) -> Iterator[str]:
+    count = recipe.encoder.stage_count
+    for number, stage in enumerate(recipe.stages, start=1):
+        if stage.fine_tune_from is not None and stage.fine_tune_from >= count:
+            yield (
+                f"stages.{number}.fine_tune_from {stage.fine_tune_from}: the encoder has the "
+                f"stages 0 to {count - 1}"
+            )
+
+
+def weights_file(source: str) -> Path:
+    """Find the file that a recipe calls by its path, or "bundled".
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+
+    """
+    path = bundled_checkpoint() if source == "bundled" else Path(source).expanduser()
+    if not path.is_file():
+        raise CheckpointNotFoundError(there_is_no("file", path))
+    return path
+
+
+def _other_encoder(recipe: Recipe, path: Path) -> Iterator[str]:
+    """Say that these are another backbone's weights, as far as the file says what it holds."""
+    try:
+        name = read_header(path)["encoder"]["name"]
+    except (CheckpointFormatError, KeyError):  # the backbone's stages alone, as published
+        return
+    if name != recipe.encoder.name:
+        yield (
+            f"encoder.name is {recipe.encoder.name}, but the encoder in {path} is {name}: set "
+            "--encoder_weights torchvision (downloads ImageNet weights), random, or a file of its "
+            "own"
+        )
+
+
+def _differences(recipe: Recipe, path: Path) -> Iterator[str]:
+    """Name every setting in which a checkpoint that is gone on from differs from the recipe."""
+    header = read_header(path)
+    for part in ("encoder", "decoder"):
+        given = asdict(getattr(recipe, part))
+        there = {**asdict(type(getattr(recipe, part))()), **header[part]}
+        for name, value in given.items():
+            if name != "dropout" and there.get(name) != value:
+                yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
+    if (tokenizer := header.get("tokenizer", "words")) != recipe.data.tokenizer:
+        yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
+
+
+def _as_one(recipe: Recipe, differences: list[str]) -> str:
+    remedy = "set them as they are there, or begin without it: --weights null"
+    if differences[0].startswith("encoder.name"):
+        remedy += " --encoder_weights torchvision (downloads ImageNet weights)"
+    return (
+        f"--weights {recipe.weights} does not have the recipe's architecture: "
+        f"{'; '.join(differences)}: {remedy}"
+    )
