@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from captioner import predictor
+from captioner.cli import main
 from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError, OutputError
+from captioner.image import open_image
 from captioner.verbs.pictures import make_folders, plan_pictures
 
 
@@ -106,3 +109,20 @@ def test_only_what_captioner_drew_is_written_over(here: Path) -> None:
         plan("a.jpg", animation="photo.gif")
     with pytest.raises(ConfigError, match=r"x/1\.jpg is there already"):
         plan("a.jpg y/2.png", sheet="x/{number}.jpg")
+
+
+def test_all_pictures_of_a_photo_open_it_once(
+    tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+
+    def counting(source: object, **options: object) -> Image.Image:
+        opened.append(options.get("at_least"))
+        return open_image(source, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(predictor, "open_image", counting)
+    pictures = ("--sheet", "s.png", "--overlay", "o.png", "--animation", "a.gif")
+    monkeypatch.chdir(photo.parent)
+    assert main(["caption", str(photo), "--checkpoint", str(tiny_file), *pictures]) == 0
+    assert [at_least is None for at_least in opened] == [False, True]  # small, then whole
+    assert {"s.png", "o.png", "a.gif"} <= {path.name for path in photo.parent.iterdir()}
