@@ -22,9 +22,7 @@ from captioner_serving.server.store import UploadStore
 
 __all__ = ["GradioGuard"]
 
-_UNREAD = (
-    64  # calls of a session, as many as the queue takes by default; one result may have 200 kB
-)
+_UNREAD = 32  # calls of a session; one result may have 200 kB
 
 
 class GradioGuard:

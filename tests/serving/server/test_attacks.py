@@ -192,6 +192,14 @@ def test_a_call_of_no_function_is_no_failure_of_the_server(
     assert 400 <= answer.status_code < 500
 
 
+def test_results_that_nobody_fetches_are_few(client: httpx.Client) -> None:
+    session = secrets.token_hex(5)
+    body = {"data": [None, 1, 1], "fn_index": function(client), "session_hash": session}
+    answers = [client.post("/gradio_api/queue/join", json=body) for _ in range(40)]
+    assert [answer.status_code for answer in answers] == [200] * 32 + [503] * 8
+    assert answers[-1].json()["type"] == "busy" and "fetched" in answers[-1].json()["detail"]
+
+
 def many_scans(count: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
     image = Image.new("RGB", (2000, 2000), "teal")
