@@ -3,13 +3,13 @@
     PYTHONPATH=.:training:serving python tests/benchmarks/soak.py \
         [--minutes 20] [--clients 32] [--hostile 8] [--output soak]
 
-1. All clients together, hostile ones too, for a tenth of the time (at least a minute): the server
+1. All clients together, hostile ones too, for 15 % of the time (at least a minute): the server
    meets everything once. Then it rests, and its memory is that "before".
 2. The honest clients alone, for a tenth of the time: their latency on an idle server.
 3. All of them for `--minutes`; every hostile client does every attack in turn (see attacks.py).
 4. It rests again, and its memory is that "after".
 
-The whole takes about 6 minutes more than `--minutes`. The server is started here, on the same
+The whole takes about 8 minutes more than 20. The server is started here, on the same
 cores, with a password; honest clients have addresses of their own (127.0.1.x), hostile ones theirs
 (127.0.2.x), and nothing is sent to any other machine. Every fourth honest client is a visitor of
 the page, who also wants the photo shown. Memory is the proportional size (PSS) of the server with
@@ -165,8 +165,8 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all parts, and tell what was found."""
     run, seconds = Soak(server, arguments), 60 * arguments.minutes
     fresh = memory(server)
-    say(f"warming up; all ends in about {arguments.minutes * 1.2 + 2 * REST / 60:.0f} minutes")
-    await run.run(max(60.0, seconds / 10), attacked=True)
+    say(f"warming up; all ends in about {arguments.minutes * 1.25 + 2 * REST / 60:.0f} minutes")
+    await run.run(max(60.0, 0.15 * seconds), attacked=True)
     await asyncio.sleep(REST)
     before, workers, began = memory(server), processes(server), server.process.pid
     say(f"at rest with {before:.0f} MB; the honest clients alone")

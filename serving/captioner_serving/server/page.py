@@ -58,7 +58,7 @@ def make_page(page: PageCaptions, *, first: tuple[str, Caption] | None) -> gr.Bl
         _add_client_endpoint(page)
     # Gradio's worker is one of many clients of our own queue, which batches and refuses.
     blocks.queue(default_concurrency_limit=None, max_size=page.service.config.queue)
-    blocks.state_session_capacity = 1000
+    blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
     return blocks
 
 
