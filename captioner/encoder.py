@@ -19,7 +19,7 @@ from captioner.backbones import EncoderConfig, backbones
 from captioner.errors import CheckpointNotFoundError, ConfigError
 from captioner.lean_torchvision import torchvision
 
-__all__ = ["Encoder", "EncoderConfig", "Grid", "backbones"]
+__all__ = ["Encoder", "EncoderConfig", "Grid", "SameConv2d", "backbones"]
 
 _REACH = (
     3.0  # of coordinates: x and y go from -3 to 3, so that a cell's place counts as features do
@@ -217,9 +217,13 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad (B, C, H, W) by what its own size needs, then convolve."""
-        top, bottom = self._padding(input.shape[-2])
-        left, right = self._padding(input.shape[-1])
-        return super().forward(F.pad(input, (left, right, top, bottom)))
+        return super().forward(self.pad(input))
+
+    def pad(self, maps: Tensor) -> Tensor:
+        """Pad (B, C, H, W) by what its own size needs."""
+        top, bottom = self._padding(maps.shape[-2])
+        left, right = self._padding(maps.shape[-1])
+        return F.pad(maps, (left, right, top, bottom))
 
     def _padding(self, size: int) -> tuple[int, int]:
         reach = self.kernel_size[0] - 1

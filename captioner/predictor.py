@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, cast, overload
 
@@ -74,7 +74,7 @@ class Captioner:
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
         self.model = prepare_model(checkpoint.model, device=self.device, dtype=self.dtype)
-        self.fingerprint = checkpoint.fingerprint()  # the same in every dtype
+        self._checkpoint = checkpoint  # until its fingerprint is asked for
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
         self.generation = checkpoint.generation
@@ -99,6 +99,13 @@ class Captioner:
         """
         checkpoint = load_checkpoint(bundled_checkpoint() if path is None else path)
         return cls(checkpoint, device=device, dtype=dtype, max_pixels=max_pixels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
+        digest = self._checkpoint.fingerprint()
+        del self._checkpoint  # its weights have done their work
+        return digest
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
@@ -216,12 +223,8 @@ class Captioner:
         if not images:
             return []
         grid = self.encode(torch.stack([image.pixels for image in images]))
-        made = generate(
-            self.model.decoder,
-            grid.features,
-            config or self.generation,
-            vocabulary=self.vocabulary,
-        )
+        config = config or self.generation
+        made = generate(self.model.decoder, grid.features, config, vocabulary=self.vocabulary)
         return [
             self._describe(image, grid, hypotheses)
             for image, hypotheses in zip(images, made, strict=True)

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from captioner.folding import fold_batch_norm
+from captioner.fusing import fuse_silu
 from captioner.model import CaptionModel
 
 __all__ = ["prepare_model"]
@@ -24,4 +25,6 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     ready.decoder.tabulate()
     ready.to(device, dtype)
     ready.encoder.to(memory_format=torch.channels_last)
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        fuse_silu(ready.encoder)
     return ready

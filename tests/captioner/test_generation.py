@@ -263,6 +263,16 @@ def test_images_close_early_and_lose_nothing(
     assert early.rows < whole.rows
 
 
+@pytest.mark.parametrize("numbers", [7, 64, 1280, 1281, 17870])
+def test_the_highest_of_a_row_are_those_of_topk(numbers: int) -> None:
+    count = min(10, numbers)
+    sums = torch.randn(50, numbers, generator=torch.Generator().manual_seed(numbers))
+    sums[::2, : numbers - count] = -torch.inf  # much is forbidden
+    values, places = beam_search._highest(sums, count)
+    wanted = sums.topk(count, dim=1)
+    assert torch.equal(values, wanted.values) and torch.equal(places, wanted.indices)
+
+
 def test_wider_beams_find_no_worse_sentences() -> None:
     # With the penalty 0 a beam as wide as the vocabulary's words dominates greedy on this model.
     model = Historian(words=12, scale=1.0)
