@@ -22,9 +22,9 @@ ifneq ($(SERVE),0)
 	  $(BIN)/captioner serve --port $(PORT) --log demo-output/access.jsonl
 endif
 
-# Most of a test's time is the start of the command that it runs: two tests at a time.
+# Two files at a time, in the order of tests/conftest.py.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m slow

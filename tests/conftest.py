@@ -23,6 +23,29 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 
 
+# The files that take longest, the longest first: two workers that take whole files in the order of
+# the collection then end at about the same time.
+LONGEST = (
+    "training/test_resume.py",
+    "serving/server/page/",
+    "training/test_distributed.py",
+    "training/prepare/",
+    "training/",
+    "serving/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.relative_to(ROOT / "tests").as_posix()
+        found = (at for at, part in enumerate(LONGEST) if name.startswith(part))
+        return next(found, len(LONGEST))
+
+    items.sort(key=place)
+
+
 def make_tiny() -> Checkpoint:
     """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
     torch.manual_seed(0)

@@ -36,6 +36,9 @@ _PRELOADED = (
     "captioner_training.train",
     "captioner_serving.batch.run",
     "captioner_serving.server.app",
+    "captioner.decoders.lstm",
+    "captioner_training.evaluation.measures",
+    "torch._dynamo",  # three seconds, which an optimizer asks for
 )
 
 
