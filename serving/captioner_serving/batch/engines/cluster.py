@@ -121,12 +121,14 @@ class RayEngine:
     ) -> None:
         try:
             import ray
+            import ray.data
         except ImportError as error:
             raise MissingExtraError("--ray", "cluster") from error
         self.batch_size = batch_size or _BATCH
         self._captioner, self._generation, self._config = captioner, generation, config
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Ray reports every step of its own on standard error; what matters comes as an exception.
+        # The import of ray.data has set a level of its own before this.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
