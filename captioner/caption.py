@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Alternative", "Caption", "ModelName"]
 
+GUESSED_CHECKED = (
+    "guessed: when the places that it looked at are hidden, the model finds the word about as "
+    "likely as when others are"
+)
+GUESSED_BY_GATE = (
+    "guessed: the model drew less than 10 % on the photo, and made the word from those before it"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
@@ -85,8 +93,21 @@ class Caption:
             panels,
             score=self.score,
             alternatives=[(other.text, other.score) for other in self.alternatives],
+            note=self.note,
             box=self.box,
         )
+
+    @property
+    def note(self) -> str | None:
+        """What it means that words are drawn as guessed; None where none is."""
+        if not any(word.guessed for word in self.words):
+            return None
+        return GUESSED_CHECKED if self.checked else GUESSED_BY_GATE
+
+    @property
+    def checked(self) -> bool:
+        """Whether it was measured of every word how much it mattered where the model looked."""
+        return bool(self.words) and all(word.effect is not None for word in self.words)
 
     def find_word(self, word: str | int | None = None) -> int:
         """Find a word's index in `words`, from 0.
@@ -165,7 +186,7 @@ class Caption:
         """Draw the photo and every word's attention side by side: the paper's figure 3.
 
         Raises:
-            ConfigError: no such strength or colour scale, or the model does not attend.
+            ConfigError: no such head, strength or colour scale, or the model does not attend.
             ImageError: the photo is no longer there.
 
         """
@@ -173,6 +194,7 @@ class Caption:
             self.open_photo(),
             self.panels(head),
             title=self.text,
+            note=self.note,
             box=self.box,
             smooth=smooth,
             strength=strength,
@@ -185,17 +207,18 @@ class Caption:
         smooth: bool = True,
         strength: float = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
+        head: int | None = None,
     ) -> list[Image.Image]:
         """Draw the frames that run through the words; see captioner.drawing.saving.
 
         Raises:
-            ConfigError: no such strength or colour scale, or the model does not attend.
+            ConfigError: no such head, strength or colour scale, or the model does not attend.
             ImageError: the photo is no longer there.
 
         """
         return animation(
             self.open_photo(),
-            self.panels(),
+            self.panels(head),
             box=self.box,
             smooth=smooth,
             strength=strength,
@@ -210,7 +233,7 @@ class Caption:
 
         """
         panels = [
-            Panel(word=word.text, probability=word.probability, weights=weights)
+            Panel(word.text, word.probability, weights, guessed=word.guessed)
             for word in self.words
             if (weights := word.map(head)) is not None
         ]

@@ -39,6 +39,11 @@ VERBS = {
     "convert": Verb("captioner_serving.verbs.convert", "make other files of a batch's captions"),
     "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set to train on"),
     "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
+    "ablate": Verb(
+        "captioner_training.verbs.ablate",
+        "train every variant of attention alike",
+        takes_fields=True,
+    ),
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
     ),

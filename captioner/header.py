@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "FORMAT_VERSION",
     "HEADER_KEY",
     "bundled_checkpoint",
+    "check_head",
     "odd_header",
     "read_generation",
     "read_header",
@@ -105,6 +107,19 @@ def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointForm
         f"{path} has a header that this Captioner cannot use ({error!s}): "
         "it is damaged, or another version wrote it"
     )
+
+
+def check_head(head: int | None, header: Mapping[str, Any]) -> None:
+    """Refuse a head of the attention, from 1, that a checkpoint does not have.
+
+    Raises:
+        ConfigError: it has fewer.
+
+    """
+    count = header["decoder"].get("heads", 1)  # older files do not say
+    if head is not None and not 1 <= head <= count:
+        has = "one head" if count == 1 else f"the heads 1 to {count}"
+        raise ConfigError(f"head {head}: the model {header['name']} has {has}")
 
 
 def _check_kind(path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Literal, cast, overload
 
 import torch
 
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.deletion import sentence_effects
 from captioner.device import find_device
 from captioner.encoder import Grid
 from captioner.errors import ConfigError, ImageError
@@ -23,9 +24,9 @@ from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
 from captioner.precision import find_dtype
 from captioner.preparation import prepare_model
+from captioner.sentence import read_sentence
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.transforms import Box, Transform
-from captioner.word import Word
 
 __all__ = ["Captioner", "PreparedImage", "prepare_image"]
 
@@ -109,7 +110,11 @@ class Captioner:
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
-        self, images: ImageSource | ArrayImage, config: GenerationConfig | None = None
+        self,
+        images: ImageSource | ArrayImage,
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
     ) -> Caption: ...
 
     @overload
@@ -119,6 +124,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise"] = "raise",
+        check_attention: bool = False,
     ) -> list[Caption]: ...
 
     @overload
@@ -128,6 +134,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["return"],
+        check_attention: bool = False,
     ) -> list[Caption | ImageError]: ...
 
     def caption(
@@ -136,6 +143,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise", "return"] = "raise",
+        check_attention: bool = False,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of them, 16 at a time.
 
@@ -147,6 +155,7 @@ class Captioner:
                 takes the checkpoint's own, which is `generation` of this object.
             errors: of several images: "raise" the first ImageError, or "return" each in the place
                 of its caption.
+            check_attention: whether the words of each sentence get their `effect`; takes longer.
 
         Returns:
             A Caption, or a list in the order of the images.
@@ -159,11 +168,11 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if not is_many(images):
-            return _or_raise(self._caption_batch([images], config, as_source)[0])
+            return _or_raise(self._caption_batch([images], config, as_source, check_attention)[0])
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[ImageSource]", images))
         while batch := list(islice(waiting, _BATCH)):
-            results += self._caption_batch(batch, config, as_source)
+            results += self._caption_batch(batch, config, as_source, check_attention)
             if errors == "raise":
                 for result in results[-len(batch) :]:
                     _or_raise(result)
@@ -187,6 +196,7 @@ class Captioner:
         images: Sequence[Any],
         config: GenerationConfig | None,
         take: Callable[[Any], ImageSource],
+        check_attention: bool = False,
     ) -> list[Caption | ImageError]:
         results: dict[int, Caption | ImageError] = {}
         prepared: dict[int, PreparedImage] = {}
@@ -196,7 +206,9 @@ class Captioner:
                 prepared[position] = image if ready else self.prepare(take(image))
             except ImageError as error:
                 results[position] = error
-        captions = self.caption_prepared(list(prepared.values()), config)
+        captions = self.caption_prepared(
+            list(prepared.values()), config, check_attention=check_attention
+        )
         results.update(zip(prepared, captions, strict=True))
         return [results[position] for position in range(len(images))]
 
@@ -212,9 +224,13 @@ class Captioner:
         return prepare_image(rereadable(source), self.transform, max_pixels=self.max_pixels)
 
     def caption_prepared(
-        self, images: Sequence[PreparedImage], config: GenerationConfig | None = None
+        self,
+        images: Sequence[PreparedImage],
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
     ) -> list[Caption]:
-        """Caption images that are decoded already, as one batch.
+        """Caption images that are decoded already, as one batch; arguments as for `caption`.
 
         Raises:
             GenerationError: the model's scores are not numbers.
@@ -225,9 +241,13 @@ class Captioner:
         grid = self.encode(torch.stack([image.pixels for image in images]))
         config = config or self.generation
         made = generate(self.model.decoder, grid.features, config, vocabulary=self.vocabulary)
+        effects: list[list[list[float] | None]] = [[None] * len(each) for each in made]
+        if check_attention:
+            said = [[one.tokens for one in each] for each in made]
+            effects = sentence_effects(self.model.decoder, grid.features, said)
         return [
-            self._describe(image, grid, hypotheses)
-            for image, hypotheses in zip(images, made, strict=True)
+            self._describe(image, grid, hypotheses, found)
+            for image, hypotheses, found in zip(images, made, effects, strict=True)
         ]
 
     @torch.inference_mode()
@@ -237,9 +257,16 @@ class Captioner:
         return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
 
     def _describe(
-        self, prepared: PreparedImage, grid: Grid, hypotheses: list[Hypothesis]
+        self,
+        prepared: PreparedImage,
+        grid: Grid,
+        hypotheses: list[Hypothesis],
+        effects: Sequence[Sequence[float] | None],
     ) -> Caption:
-        best, *others = (self._say(hypothesis, grid) for hypothesis in hypotheses)
+        best, *others = (
+            read_sentence(one, grid, self.vocabulary, effects=effect)
+            for one, effect in zip(hypotheses, effects, strict=True)
+        )
         return Caption(
             text=best.text,
             score=best.score,
@@ -250,30 +277,6 @@ class Captioner:
             box=prepared.box,
             open_photo=partial(open_image, prepared.source, max_pixels=self.max_pixels),
         )
-
-    def _say(self, hypothesis: Hypothesis, grid: Grid) -> Alternative:
-        texts = self.vocabulary.decode(hypothesis.tokens)
-        count = len(texts)
-        gates = [None] * count if hypothesis.gate is None else hypothesis.gate.tolist()
-        maps: Sequence[torch.Tensor | None] = [None] * count
-        if hypothesis.attention is not None:
-            maps = hypothesis.attention.reshape(-1, grid.rows, grid.columns).unbind()
-        heads: Sequence[torch.Tensor | None] = [None] * count
-        if hypothesis.heads is not None:
-            shape = hypothesis.heads.shape[1], grid.rows, grid.columns
-            heads = hypothesis.heads.reshape(-1, *shape).unbind()
-        words = tuple(
-            Word(text=text, probability=probability, gate=gate, attention=attention, heads=own)
-            for text, probability, gate, attention, own in zip(
-                texts,
-                hypothesis.log_probabilities.exp().tolist(),
-                gates,
-                maps,
-                heads,
-                strict=False,  # the probabilities have one more, the end's
-            )
-        )
-        return Alternative(text=self.vocabulary.join(texts), score=hypothesis.score, words=words)
 
 
 def prepare_image(

@@ -11,7 +11,12 @@ from torch import Tensor
 from captioner.errors import ConfigError
 from captioner.geometry import Box
 
-__all__ = ["Word"]
+__all__ = ["SHUT_GATE", "SMALL_EFFECT", "Word"]
+
+SHUT_GATE = 0.1
+"""A gate below it has closed the view: the word comes from the sentence so far."""
+SMALL_EFFECT = 0.05
+"""In nats: the word loses less than a twentieth of its probability."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +29,8 @@ class Word:
     attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
         where the model does not attend.
     heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
+    effect: how much further the word's log-probability falls without the cells that it looked at
+        than without others, in nats; None where nobody checked it. See captioner.deletion.
     """
 
     text: str
@@ -31,6 +38,7 @@ class Word:
     gate: float | None = None
     attention: Tensor | None = field(default=None, repr=False)
     heads: Tensor | None = field(default=None, repr=False)
+    effect: float | None = field(default=None, repr=False)
 
     def map(self, head: int | None = None) -> Tensor | None:
         """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
@@ -59,7 +67,7 @@ class Word:
         return hash(self._known())
 
     def _known(self) -> tuple[object, ...]:
-        return self.text, self.probability, self.gate
+        return self.text, self.probability, self.gate, self.effect
 
     @property
     def drawn(self) -> float:
@@ -67,6 +75,17 @@ class Word:
         if self.gate is not None:
             return self.gate
         return 0.0 if self.attention is None else float(self.attention.max())
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it came from the words before it rather than from the photo.
+
+        Where the effect was measured, it is below SMALL_EFFECT; elsewhere the gate is below
+        SHUT_GATE. A word of which neither is known counts as seen.
+        """
+        if self.effect is not None:
+            return self.effect < SMALL_EFFECT
+        return self.gate is not None and self.gate < SHUT_GATE
 
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
         """Give the word as a part of the caption's record.
@@ -78,15 +97,23 @@ class Word:
         record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
         if self.gate is not None:
             record["gate"] = round(self.gate, 4)
+        if self.effect is not None:
+            record["effect"] = round(self.effect, 4)
         if box is not None and self.attention is not None:
             rows, columns = self.attention.shape
             record["attention"] = {
                 "rows": rows,
                 "columns": columns,
                 "box": [round(edge, 6) for edge in box],
-                "weights": [round(weight, 6) for weight in self.attention.flatten().tolist()],
+                "weights": _rounded(self.attention),
             }
+            if self.heads is not None:
+                record["attention"]["heads"] = [_rounded(head) for head in self.heads]
         return record
+
+
+def _rounded(weights: Tensor) -> list[float]:
+    return [round(weight, 6) for weight in weights.flatten().tolist()]
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

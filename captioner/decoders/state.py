@@ -7,6 +7,8 @@ the shape (B, L, ...) instead, and is shared by the image's hypotheses without a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -24,12 +26,16 @@ class State(NamedTuple):
     image: what is known of an image, each (B, L, ...) with a row for each of the grid's L cells,
         so that cells can be left out or replaced whatever the decoder is.
     hypothesis: what is known of a hypothesis, each (B, K, ...).
+    words: what is known of the words that any hypothesis of an image has said, each (B, S, ...).
+        Hypotheses share it and it does not move when they follow their parents: `hypothesis` has
+        which of the S words are whose.
 
     The names inside belong to the decoder; nobody else looks at them.
     """
 
     image: dict[str, Tensor]
     hypothesis: dict[str, Tensor]
+    words: Mapping[str, Tensor] = MappingProxyType({})
 
     def expand(self, hypotheses: int) -> State:
         """Give every image K hypotheses like its only one, without a copy."""
@@ -59,6 +65,7 @@ class State(NamedTuple):
         return State(
             {name: part[rows] for name, part in self.image.items()},
             {name: part[rows] for name, part in self.hypothesis.items()},
+            {name: part[rows] for name, part in self.words.items()},
         )
 
 

@@ -1,7 +1,8 @@
 """The decoder of a transformer: words look at the words before, and at the grid.
 
 Vaswani et al. 2017, section 3.1. In generation, keys and values of the words so far are kept in the
-state, so that a step works on the newest word alone.
+state, so that a step works on the newest word alone. They are kept once for an image: a word is
+seen by the hypotheses whose path it lies on, and nothing moves when these follow their parents.
 """
 
 from __future__ import annotations
@@ -51,49 +52,80 @@ class TransformerDecoder(WordDecoder):
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) for every layer, and begin one hypothesis (K = 1) each."""
-        cells = self.grid_positions.in_grid(self.enter_grid(features))
-        image, hypothesis = {}, {}
-        nothing = cells.new_zeros(len(features), 1, 0, self.config.hidden_dim)
-        for number, layer in enumerate(self._layers()):
-            image[f"keys{number}"], image[f"values{number}"] = layer.look.project(cells)
-            hypothesis[f"keys{number}"] = hypothesis[f"values{number}"] = nothing
-        return State(image, hypothesis)
+        image = {}
+        for number, grid in enumerate(self._grids(features)):
+            image[f"keys{number}"], image[f"values{number}"] = grid
+        memory = features.new_zeros(
+            len(features), 0, 2 * self.config.layers * self.config.hidden_dim
+        )
+        path = torch.zeros(len(features), 1, 0, dtype=torch.long, device=features.device)
+        return State(image, {"path": path}, {"memory": memory})
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
-        words, state, weights = self._run(tokens.unsqueeze(-1), state)
-        attention, heads = maps(weights[:, :, 0])
-        logits = self._step_logits(self._deep_output(words).squeeze(2))
-        return StepOutput(logits, state, attention, None, heads)
+        memory, path = state.words["memory"], state.hypothesis["path"]
+        said, count = memory.shape[1], tokens.shape[1]
+        own = torch.arange(said, said + count, device=tokens.device)
+        path = torch.cat([path, own[None, :, None].expand(len(path), -1, -1)], dim=-1)
+        mask = None  # where all that was said is its own: in a search with a single hypothesis
+        if path.shape[-1] < said + count:
+            mask = torch.zeros(*tokens.shape, said + count, dtype=torch.bool, device=tokens.device)
+            mask.scatter_(-1, path, True)
+        words = self._entered(tokens.unsqueeze(-1), first=path.shape[-1] - 1).squeeze(2)
+        newest: list[Tensor] = []
+        before = memory.chunk(2 * self.config.layers, dim=-1)
+        weights = words  # there is at least one layer
+        for number, layer in enumerate(self._layers()):
+            entering = layer.enter(words, 0)
+            both = layer.read.project(entering)
+            newest += both
+            pairs = zip(before[2 * number :], both, strict=False)
+            sentences = ProjectedGrid(*(torch.cat(pair, dim=1) for pair in pairs))
+            words = layer.add(
+                words, layer.read_output(layer.read.attend(entering, sentences, mask)), 0
+            )
+            grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
+            words, weights = layer.look_and_think(words, grid, tell=self._is_last(number))
+        memory = torch.cat([memory, torch.cat(newest, dim=-1)], dim=1)
+        attention, heads = maps(weights)
+        logits = self._step_logits(self._deep_output(self.final_norm(words)))
+        following = State(state.image, {"path": path}, {"memory": memory})
+        return StepOutput(logits, following, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
 
         The output at t is for the token that follows tokens[..., t]; all T at once.
         """
-        words, _, weights = self._run(tokens, self.start(features).expand(tokens.shape[1]))
-        return DecoderOutput(self._deep_output(words), maps(weights)[0])
+        images, captions, length = tokens.shape
+        words = self._entered(tokens)
+        mask = causal(length, length, device=tokens.device)
+        weights = words
+        for number, (layer, grid) in enumerate(
+            zip(self._layers(), self._grids(features), strict=True)
+        ):
+            entering = layer.enter(words, 0).flatten(0, 1)  # each caption reads itself
+            read = layer.read.attend(entering, layer.read.project(entering), mask)
+            words = layer.add(words, layer.read_output(read).view(words.shape), 0)
+            flat = words.flatten(1, 2)  # the captions of an image share its grid
+            flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
+            words = flat.view(words.shape)
+        weights = weights.view(images, captions, length, *weights.shape[2:])
+        return DecoderOutput(self._deep_output(self.final_norm(words)), maps(weights)[0])
 
-    def _run(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Tensor]:
-        """Read T more tokens (B, K, T) behind those of the state.
+    def _grids(self, features: Tensor) -> list[ProjectedGrid]:
+        """Project the grids (B, L, D) for every layer."""
+        cells = self.grid_positions.in_grid(self.enter_grid(features))
+        return [layer.look.project(cells) for layer in self._layers()]
 
-        Returns what the last layer says of them (B, K, T, n), the state that includes them, and the
-        last layer's attention weights over the grid (B, K, T, H, L).
-        """
-        past = state.hypothesis["keys0"].shape[2]
-        places = word_places(tokens.shape[2], first=past, device=tokens.device)
-        words = self.place_word(self.word_positions(self.enter_word(self._embed(tokens)), places))
-        hypothesis: dict[str, Tensor] = {}
-        weights = words  # there is at least one layer
-        for number, layer in enumerate(self._layers()):
-            names = f"keys{number}", f"values{number}"
-            before = ProjectedGrid(*(state.hypothesis[name] for name in names))
-            grid = ProjectedGrid(*(state.image[name] for name in names))
-            words, after, weights = layer(
-                words, before, grid, tell=number == self.config.layers - 1
-            )
-            hypothesis.update(zip(names, after, strict=True))
-        return self.final_norm(words), State(state.image, hypothesis), weights
+    def _entered(self, tokens: Tensor, *, first: int = 0) -> Tensor:
+        """Embed the tokens (B, K, T), whose first stands at that place: (B, K, T, n)."""
+        places = word_places(tokens.shape[-1], first=first, device=tokens.device)
+        words = self.word_positions(self.enter_word(self._embed(tokens)), places)
+        return cast(Tensor, self.place_word(words))
+
+    def _is_last(self, number: int) -> bool:
+        return number == self.config.layers - 1
 
     def _layers(self) -> list[_Layer]:
         return cast("list[_Layer]", list(self.layers))
@@ -103,7 +135,7 @@ class TransformerDecoder(WordDecoder):
 
 
 class _Layer(nn.Module):
-    """One layer: what it reads is (B, K, T, n), and so is what it says."""
+    """One layer: its parts, and what is done with them for any words (B, ..., n)."""
 
     def __init__(self, config: DecoderConfig, *, key_dim: int) -> None:
         super().__init__()
@@ -133,47 +165,34 @@ class _Layer(nn.Module):
             self.norms[1] = nn.Identity()  # nobody reads the queries
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, words: Tensor, before: ProjectedGrid, grid: ProjectedGrid, *, tell: bool
-    ) -> tuple[Tensor, ProjectedGrid, Tensor]:
-        """Read T words (B, K, T, n).
+    def look_and_think(
+        self, words: Tensor, grid: ProjectedGrid, *, tell: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Let words (B, Q, n), which have read each other, look at the grid, and think.
 
         Args:
-            words: the newest T of the sentences.
-            before: keys and values (B, K, t, n) of the words before them.
+            words: any number of them an image.
             grid: keys and values of the grid, of this layer.
             tell: whether the attention weights over the grid are wanted.
 
         Returns:
-            The words (B, K, T, n); keys and values (B, K, t + T, n); the weights (B, K, T, H, L),
-            or the words again where they are not wanted.
+            The words (B, Q, n); the weights (B, Q, H, L), or the words again where they are not
+            wanted.
 
         """
-        entering = self._enter(words, 0)
-        newest = self.read.project(entering)
-        after = ProjectedGrid(
-            *(torch.cat(pair, dim=2) for pair in zip(before, newest, strict=True))
-        )
-        sentences = ProjectedGrid(*(part.flatten(0, 1) for part in after))
-        count, total = words.shape[2], after.keys.shape[2]
-        mask = None if count == 1 else causal(count, total, device=words.device)
-        read = self.read.attend(entering.flatten(0, 1), sentences, mask).view(words.shape)
-        words = self._add(words, self.read_output(read), 0)
-
-        queries = self._enter(words, 1).flatten(1, 2)  # the captions of an image share its grid
-        weights = words
+        queries, weights = self.enter(words, 1), words
         if tell:
-            context, told = self.look(queries, grid)
-            weights = told.view(*words.shape[:3], *told.shape[2:])
+            context, weights = self.look(queries, grid)
         else:
             context = self.look.attend(queries, grid)
-        looked = self.look_output(context).view(words.shape)
-        words = self._add(words, looked, 1)
-        return self._add(words, self.think(self._enter(words, 2)), 2), after, weights
+        words = self.add(words, self.look_output(context), 1)
+        return self.add(words, self.think(self.enter(words, 2)), 2), weights
 
-    def _enter(self, words: Tensor, part: int) -> Tensor:
+    def enter(self, words: Tensor, part: int) -> Tensor:
+        """Give words as one of the three parts reads them."""
         return cast(Tensor, self.norms[part](words)) if self.first else words
 
-    def _add(self, words: Tensor, said: Tensor, part: int) -> Tensor:
+    def add(self, words: Tensor, said: Tensor, part: int) -> Tensor:
+        """Add to words what one of the three parts says of them."""
         words = words + self.dropout(said)
         return words if self.first else cast(Tensor, self.norms[part](words))

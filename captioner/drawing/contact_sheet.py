@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw
 
 from captioner.drawing.colors import DEFAULT_COLORS, FULL_HEAT, blend
+from captioner.drawing.dashes import dashed_rectangle
 from captioner.drawing.lettering import HAIRLINE, INK, MUTED, PAPER, Text, font_of, shorten
 from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
 from captioner.drawing.panel import Panel, fit
@@ -24,6 +25,7 @@ def contact_sheet(
     panels: Sequence[Panel],
     *,
     title: str | None = None,
+    note: str | None = None,
     box: Box = WHOLE,
     smooth: bool = True,
     strength: float = DEFAULT_STRENGTH,
@@ -33,7 +35,8 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
 
-    There may be no panels. The title, usually the caption, is set large above them. `panel_side`
+    There may be no panels. The title, usually the caption, is set large above them. Panels of
+    guessed words have a dashed outline; the note says below them what that means. `panel_side`
     is the side in pixels of a square photo's panel: wide and tall photos get panels of the same
     area, and type and spacing grow with it. `columns` is the number of panels in a row; None
     finds one that makes a well-shaped sheet. The other options are those of `overlay`.
@@ -54,7 +57,10 @@ def contact_sheet(
     width = max(columns * (cell[0] + gap) - gap, round(1.4 * panel_side))
     heading = Text.flow((title or "").split(), round(32 * unit), width, space=0.28)
     top = margin + (heading.height + gap if title else 0)
-    height = top + math.ceil(count / columns) * (cell[1] + gap) + round(24 * unit) + margin
+    below = top + math.ceil(count / columns) * (cell[1] + gap)
+    swatch = round(40 * unit)
+    meaning = Text.flow((note or "").split(), round(14 * unit), width - swatch, space=0.28)
+    height = below + (meaning.height + gap // 2 if note else 0) + round(24 * unit) + margin
     sheet = Image.new("RGB", (width + 2 * margin, height), PAPER)
     heading.draw(sheet, (margin, margin))
     for index in range(count):
@@ -64,8 +70,12 @@ def contact_sheet(
         if panel:
             heat = attention_map(panel.weights, small.size, box=box, smooth=smooth)
             picture = blend(small, heat, colors=colors, strength=strength)
-        word, probability = (panel.word, panel.probability) if panel else (None, None)
-        _draw_cell(sheet, corner, cell[0], picture, unit, word=word, probability=probability)
+        _draw_cell(sheet, corner, cell[0], picture, unit, panel)
+    if note:
+        draw = ImageDraw.Draw(sheet)
+        box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
+        _outline_guess(draw, box_of_swatch, unit)
+        meaning.draw(sheet, (margin + swatch, below), color=MUTED)
     _draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
     return sheet
 
@@ -81,15 +91,18 @@ def _columns(count: int, cell: _Size) -> int:
     return min(range(1, count + 1), key=ugliness)
 
 
+def _outline_guess(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], unit: float) -> None:
+    dash, width = max(2, round(7 * unit)), max(1, round(3 * unit))
+    dashed_rectangle(draw, box, INK, dash=dash, width=width)
+
+
 def _draw_cell(
     sheet: Image.Image,
     corner: _Size,
     width: int,
     picture: Image.Image,
     unit: float,
-    *,
-    word: str | None,
-    probability: float | None,
+    panel: Panel | None,
 ) -> None:
     """Draw a picture of the sheet, and below it the word and its probability; None is the photo."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(15 * unit))
@@ -98,11 +111,15 @@ def _draw_cell(
     # A hairline around it, for snow and sky would melt into the paper.
     draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), HAIRLINE)
     sheet.paste(picture, (left, y))
+    if panel and panel.guessed:
+        out = max(2, round(5 * unit))  # around the picture, not on it
+        bounds = (left - out, y - out, left + picture.width + out, y + picture.height + out)
+        _outline_guess(draw, bounds, unit)
     y += picture.height + round(27 * unit)
-    if word is None:
+    if panel is None:
         draw.text((x, y), "photo", MUTED, font, anchor="ls")
         return
-    room = float(width)
+    room, probability = float(width), panel.probability
     if probability is not None:
         percent = f"{probability:.0%}"
         draw.text((x + width, y), percent, MUTED, font, anchor="rs")
@@ -111,7 +128,7 @@ def _draw_cell(
         draw.rectangle((x, bar[0], x + width - 1, bar[1]), HAIRLINE)
         if (length := round(width * probability)) > 0:
             draw.rectangle((x, bar[0], x + length - 1, bar[1]), MUTED)
-    word, font = shorten(word, round(21 * unit), room)
+    word, font = shorten(panel.word, round(21 * unit), room)
     draw.text((x, y), word, INK, font, anchor="ls")
 
 

@@ -61,15 +61,17 @@ class Text(NamedTuple):
             placed = [(t, font, x + (width - ends[n]) / 2, n) for t, font, x, n in placed]
         return cls(size, placed, round(size * 1.45 * len(ends)))
 
-    def draw(self, sheet: Image.Image, corner: _Size, *, said: int | None = None) -> None:
+    def draw(
+        self, sheet: Image.Image, corner: _Size, *, said: int | None = None, color: str = INK
+    ) -> None:
         """Draw it; with `said`, words after that one are faint and that one is marked."""
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
             x, y = corner[0] + left, corner[1] + self.size * (1 + 1.45 * line)
-            color = INK if said is None or index < said else _FAINT
+            ink = color if said is None or index < said else _FAINT
             if index == said:
                 pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
                 draw.rounded_rectangle(pill, pad, _ACCENT)
-                color = PAPER
-            draw.text((x, y), text, color, font, anchor="ls")
+                ink = PAPER
+            draw.text((x, y), text, ink, font, anchor="ls")

@@ -12,11 +12,15 @@ __all__ = ["Panel", "fit"]
 
 
 class Panel(NamedTuple):
-    """One word of a caption, how sure the model was (0..1 or None), and where it looked."""
+    """One word of a caption, how sure the model was (0..1 or None), and where it looked.
+
+    guessed: whether it came from the words before it rather than from the photo.
+    """
 
     word: str
     probability: float | None
     weights: Weights
+    guessed: bool = False
 
 
 def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.header import bundled_checkpoint
+from captioner.header import bundled_checkpoint, check_head, read_header
 from captioner.image import MAX_PIXELS, open_image
 from captioner.terminal import printable
 from captioner.verbs.model import check_model
@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention", action="store_true", help="put each word's attention into the records"
     )
+    parser.add_argument(
+        "--check-attention",
+        action="store_true",
+        help="measure for every word whether it mattered where the model looked (takes longer)",
+    )
     output = parser.add_argument_group(
         "pictures",
         "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
@@ -62,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the word that drew most on the photo)",
     )
     output.add_argument("--animation", metavar="FILE", help="a .gif or .webp through the words")
+    output.add_argument(
+        "--head",
+        type=int,
+        metavar="N",
+        help="one head's attention, from 1, of a model with several (default: the mean of all)",
+    )
     output.add_argument(
         "--colors", choices=COLORS, metavar="NAME", help=f"{', '.join(COLORS)}; the first is usual"
     )
@@ -96,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     checkpoint = Path(arguments.checkpoint or bundled_checkpoint()).expanduser()
     own = check_model(arguments)
+    check_head(arguments.head, read_header(checkpoint))
     config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
@@ -130,8 +142,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--attention puts weights into the records: it needs --json")
     if arguments.word is not None and not arguments.overlay:
         raise ConfigError("--word chooses what --overlay draws: it needs --overlay FILE")
-    if arguments.colors and not any(getattr(arguments, option[2:]) for option in _PICTURES):
-        raise ConfigError(f"--colors is for pictures: it needs one of {', '.join(_PICTURES)}")
+    drawn = any(getattr(arguments, option[2:]) for option in _PICTURES)
+    for name in ("colors", "head"):
+        if getattr(arguments, name) is not None and not drawn:
+            raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
+    if arguments.check_attention and not (arguments.json or arguments.sheet):
+        raise ConfigError("--check-attention is told by --json and on --sheet FILE: name one")
     if arguments.max_pixels < 1:
         raise ConfigError(f"--max-pixels {arguments.max_pixels} is out of range: it is at least 1")
 
@@ -169,7 +185,9 @@ def _captions(
     )
     for start in range(0, len(photos), _BATCH):
         batch = photos[start : start + _BATCH]
-        yield from captioner.caption(batch, config, errors="return")
+        yield from captioner.caption(
+            batch, config, errors="return", check_attention=arguments.check_attention
+        )
 
 
 def _print(caption: Caption, arguments: argparse.Namespace) -> None:
@@ -186,17 +204,17 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
     from captioner.drawing.saving import save_animation, save_image
 
-    colors = arguments.colors or DEFAULT_COLORS
+    colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
     caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):
-        save_image(caption.contact_sheet(colors=colors), file)
+        save_image(caption.contact_sheet(colors=colors, head=head), file)
     if file := files.get("--animation"):
-        save_animation(caption.animation(colors=colors), file)
+        save_animation(caption.animation(colors=colors, head=head), file)
     if file := files.get("--overlay"):
         try:
             found = caption.find_word(arguments.word)
         except ConfigError as error:
             raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
-        save_image(caption.overlay(found + 1, colors=colors), file)
+        save_image(caption.overlay(found + 1, colors=colors, head=head), file)
         word, count = caption.words[found].text, len(caption.words)
         print(f"{printable(file)} shows {word!r}, word {found + 1} of {count}", file=sys.stderr)

@@ -21,6 +21,7 @@ def state() -> State:
             "flat": torch.arange(6).view(2, 3),
             "cache": torch.arange(6.0).view(2, 3, 1, 1).expand(2, 3, 7, 2),
         },
+        words={"memory": torch.arange(2.0).view(2, 1, 1).expand(2, 9, 5)},
     )
 
 
@@ -29,13 +30,14 @@ def test_select_lets_a_hypothesis_follow_its_parent(state: State) -> None:
     assert chosen.hypothesis["flat"].tolist() == [[2, 0], [4, 4]]
     assert chosen.hypothesis["cache"].shape == (2, 2, 7, 2)
     assert chosen.hypothesis["cache"][..., 6, 1].tolist() == [[2, 0], [4, 4]]
-    assert chosen.image is state.image
+    assert chosen.image is state.image and chosen.words is state.words
 
 
 def test_take_keeps_images(state: State) -> None:
     taken = state.take(torch.tensor([1]))
     assert taken.hypothesis["flat"].tolist() == [[3, 4, 5]]
     assert taken.image["grid"].shape == (1, 4, 5) and taken.image["grid"].unique() == 1
+    assert taken.words["memory"].shape == (1, 9, 5) and taken.words["memory"].unique() == 1
 
 
 def test_expand_gives_every_hypothesis_the_same(state: State) -> None:

@@ -87,6 +87,7 @@ def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any]) -> 
             torch.testing.assert_close(output.heads.mean(2), output.attention)
         assert all(part.shape[:2] == (2, 9) for part in state.image.values())
         assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
+        assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
 
 
 @every_variant

@@ -25,7 +25,7 @@ from tests import launcher
 
 
 def test_shipped_recipes_load() -> None:
-    shipped = {"bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "own", "smoke"}
+    shipped = {"ablation", "bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "own", "smoke"}
     assert set(shipped_recipes()) == shipped
     for name in shipped_recipes():
         assert load_recipe(name).name == name

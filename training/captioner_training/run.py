@@ -178,7 +178,7 @@ class Run:
             self.recipe,
             self.state,
             corpus=self.corpus,
-            cache=self.folder.out / "cache",
+            cache=self.folder.shared / "cache",
             processes=self.processes,
         )
 
@@ -186,7 +186,7 @@ class Run:
         """Score the model, which has the averaged weights, on the validation split."""
         boxes = None
         if self.recipe.data.scenes is not None:
-            boxes = self.folder.out / "scenes" / "boxes_val.json"
+            boxes = self.folder.shared / "scenes" / "boxes_val.json"
         self._validating = True
         result = validate(
             self.state.model,

@@ -34,11 +34,15 @@ class RunFolder:
         state: of the interrupted run that is there, or None.
         finished: what is known of the finished run that is there, or None.
         longer: whether the recipe has more epochs than that finished run, and goes on from it.
+        shared: where grids and drawn scenes are, which other runs may use too.
 
     """
 
-    def __init__(self, recipe: Recipe, out: Path, *, processes: Processes) -> None:
+    def __init__(
+        self, recipe: Recipe, out: Path, *, processes: Processes, shared: Path | None = None
+    ) -> None:
         self.recipe, self.out, self.processes = recipe, out, processes
+        self.shared = out if shared is None else shared
         self.files = StateFiles(out / "state", keep=recipe.keep_states)
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
         self.state = self.files.load()
@@ -47,7 +51,9 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def open(cls, recipe: Recipe, out: Path, processes: Processes) -> Iterator[RunFolder]:
+    def open(
+        cls, recipe: Recipe, out: Path, processes: Processes, *, shared: Path | None = None
+    ) -> Iterator[RunFolder]:
         """Open a folder: a new one, or that of a run of the same recipe.
 
         Raises:
@@ -59,13 +65,15 @@ class RunFolder:
         with ExitStack() as stack:
             lock = locked(out / "lock", verb="train", what=out)
             processes.main_alone(lambda: stack.enter_context(lock))
-            folder = processes.main_first(lambda: cls._read(recipe, out, processes))
+            folder = processes.main_first(lambda: cls._read(recipe, out, processes, shared))
             processes.wait()  # all have read before anyone writes
             yield folder
 
     @classmethod
-    def _read(cls, recipe: Recipe, out: Path, processes: Processes) -> RunFolder:
-        folder = cls(recipe, out, processes=processes)
+    def _read(
+        cls, recipe: Recipe, out: Path, processes: Processes, shared: Path | None
+    ) -> RunFolder:
+        folder = cls(recipe, out, processes=processes, shared=shared)
         folder._check_recipe()
         return folder
 

@@ -25,12 +25,13 @@ from captioner_training.stage import StageRun
 __all__ = ["train"]
 
 
-def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
+def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | None = None) -> Path:
     """Run a recipe, or go on with it, and return the path of the best checkpoint.
 
     Writes into `out`: best.safetensors (highest CIDEr on validation) and last.safetensors,
     log.jsonl, recipe.json, finished.json at the end, TensorBoard's files where wanted; and until
     the end state/ (from which the same call goes on, after whatever end) and cache/ (grids).
+    Several runs may have a folder `shared` instead for grids and drawn scenes; it stays.
 
     Raises:
         ConfigError: the recipe cannot work, or `out` has the run of another one.
@@ -39,10 +40,10 @@ def train(recipe: Recipe, *, out: Path, processes: Processes) -> Path:
 
     """
     processes.main_first(lambda: check_encoder(recipe))
-    with RunFolder.open(recipe, out, processes) as folder:
+    with RunFolder.open(recipe, out, processes, shared=shared) as folder:
         origin = load_origin(recipe)
         known = origin.vocabulary.ordinary_words if origin else ()
-        corpus = processes.main_first(lambda: read_corpus(recipe, out=out, known=known))
+        corpus = processes.main_first(lambda: read_corpus(recipe, out=folder.shared, known=known))
         with Run.begin(folder, corpus, origin) as run:
             if not run.state.progress.finished:
                 _train(run)

@@ -59,6 +59,7 @@ class BatchConfig:
     beam_size: int | None = None  # None: the checkpoint's own
     captions: int = 1  # the N best of each photo; the others stand in the alternatives
     attention: bool = False  # each word's weights in the records: five times the size
+    check_attention: bool = False  # each word's measured effect in the records; slower
     wording: Wording = field(
         default_factory=Wording
     )  # what is done to a caption before it is written
@@ -70,6 +71,7 @@ class BatchConfig:
     language: str = "en"  # of the captions, for XMP
     maps: Maps | None = None  # pictures of the attention, into `maps_to`
     maps_to: str | None = None
+    head: int | None = None  # whose attention the maps show, from 1; None: the mean of all
     keep_formulas: bool = False  # CSV cells that begin with = + - @ stay as they are
     # Which photos
     shard: Shard | None = None
@@ -114,6 +116,9 @@ class BatchConfig:
             ),
             "maps and maps_to go together: which pictures, and their folder": (
                 (self.maps is None) != (self.maps_to is None)
+            ),
+            f"head {self.head} is for the pictures of maps: it needs maps": (
+                self.head is not None and self.maps is None
             ),
             f"existing {self.existing!r} is about sidecars: it needs sidecar": (
                 self.existing != "skip" and self.sidecar is None

@@ -31,6 +31,7 @@ class CaptionFields(BaseModel):
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     attention: bool = False
+    check_attention: bool = False
 
 
 class Problem(BaseModel):
@@ -126,7 +127,9 @@ def make_router(service: CaptionService) -> APIRouter:
         config = service.captioner.generation.asked(
             beam_size=fields.beam_size, captions=fields.captions
         )
-        work = service.caption(images, config, client=client)
+        work = service.caption(
+            images, config, client=client, check_attention=fields.check_attention
+        )
         results = await _while_connected(request, work)
         visit_of(request.scope).told = True
         return _answer(form.files, results, attention=fields.attention)

@@ -19,15 +19,24 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import PreparedImage
 
-__all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace"]
+__all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
 
-CaptionBatch = Callable[[Sequence[PreparedImage], GenerationConfig], Sequence[Caption]]
+
+class Order(NamedTuple):
+    """How an image is to be captioned."""
+
+    generation: GenerationConfig
+    check_attention: bool = False
+
+
+CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
 OnPlace = Callable[[int], None]
 """Told how many images of the queue come first, each time that changes, from any thread."""
 
@@ -57,14 +66,14 @@ class ClosedError(CaptionerError):
 @dataclass(frozen=True, eq=False)
 class _Job:
     image: PreparedImage
-    config: GenerationConfig
+    order: Order
     future: Future[Caption]
     on_place: OnPlace | None
 
     @property
-    def kind(self) -> GenerationConfig:
+    def kind(self) -> Order:
         """What a batch has in common."""
-        return _for_one(self.config)
+        return _for_one(self.order)
 
 
 class Batcher:
@@ -149,13 +158,13 @@ class Batcher:
             self._changed.notify_all()
 
     def submit(
-        self, image: PreparedImage, config: GenerationConfig, on_place: OnPlace | None = None
+        self, image: PreparedImage, order: Order, on_place: OnPlace | None = None
     ) -> Future[Caption]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
         The future may raise whatever this one image makes the model raise.
         """
-        job = _Job(image, config, Future(), on_place)
+        job = _Job(image, order, Future(), on_place)
         with self._changed:
             if on_place is not None:
                 on_place(len(self._waiting))
@@ -194,7 +203,7 @@ class Batcher:
     def _caption(self, jobs: list[_Job]) -> None:
         """Caption jobs of one kind; where that fails, each half, down to the one to blame."""
         try:
-            widest = max((job.config for job in jobs), key=lambda config: config.captions)
+            widest = max((job.order for job in jobs), key=lambda order: order.generation.captions)
             results = self._caption_batch([job.image for job in jobs], widest)
             if len(results) != len(jobs):
                 raise RuntimeError(f"{len(jobs)} images gave {len(results)} results")
@@ -240,9 +249,9 @@ class Batcher:
 
 
 @lru_cache
-def _for_one(config: GenerationConfig) -> GenerationConfig:
+def _for_one(order: Order) -> Order:
     """Leave out how many captions are wanted, in which the images of a batch may differ."""
-    return replace(config, captions=1)
+    return order._replace(generation=replace(order.generation, captions=1))
 
 
 def _tell_places(jobs: Iterable[_Job]) -> None:

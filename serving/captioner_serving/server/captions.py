@@ -27,7 +27,7 @@ from captioner_serving.server.pictures import GONE, CaptionShelf, KeptCaption
 from captioner_serving.server.problems import GoneError, RequestError
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
-from captioner_serving.server.uploads import Upload, read_form
+from captioner_serving.server.uploads import Form, Upload, read_form
 from captioner_serving.server.viewer import describe
 
 __all__ = ["SENTENCES", "PageCaptions", "make_caption_router", "public_error"]
@@ -35,7 +35,7 @@ __all__ = ["SENTENCES", "PageCaptions", "make_caption_router", "public_error"]
 SENTENCES = 3
 """The caption and the two next best: enough to see whether the model wavers."""
 
-_FIELDS = ("sample", "token", "beam_size", "captions")
+_FIELDS = ("sample", "token", "beam_size", "captions", "check_attention")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class _Photo:
     path: Path
     name: str
     owner: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A photo, and how it is to be captioned."""
+
+    photo: _Photo
+    config: GenerationConfig
+    check_attention: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,7 @@ class PageCaptions:
     shelf: CaptionShelf
     samples: dict[str, Path]
 
-    async def find(self, request: Request) -> tuple[_Photo, GenerationConfig]:
+    async def find(self, request: Request) -> _Request:
         """Read the photo that a request brings or names, and how it is to be captioned.
 
         Raises:
@@ -80,19 +89,23 @@ class PageCaptions:
             beam_size=_number(form.fields, "beam_size"),
             captions=_number(form.fields, "captions") or 1,
         )
-        owner = request.cookies.get(COOKIE)
+        return _Request(
+            photo=await self._photo(form, request.cookies.get(COOKIE)),
+            config=config,
+            check_attention=form.fields.get("check_attention") == "true",
+        )
+
+    async def _photo(self, form: Form, owner: str | None) -> _Photo:
         if form.files:
-            return await run_in_threadpool(self._save, form.files[0], owner), config
+            return await run_in_threadpool(self._save, form.files[0], owner)
         if (name := form.fields.get("sample")) is not None:
             if name not in self.samples:
                 raise RequestError(f"there is no sample {name[:40]!r}")
-            return _Photo(self.samples[name], name, owner=None), config
+            return _Photo(self.samples[name], name, owner=None)
         kept = self.shelf.get(form.fields.get("token", ""), owner)
-        return _Photo(Path(kept.caption.image or ""), kept.name, kept.owner), config
+        return _Photo(Path(kept.caption.image or ""), kept.name, kept.owner)
 
-    async def follow(
-        self, photo: _Photo, config: GenerationConfig, client: str
-    ) -> AsyncIterator[str]:
+    async def follow(self, wanted: _Request, client: str) -> AsyncIterator[str]:
         """Caption a photo, and tell how it goes; whoever stops listening leaves the queue."""
         places: asyncio.Queue[int | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -100,7 +113,7 @@ class PageCaptions:
         def on_place(ahead: int) -> None:
             loop.call_soon_threadsafe(places.put_nowait, ahead)
 
-        task = asyncio.create_task(self._make(photo, config, client, on_place))
+        task = asyncio.create_task(self._make(wanted, client, on_place))
         task.add_done_callback(lambda _: places.put_nowait(None))
         try:
             while (ahead := await places.get()) is not None:
@@ -109,21 +122,24 @@ class PageCaptions:
         except ImageNotFoundError:
             yield _line({"error": GoneError(GONE).record()})
         except CaptionerError as error:
+            photo = wanted.photo
             yield _line({"error": public_error(error, str(photo.path), photo.name)})
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def show(self, token: str, sentence: int, owner: str | None) -> dict[str, Any]:
+    async def show(
+        self, token: str, sentence: int, head: int | None, owner: str | None
+    ) -> dict[str, Any]:
         """Make the viewer's value of a caption that is kept, or of one of its alternatives.
 
         Raises:
             GoneError: it is not kept any longer, or is somebody else's.
-            ConfigError: it has no such alternative.
+            ConfigError: it has no such alternative, or the model no such head.
 
         """
         kept = self.shelf.get(token, owner)
-        return await run_in_threadpool(describe, kept, token=token, sentence=sentence)
+        return await run_in_threadpool(describe, kept, token=token, sentence=sentence, head=head)
 
     def keep(
         self,
@@ -144,15 +160,18 @@ class PageCaptions:
         )
         return self.shelf.put(kept, forever=forever), kept
 
-    async def _make(
-        self, photo: _Photo, config: GenerationConfig, client: str, on_place: OnPlace
-    ) -> dict[str, Any]:
+    async def _make(self, wanted: _Request, client: str, on_place: OnPlace) -> dict[str, Any]:
+        photo = wanted.photo
         (caption,) = await self.service.caption(
-            [photo.path], config, client=client, on_place=on_place
+            [photo.path],
+            wanted.config,
+            client=client,
+            on_place=on_place,
+            check_attention=wanted.check_attention,
         )
         if not isinstance(caption, Caption):
             raise caption
-        token, kept = self.keep(caption, config, name=photo.name, owner=photo.owner)
+        token, kept = self.keep(caption, wanted.config, name=photo.name, owner=photo.owner)
         return await run_in_threadpool(describe, kept, token=token, sentence=0)
 
     def _save(self, file: Upload, owner: str | None) -> _Photo:
@@ -168,15 +187,17 @@ def make_caption_router(page: PageCaptions) -> APIRouter:
     async def caption(request: Request) -> StreamingResponse:
         client = client_of(request.scope)
         page.service.require_room(client)
-        photo, config = await page.find(request)
-        lines = page.follow(photo, config, client)
+        lines = page.follow(await page.find(request), client)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
     @router.get("/{token}")
     async def show(
-        token: str, request: Request, sentence: int = Query(default=0, ge=0)
+        token: str,
+        request: Request,
+        sentence: int = Query(default=0, ge=0),
+        head: int | None = Query(default=None, ge=1),
     ) -> dict[str, Any]:
-        return await page.show(token, sentence, request.cookies.get(COOKIE))
+        return await page.show(token, sentence, head, request.cookies.get(COOKIE))
 
     return router
 

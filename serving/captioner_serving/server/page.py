@@ -44,7 +44,11 @@ def make_page(page: PageCaptions, *, first: tuple[str, Caption] | None) -> gr.Bl
         name, caption = first
         token, kept = page.keep(caption, config, name=name, owner=None, forever=True)
         value = describe(kept, token=token, sentence=0)
-    settings = {"beam_size": config.beam_size, "captions": config.captions}
+    settings: dict[str, int | bool] = {
+        "beam_size": config.beam_size,
+        "captions": config.captions,
+        "check_attention": False,
+    }
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(read_static("header.html"), elem_id="header")
@@ -74,7 +78,7 @@ def _pictures(samples: dict[str, Path]) -> list[dict[str, str]]:
 
 
 def _add_client_endpoint(page: PageCaptions) -> None:
-    """Give gradio_client `predict(image, beam_size, captions, attention, api_name="/caption")`."""
+    """Give gradio_client `predict(image, ..., api_name="/caption")`, with the fields of the API."""
 
     async def record(
         request: gr.Request,
@@ -82,6 +86,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
         beam_size: float | None = None,
         captions: float = 1,
         attention: bool = False,
+        check_attention: bool = False,
     ) -> dict[str, Any]:
         """Caption one image, as the record of the command line and the API."""
         name, path = None, ""
@@ -95,7 +100,9 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             beam = None if beam_size is None else int(beam_size)
             config = own.asked(beam_size=beam, captions=int(captions))
             client = whole_client(request.client.host if request.client else "")
-            (caption,) = await page.service.caption([path], config, client=client)
+            (caption,) = await page.service.caption(
+                [path], config, client=client, check_attention=check_attention
+            )
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
@@ -108,6 +115,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             gr.Number(None, precision=0, label="beam_size"),  # the checkpoint's
             gr.Number(1, precision=0, label="captions"),
             gr.Checkbox(False, label="attention"),
+            gr.Checkbox(False, label="check_attention"),
         ]
         # Our functions take files as they are named, and the store opens them; Gradio opens none.
         gr.Button("Caption").click(

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Query, Request, Response
@@ -102,6 +102,7 @@ class CaptionShelf:
 
 
 Strength = Annotated[float, Query(ge=0, le=1)]
+Head = Annotated[int | None, Query(ge=1)]
 Picture = Literal["photo.jpg", "overlay.png", "sheet.png", "words.webp"]
 
 
@@ -134,16 +135,19 @@ def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
         smooth: bool = True,
         strength: Strength = DEFAULT_STRENGTH,
         colors: str = DEFAULT_COLORS,
+        head: Head = None,
     ) -> Response:
+        look: Any = {"smooth": smooth, "strength": strength, "colors": colors, "head": head}
+
         def draw(caption: Caption) -> Response:
             if picture == "photo.jpg":
                 return _jpeg(caption.open_photo())
             if picture == "words.webp":
-                frames = caption.animation(smooth=smooth, strength=strength, colors=colors)
+                frames = caption.animation(**look)
                 return Response(encode_animation(frames, ".webp"), media_type="image/webp")
             if picture == "sheet.png":
-                return _png(caption.contact_sheet(smooth=smooth, strength=strength, colors=colors))
-            return _png(caption.overlay(word + 1, smooth=smooth, strength=strength, colors=colors))
+                return _png(caption.contact_sheet(**look))
+            return _png(caption.overlay(word + 1, **look))
 
         caption = shelf.get(token, request.cookies.get(COOKIE)).caption.choose(sentence)
         side = _SHOWN_SIDE if picture == "photo.jpg" else _LONGEST_SIDE

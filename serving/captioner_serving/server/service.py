@@ -17,7 +17,7 @@ from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import Box
 from captioner.predictor import Captioner, PreparedImage
-from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace
+from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
@@ -76,6 +76,7 @@ class CaptionService:
         *,
         client: str = "",
         on_place: OnPlace | None = None,
+        check_attention: bool = False,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; one that cannot be opened fails alone, in its place.
 
@@ -86,6 +87,7 @@ class CaptionService:
             config: beam size and number of captions.
             client: whose they are; clients take turns.
             on_place: told how many images of the queue come before each, whenever that changes.
+            check_attention: whether words get their effect; see Captioner.caption.
 
         Raises:
             BusyError: no room in the queue.
@@ -94,8 +96,9 @@ class CaptionService:
         """
         start = time.monotonic()
         self._batcher.admit(len(images), client)
+        order = Order(config, check_attention)
         tasks = [
-            asyncio.create_task(self._caption_one(image, config, client, on_place))
+            asyncio.create_task(self._caption_one(image, order, client, on_place))
             for image in images
         ]
         try:
@@ -151,7 +154,7 @@ class CaptionService:
         blank = PreparedImage(source=b"", pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
         short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
         try:
-            future = self._batcher.submit(blank, short)
+            future = self._batcher.submit(blank, Order(short))
             await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
         except TimeoutError as error:
             detail = f"it has not answered within {_PATIENCE:.0f} s"
@@ -171,14 +174,15 @@ class CaptionService:
     async def _caption_one(
         self,
         image: bytes | str | Path,
-        config: GenerationConfig,
+        order: Order,
         client: str,
         on_place: OnPlace | None,
     ) -> Caption | ImageError:
+        config = order.generation
         try:
             prepared = await self.photos.square(image, client=client)
             result: Caption | ImageError
-            result = await asyncio.wrap_future(self._batcher.submit(prepared, config, on_place))
+            result = await asyncio.wrap_future(self._batcher.submit(prepared, order, on_place))
         except ImageError as error:
             result = error
         except ClosedError:
@@ -193,10 +197,10 @@ class CaptionService:
         # Another of its batch may have wanted more.
         return replace(result, alternatives=result.alternatives[: config.captions - 1])
 
-    def _caption_batch(
-        self, images: Sequence[PreparedImage], config: GenerationConfig
-    ) -> Sequence[Caption]:
-        return self.captioner.caption_prepared(images, config)
+    def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
+        return self.captioner.caption_prepared(
+            images, order.generation, check_attention=order.check_attention
+        )
 
     def _tell(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
         captions = sum(isinstance(result, Caption) for result in results)

@@ -36,12 +36,12 @@ __all__ = ["describe", "make_viewer"]
 _HEAT_SIDE = 128
 
 
-def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int]) -> gr.HTML:
+def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int | bool]) -> gr.HTML:
     """The photo with the caption below it.
 
     Args:
         value: what `describe` returns; None shows nothing yet.
-        settings: beam_size and captions, until the visitor changes them.
+        settings: of a request, until the visitor changes them.
 
     """
     scales = {
@@ -61,42 +61,61 @@ def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int]) -> gr
     )
 
 
-def describe(kept: KeptCaption, *, token: str, sentence: int) -> dict[str, Any]:
+def describe(
+    kept: KeptCaption, *, token: str, sentence: int, head: int | None = None
+) -> dict[str, Any]:
     """Turn a caption into the viewer's value: plain data, heat as data URLs, no photo.
 
     Args:
         kept: what to show.
         token: under which the photo and the pictures of it are found.
         sentence: which one: 0 is the caption itself, 1 the first of its alternatives.
+        head: whose attention is shown, from 1; None: the mean of all.
 
     Raises:
-        ConfigError: there is no such sentence.
+        ConfigError: there is no such sentence, or no such head.
 
     """
     caption = kept.caption.choose(sentence)
     return {
         "caption": caption.text,
         "box": list(caption.box),
-        "words": [_describe_word(word, caption.box) for word in caption.words],
+        "words": [_describe_word(word, caption.box, head) for word in caption.words],
+        "note": caption.note,
+        "head": head,
+        "heads": max(
+            (0 if word.heads is None else len(word.heads) for word in caption.words), default=0
+        ),
         "first": caption.find_word() if caption.words else -1,
         "sentence": sentence,
         "sentences": [
             {"text": kept.caption.text, "score": kept.caption.score},
             *({"text": each.text, "score": each.score} for each in kept.caption.alternatives),
         ],
-        "settings": {"beam_size": kept.beam_size, "captions": kept.captions},
+        "settings": {
+            "beam_size": kept.beam_size,
+            "captions": kept.captions,
+            "check_attention": caption.checked,
+        },
         "token": token,
         "name": Path(kept.name).stem,
         "record": {**caption.record(attention=True), "image": kept.name},
     }
 
 
-def _describe_word(word: Word, box: Box) -> dict[str, Any]:
-    described = {"text": word.text, "probability": word.probability, "gate": word.gate}
-    if word.attention is not None:
-        smooth = attention_map(word.attention, (_HEAT_SIDE, _HEAT_SIDE), box=box)
+def _describe_word(word: Word, box: Box, head: int | None) -> dict[str, Any]:
+    described = {
+        "text": word.text,
+        "probability": word.probability,
+        "gate": word.gate,
+        "effect": word.effect,
+        "guessed": word.guessed,
+    }
+    weights = word.map(head)
+    if weights is not None:
+        smooth = attention_map(weights, (_HEAT_SIDE, _HEAT_SIDE), box=box)
         described["smooth"] = _data_url(smooth)
-        described["cells"] = _data_url(heat_grid(word.attention).convert("L"))
+        described["cells"] = _data_url(heat_grid(weights).convert("L"))
     return described
 
 

@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import ConfigError
+from captioner.header import bundled_checkpoint, check_head, read_header
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = "%(prog)s INPUT... --output FILE|- [options]"
     parser.add_argument("inputs", nargs="*", metavar="INPUT",
-        help="photo, folder, 'glob', .tar, .zip, URL, table, or - for a list")  # fmt: skip
+        help="photo, folder, 'glob', archive, URL, table, - (a list)")  # fmt: skip
     parser.add_argument("--output", required=True, metavar="FILE|-",
         help=".jsonl, .csv, .parquet, or .json (COCO results)")  # fmt: skip
     add = parser.add_argument_group("inputs").add_argument
@@ -55,11 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = outputs.add_argument
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--attention", action="store_true", help="each word's attention in the records")
+    add("--check-attention", action="store_true", help="each word's effect too (slower)")
     add("--min-score", type=float, metavar="S", help="records below go to --review")
     add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
     add_sidecars(outputs)
     add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")
     add("--maps-to", metavar="DIR", help="the folder for them")
+    add("--head", type=int, metavar="N", help="of their attention; default: the mean of all")
     add_wording(outputs)
     add = parser.add_argument_group("model and speed").add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
@@ -89,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     output = None if arguments.output == "-" else arguments.output
     own = check_model(arguments)
+    checkpoint = arguments.checkpoint or bundled_checkpoint()
+    check_head(config.head, read_header(checkpoint))
     check_run(inputs, config, output=output, generation=own, ray=arguments.ray)
 
     from captioner.predictor import Captioner
@@ -96,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_serving.batch.run import BatchRun
 
     captioner = Captioner.from_pretrained(
-        arguments.checkpoint,
+        checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
         max_pixels=config.max_pixels,
@@ -141,7 +146,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
     names = (
         "beam_size", "captions", "attention", "min_score", "review", "sidecar", "existing",
         "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
-        "keep_formulas",
+        "keep_formulas", "check_attention", "head",
         "max_pixels",
     )  # fmt: skip
     given = {name: getattr(arguments, name) for name in names}

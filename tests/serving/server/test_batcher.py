@@ -13,7 +13,7 @@ import pytest
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner_serving.server.batcher import Batcher, BusyError
+from captioner_serving.server.batcher import Batcher, BusyError, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.service import CaptionService
@@ -28,7 +28,7 @@ class Model:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def __call__(self, images: Sequence[Any], config: GenerationConfig) -> Sequence[Any]:
+    def __call__(self, images: Sequence[Any], order: Order) -> Sequence[Any]:
         self.batches.append(len(images))
         if "memory" in images:
             raise MemoryError
@@ -60,10 +60,10 @@ def batcher(model: Model) -> Iterator[Batcher]:
 def test_one_image_that_fails_fails_alone(
     batcher: Batcher, model: Model, bad: str, error: type[Exception]
 ) -> None:
-    config = GenerationConfig()
+    order = Order(GenerationConfig())
     images = [*"abc", bad, *"defg"]
     batcher.admit(len(images))
-    futures = [batcher.submit(image, config) for image in images]
+    futures = [batcher.submit(image, order) for image in images]
     for image, future in zip(images, futures, strict=True):
         if image == bad:
             assert isinstance(future.exception(10), error)
@@ -72,7 +72,7 @@ def test_one_image_that_fails_fails_alone(
     batcher.release(len(images))
     # The thread goes on.
     batcher.admit(1)
-    assert batcher.submit("z", config).result(10) == "z"
+    assert batcher.submit("z", order).result(10) == "z"
     batcher.release(1)
 
 
@@ -81,10 +81,10 @@ def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
     started: Queue[int] = Queue()
     going, sizes = threading.Semaphore(0), list[int]()
 
-    def model(images: Sequence[Any], config: GenerationConfig) -> Sequence[Any]:
+    def model(images: Sequence[Any], order: Order) -> Sequence[Any]:
         sizes.append(len(images))
         assert going.acquire(timeout=10)
-        return [(image, config.captions) for image in images]
+        return [(image, order.generation.captions) for image in images]
 
     batcher = Batcher(
         model,
@@ -95,7 +95,7 @@ def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
         threads=2,
     )
     batcher.admit(7)
-    one, three = GenerationConfig(), GenerationConfig(captions=3)
+    one, three = Order(GenerationConfig()), Order(GenerationConfig(captions=3))
     first = batcher.submit("first", one)
     assert started.get(timeout=10) == 1  # alone
     others = [batcher.submit(number, three if number == 2 else one) for number in range(6)]

@@ -9,6 +9,7 @@ scored by exact match, and where it should have looked is known. The same seed d
 
 from __future__ import annotations
 
+import filecmp
 import io
 import json
 import math
@@ -240,7 +241,7 @@ def write_scenes(
         if not re.fullmatch(r"\w+", split, re.ASCII) or count < 1:
             raise ConfigError(f"splits are like 'train': 100, 'val_2': 9; not {split!r}: {count}")
     for split, count in splits.items():
-        seeds = [scene_seed(seed=seed, split=split, index=index) for index in range(count)]
+        seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]
         _write_split(folder, split, seeds, config)
 
 
@@ -275,8 +276,7 @@ def _instance(item: SceneObject) -> dict[str, object]:
 
 
 def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
-    data = io.BytesIO()
-    image.save(data, format="JPEG", quality=95, subsampling=0)  # edges stay clean
+    image.save(data := io.BytesIO(), format="JPEG", quality=95, subsampling=0)  # edges stay clean
     member = tarfile.TarInfo(name)  # its time and owner are 0 unless set
     member.size = data.tell()
     data.seek(0)
@@ -291,7 +291,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             yield file
-        temporary.replace(path)
+        if not (path.is_file() and filecmp.cmp(temporary, path, shallow=False)):
+            temporary.replace(path)  # what is the same stays, and is still what grids are of
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:

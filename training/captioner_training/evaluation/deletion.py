@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.errors import DataError
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
-from captioner_training.data.loader import make_split_loader
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.faithfulness import WordEffect, random_cells, word_effects
+from captioner_training.evaluation.split import StoredGrids, encode_split
 
 __all__ = ["FUNCTION_WORDS", "measure_deletion", "summarize_effects"]
 
@@ -40,8 +40,12 @@ def measure_deletion(
     autocast: torch.autocast,
     workers: int = 2,
     seed: int = 0,
+    grids: tuple[StoredGrids, Sequence[int]] | None = None,
+    insertion: bool = True,
 ) -> dict[str, object]:
     """Test every word of the captions of a split; see summarize_effects.
+
+    `grids` are those of the images, where they have been made before, and their places there.
 
     Raises:
         DataError: the model captions without attention.
@@ -50,18 +54,31 @@ def measure_deletion(
     device = next(model.parameters()).device
     model.eval()
     draws = random_cells(torch.Generator().manual_seed(seed))
-    images = [one.image for one in captioned]
-    loader = make_split_loader(images, transform, workers=workers, batch_size=_BATCH)
+    batches = encode_split(
+        model,
+        [one.image for one in captioned],
+        transform,
+        autocast=autocast,
+        workers=workers,
+        batch_size=_BATCH,
+        grids=grids,
+    )
     found: list[WordEffect] = []
     first = 0
-    for pixels, _ in tqdm(loader, desc="deletion", leave=False, disable=None):
-        some = captioned[first : first + _BATCH]
-        with torch.inference_mode(), autocast:
-            grid = model.encode(transform.normalize(pixels.to(device)))
-            tokens = [one.hypothesis.tokens for one in some]
-            effects = word_effects(model.decoder, grid.features, tokens, draws=draws)
-        found += [one._replace(image=first + one.image) for one in effects]
-        first += len(some)
+    with tqdm(desc="deletion", total=len(captioned), leave=False, disable=None) as bar:
+        for grid in batches:
+            tokens = [one.hypothesis.tokens for one in captioned[first : first + _BATCH]]
+            with autocast:
+                effects = word_effects(
+                    model.decoder,
+                    grid.features.to(device),
+                    tokens,
+                    draws=draws,
+                    insertion=insertion,
+                )
+            found += [one._replace(caption=first + one.caption) for one in effects]
+            first += len(tokens)
+            bar.update(len(tokens))
     if not found:
         raise DataError("the model captions without attention: there is nothing to delete")
     return summarize_effects(found, [one.words for one in captioned])
@@ -80,7 +97,7 @@ def summarize_effects(
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:
-        content = captions[one.image][one.place] not in FUNCTION_WORDS
+        content = captions[one.caption][one.place] not in FUNCTION_WORDS
         shut = one.gate is not None and one.gate < _SHUT
         kind = "content_shut_gate" if shut else "content"
         kinds[kind if content else "function"].append(one)
@@ -92,7 +109,7 @@ def summarize_effects(
 
 
 def _tables(effects: Sequence[WordEffect], images: int) -> dict[str, Table]:
-    at = np.array([one.image for one in effects])
+    at = np.array([one.caption for one in effects])
     counts = np.bincount(at, minlength=images)
     columns = {
         "effect": [one.effect for one in effects],

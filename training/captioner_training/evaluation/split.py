@@ -21,7 +21,7 @@ from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.scores import score_tables
 
-__all__ = ["StoredGrids", "caption_split", "score_split"]
+__all__ = ["StoredGrids", "caption_split", "encode_split", "score_split"]
 
 _BATCH = 50  # images that are captioned at once
 
@@ -66,10 +66,8 @@ def caption_split(
     model.eval()
     captioned: list[Captioned] = []
     with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
-        batches = (
-            _encoded(model, images, transform, autocast=autocast, workers=workers)
-            if grids is None
-            else _cached(*grids, transform.config.size // model.config.encoder.stride)
+        batches = encode_split(
+            model, images, transform, autocast=autocast, workers=workers, grids=grids
         )
         for grid in batches:
             with autocast:
@@ -95,23 +93,29 @@ def caption_split(
     return captioned
 
 
-def _encoded(
+@torch.inference_mode()
+def encode_split(
     model: CaptionModel,
     images: Sequence[CaptionedImage],
     transform: Transform,
     *,
     autocast: torch.autocast,
     workers: int,
+    batch_size: int = _BATCH,
+    grids: tuple[StoredGrids, Sequence[int]] | None = None,
 ) -> Iterator[Grid]:
+    """Give the grids of images, batch by batch; read those that have been made before."""
+    if grids is not None:
+        stored, places = grids
+        side = transform.config.size // model.config.encoder.stride
+        for first in range(0, len(places), batch_size):
+            yield Grid(stored[places[first : first + batch_size]].float(), side, side)
+        return
     device = next(model.parameters()).device
-    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=_BATCH):
+    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=batch_size):
         with autocast:
-            yield model.encode(transform.normalize(pixels.to(device)))
-
-
-def _cached(grids: StoredGrids, places: Sequence[int], side: int) -> Iterator[Grid]:
-    for first in range(0, len(places), _BATCH):
-        yield Grid(grids[places[first : first + _BATCH]].float(), side, side)
+            grid = model.encode(transform.normalize(pixels.to(device)))
+        yield grid
 
 
 def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:

@@ -63,12 +63,17 @@ class CaptionActor:
     """Captions on a GPU, or on a CPU, of a node."""
 
     def __init__(
-        self, captioner: Captioner, generation: GenerationConfig, *, attention: bool
+        self,
+        captioner: Captioner,
+        generation: GenerationConfig,
+        *,
+        attention: bool,
+        check_attention: bool,
     ) -> None:
         torch.set_num_threads(1)
         self._captioner = captioner
         self._generation = generation
-        self._attention = attention
+        self._attention, self._check = attention, check_attention
 
     def __call__(self, batch: dict[str, Any]) -> _Column:
         """Caption what was decoded without an error in batch["result"]."""
@@ -79,6 +84,7 @@ class CaptionActor:
             [result.name for result in good],
             [result.decoded for result in good],
             self._generation,
+            check_attention=self._check,
         )
         records = [caption.record(attention=self._attention) for caption in captions]
         made = dict(zip(map(id, good), records, strict=True))
@@ -213,7 +219,10 @@ class RayEngine:
         captioned = decoded.map_batches(
             CaptionActor,
             fn_constructor_args=(self._captioner, self._generation),
-            fn_constructor_kwargs={"attention": self._config.attention},
+            fn_constructor_kwargs={
+                "attention": self._config.attention,
+                "check_attention": self._config.check_attention,
+            },
             concurrency=self._captioners,
             num_gpus=1 if self._gpus else None,
             num_cpus=None if self._gpus else share,

@@ -76,9 +76,11 @@ class LocalEngine:
     ) -> None:
         self.captioner = captioner
         self.generation = generation
-        self.batch_size = batch_size or _suited_batch_size(captioner, generation)
+        self.batch_size = batch_size or _suited_batch_size(
+            captioner, generation, check_attention=config.check_attention
+        )
         self.workers = config.workers or cores()
-        self._attention = config.attention
+        self._attention, self._check = config.attention, config.check_attention
         self._maps = config.maps is not None  # which are drawn on the photo itself
         self._stop = threading.Event()
         self._memory = MemoryCeiling(rounds=_WARM_UP)
@@ -187,6 +189,7 @@ class LocalEngine:
                 [entry.photo.name for entry in entries],
                 [entry.decoded for entry in entries],
                 self.generation,
+                check_attention=self._check,
             )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
@@ -220,12 +223,14 @@ def caption_decoded(
     names: Sequence[str],
     decoded: Sequence[Decoded],
     generation: GenerationConfig,
+    *,
+    check_attention: bool,
 ) -> list[Caption]:
     """Caption as one batch what was decoded without an error."""
     if not decoded:
         return []
     prepared = prepared_images(zip(names, decoded, strict=True))
-    return captioner.caption_prepared(prepared, generation)
+    return captioner.caption_prepared(prepared, generation, check_attention=check_attention)
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -234,7 +239,9 @@ def _out_of_memory(error: Exception) -> bool:
     )
 
 
-def _suited_batch_size(captioner: Captioner, generation: GenerationConfig) -> int:
+def _suited_batch_size(
+    captioner: Captioner, generation: GenerationConfig, *, check_attention: bool
+) -> int:
     """Find how many photos at once suit the device.
 
     On a CPU the caches decide. On a GPU it is the memory: a small batch of noise is captioned, and
@@ -247,7 +254,9 @@ def _suited_batch_size(captioner: Captioner, generation: GenerationConfig) -> in
     noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
     torch.cuda.reset_peak_memory_stats(captioner.device)
     before = torch.cuda.memory_allocated(captioner.device)
-    caption_decoded(captioner, [""] * few, [noise] * few, generation)
+    caption_decoded(
+        captioner, [""] * few, [noise] * few, generation, check_attention=check_attention
+    )
     each = (torch.cuda.max_memory_allocated(captioner.device) - before) / few
     free, _ = torch.cuda.mem_get_info(captioner.device)
     size = 1

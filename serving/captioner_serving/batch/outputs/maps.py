@@ -35,7 +35,7 @@ class MapWriter:
 
     def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
         self._written = written
-        self._kind = config.maps
+        self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
 
     def write(self, photo: Photo, caption: Caption) -> None:
@@ -56,9 +56,9 @@ class MapWriter:
             data = photo.read()
             caption = dataclasses.replace(caption, open_photo=partial(_open, data, photo.name))
             if self._kind == "overlay" and caption.words:
-                picture = caption.overlay()
+                picture = caption.overlay(head=self._head)
             else:
-                picture = caption.contact_sheet()
+                picture = caption.contact_sheet(head=self._head)
         except (ImageError, ConfigError) as error:
             raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
         save_image(picture, path)

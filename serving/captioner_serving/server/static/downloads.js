@@ -17,6 +17,7 @@ export class Downloads {
     this.value = value;
     const query = new URLSearchParams({
       sentence: value.sentence, word, smooth: look.smooth, strength: look.strength, colors: look.colors,
+      ...(value.head ? { head: value.head } : {}),
     });
     for (const anchor of this.links) {
       const picture = anchor.dataset.picture, [kind, suffix] = picture.split(".");

@@ -5,6 +5,8 @@ const MEANINGS = {
   looked: "Where most of the model's attention lay when it chose the word. The colours on the photo show all of it.",
   drew: "How much the choice of the word drew on what was seen there, and not only on the words already said. "
     + "Words such as “of” need little of it.",
+  effect: "How much less likely the word becomes when the places that it looked at are hidden, beyond what hiding "
+    + "as many other places does. A word that loses less than 5 % counts as guessed.",
   average: "How sure the model was of each word of the sentence, on average. "
     + "The sentences are in its own order, which also counts their length.",
   heat: "Colour (with Spotlight, light) begins where a place had more than an even share of the attention, and is full at eight times "

@@ -3,13 +3,18 @@ import { again, settings, work } from "./work.js";
 
 export function start(element, props) {
   element.querySelector(".limits").textContent = props.value;
-  const sliders = [...element.querySelectorAll("input")];
+  const sliders = [...element.querySelectorAll("input[type=range]")], check = element.querySelector(".check input");
   const [beam, captions] = sliders;
   const show = () => {
     for (const slider of sliders) {
       slider.value = settings[slider.name];
       element.querySelector("b." + slider.name).textContent = slider.value;
     }
+    check.checked = settings.check_attention;
+  };
+  check.onchange = () => {
+    settings.check_attention = check.checked;
+    again();
   };
   beam.max = props.most;
   captions.max = Math.min(10, props.most);

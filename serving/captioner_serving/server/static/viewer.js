@@ -17,6 +17,7 @@ export function start(element, props) {
   const look = { strength: props.default_strength, colors: props.default_colors, smooth: true };
   let value = null;  // what is shown
   let seen = null;   // the address of the photo on the stage
+  let before = null; // what was shown before, with the word that was chosen in it
 
   const heat = new Heat(find(".heat"), photo, { ...props, look });
   const downloads = new Downloads(element, (text) => { status.textContent = about.textContent = text; });
@@ -74,8 +75,13 @@ export function start(element, props) {
     },
     async shown(state) {
       const mine = value = state.value;
-      sentence.set(value.words.map((word, index) => ({ ...word, told: facts(value, index).slice(0, 2).map((f) => f[1]).join(", ") })));
+      const same = before?.token === value.token && before.sentence === value.sentence;  // another head of it
+      const word = same ? before.word : value.first;
+      before = { token: value.token, sentence: value.sentence, word };
+      sentence.set(value.words.map((word, index) => ({ ...word, told: tell(value, index) })));
+      find(".guesses").textContent = value.note ? "In dashed italics, " + value.note + "." : "";
       listSentences();
+      listHeads();
       showWord(-1);
       photo.alt = value.caption;
       status.textContent = "Caption: " + value.caption;
@@ -83,7 +89,7 @@ export function start(element, props) {
       if (value !== mine) return;
       if (!ready) return fail(fromServer({ type: "gone" }));
       if (!(await heat.load(value)) || value !== mine) return;
-      sentence.pin(value.first);
+      sentence.pin(word);
     },
   };
 
@@ -97,7 +103,7 @@ export function start(element, props) {
         const item = document.createElement("li"), button = document.createElement("button");
         button.type = "button";
         button.textContent = each.text;
-        button.onclick = () => { if (value.sentence !== number) choose(number); };
+        button.onclick = () => { if (value.sentence !== number) choose(number, value.head); };
         item.append(button, term("average", percent(Math.exp(each.score)) + " a word"));
         return item;
       }));
@@ -105,17 +111,26 @@ export function start(element, props) {
     [...list.children].forEach((item, number) => item.firstChild.setAttribute("aria-pressed", number === chosen));
   }
 
+  function listHeads() {
+    const list = find(".head");
+    find(".heads").classList.toggle("any", value.heads > 1);
+    list.replaceChildren(new Option("Mean", ""), ...Array.from({ length: value.heads }, (_, i) => new Option(i + 1, i + 1)));
+    list.value = value.head ?? "";
+    list.onchange = () => choose(value.sentence, +list.value || null);
+  }
+
   work.addEventListener("change", ({ detail }) => {
-    const before = viewer.dataset.state;
+    const state = viewer.dataset.state;
+    if (before) before.word = sentence.pinned;
     value = null;
     closeMeanings();
-    if (detail.kind !== "shown" || before !== "shown") heat.clear();
+    if (detail.kind !== "shown" || state !== "shown") heat.clear();
     viewer.dataset.state = detail.kind;
     if (detail.kind !== "waiting") viewer.removeAttribute("data-unseen");
     viewer.setAttribute("aria-busy", detail.kind === "waiting");
     sentence.stop();
     states[detail.kind](detail);
-    if (before !== detail.kind && detail.kind in ENDS) reveal(detail.kind === "failed" ? document.body : viewer, find(ENDS[detail.kind]));
+    if (state !== detail.kind && detail.kind in ENDS) reveal(detail.kind === "failed" ? document.body : viewer, find(ENDS[detail.kind]));
   });
 
   const drawScale = () => {
@@ -142,9 +157,25 @@ export function start(element, props) {
 function facts(value, index) {
   const word = value.words[index], { attention } = value.record.words[index];
   const known = [["sure", percent(word.probability) + " sure"]];
-  if (attention) known.push(["looked", "looked " + placeOf(attention)]);
+  if (attention) {
+    const weights = value.head ? attention.heads[value.head - 1] : attention.weights;
+    known.push(["looked", "looked " + placeOf({ ...attention, weights })]);
+  }
   if (word.gate != null) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);
+  if (word.effect != null) known.push(["effect", unseen(word.effect)]);
   return known;
+}
+
+// What a screen reader says of a word.
+function tell(value, index) {
+  const told = facts(value, index).slice(0, 2).map((fact) => fact[1]);
+  return [...told, ...(value.words[index].guessed ? ["guessed"] : [])].join(", ");
+}
+
+// The measured effect as the share of its probability that the word loses.
+function unseen(effect) {
+  const lost = 1 - Math.exp(-effect);
+  return lost < 0.005 ? "as likely unseen" : percent(lost) + " less likely unseen";
 }
 
 function phaseOf({ phase, share, ahead }) {

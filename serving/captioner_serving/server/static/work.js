@@ -4,7 +4,7 @@ import { drop, find, keep } from "./keeping.js";
 import { fromServer, problems } from "./problems.js";
 
 export const work = new EventTarget();
-export const settings = {};  // beam_size and captions, as the next request will ask
+export const settings = {};  // beam_size, captions and check_attention, as the next request will ask
 
 let shown = null;    // the value of the caption on the page
 let source = null;   // what it was asked of: { file } or { sample } or { token }
@@ -116,20 +116,22 @@ function arrive(value) {
   show(value);
 }
 
-async function fetchShown(token, sentence) {
-  const response = await fetch(at(`captions/${token}?sentence=${sentence}`)).catch(() => null);
+async function fetchShown({ token, sentence, head }) {
+  const query = new URLSearchParams({ sentence, ...(head ? { head } : {}) });
+  const response = await fetch(at(`captions/${token}?${query}`)).catch(() => null);
   if (!response) throw problems.unreachable();
   if (!response.ok) throw fromServer(await response.json().catch(() => null), response.status);
   return response.json();
 }
 
-// Another of the sentences that the model considered, with its own words.
-export async function choose(sentence) {
-  const { token } = shown;
+// Another of the sentences that the model considered, with its own words; and whose attention is
+// shown: that of one head, or of all where there is none given.
+export async function choose(sentence, head) {
+  const { token } = shown, wanted = { token, sentence, head };
   try {
-    const value = await fetchShown(token, sentence);
+    const value = await fetchShown(wanted);
     if (shown?.token !== token) return;
-    history.replaceState(stateOf({ token, sentence }), "");
+    history.replaceState(stateOf(wanted), "");
     show(value);
   } catch (problem) {
     if (shown?.token === token) fail(problem);
@@ -141,7 +143,7 @@ async function restore(first) {
   stop();
   shown = null;
   const here = place();
-  if (!here || here.token && here.token === first?.token && !here.sentence) {
+  if (!here || here.token && here.token === first?.token && !here.sentence && !here.head) {
     source = first ? { token: first.token } : null;
     picture = first ? photoOf(first) : null;
     return first ? show(first) : become({ kind: "empty" });
@@ -158,7 +160,7 @@ async function restore(first) {
       if (!current()) return;
       return file ? begin({ file }) : fail(fromServer({ type: "gone" }));
     }
-    const value = await fetchShown(here.token, here.sentence);
+    const value = await fetchShown(here);
     if (current()) show(value);
   } catch (problem) {
     if (current()) fail(problem);

@@ -11,9 +11,7 @@ from torch import Tensor
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.state import State, StepOutput
-from captioner_training.evaluation.deletion import summarize_effects
-from captioner_training.evaluation.faithfulness import (
-    WordEffect,
+from captioner.deletion import (
     attended_cells,
     random_cells,
     word_effects,
@@ -108,7 +106,7 @@ def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
         return (torch.arange(cells) < counts[:, None])[None]
 
     together = word_effects(decoder, features, captions, draws=first)
-    assert [(one.place, one.image) for one in together] == [
+    assert [(one.place, one.caption) for one in together] == [
         (0, 0),
         (0, 1),
         (0, 2),
@@ -118,27 +116,6 @@ def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
     ]
     for at in range(3):
         alone = word_effects(decoder, features[at : at + 1], [captions[at]], draws=first)
-        mine = [one for one in together if one.image == at]
+        mine = [one for one in together if one.caption == at]
         for one, other in zip(alone, mine, strict=True):
             assert one[2:8] == pytest.approx(other[2:8], abs=1e-4)
-
-
-def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
-    def word(image: int, place: int, deletion: float, gate: float) -> WordEffect:
-        return WordEffect(image, place, 1, deletion, 0.5, 0.0, 0.0, 1.0, gate)
-
-    effects = [
-        word(0, 0, 9.0, 0.5),
-        word(0, 1, 1.5, 0.5),
-        word(1, 0, 2.5, 0.6),
-        word(1, 1, 7.0, 0.05),
-    ]
-    found = summarize_effects(effects, [["a", "dog"], ["cat", "runs"]])
-    content = found["content"]
-    assert isinstance(content, dict)
-    assert content["words"] == 2 and content["effect"] == pytest.approx(1.5)
-    assert content["intervals"]["effect"] == pytest.approx([1.0, 2.0])
-    assert content["gate"] == pytest.approx(0.55)
-    shut, function = found["content_shut_gate"], found["function"]
-    assert isinstance(shut, dict) and shut["effect"] == pytest.approx(6.5)
-    assert isinstance(function, dict) and function["effect"] == pytest.approx(8.5)

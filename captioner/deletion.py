@@ -1,0 +1,253 @@
+"""The deletion test: whether it mattered for a word that the model looked where it looked.
+
+The decoder's state before the word is kept. The fewest cells that hold half of the word's attention
+are replaced by the mean of the grid, attention is computed again, and the word is scored again: how
+far does its log-probability fall, against random draws of as many cells? Insertion goes the other
+way: from a grid that is its mean everywhere, with only these cells as they were. (Petsiuk et al.
+2018, RISE, section 4.1, for pictures; here for a word, one step, and the attention's own map.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from captioner.decoders.state import State, StepDecoder, StepOutput
+from captioner.vocabulary import START
+
+__all__ = [
+    "Draws",
+    "WordEffect",
+    "attended_cells",
+    "random_cells",
+    "repeated_cells",
+    "sentence_effects",
+    "word_effects",
+]
+
+SHARE = 0.5  # of a word's attention that the deleted cells hold
+DRAWS = 8  # enough to know a word's chance level; the mean over words is sharper by far
+_ROWS = 64  # grids that are changed at once: their copies are what a step takes most memory for
+
+# Takes how many cells (R,) to draw and the cells L of a grid; gives masks (draws, R, L).
+Draws = Callable[[Tensor, int], Tensor]
+
+
+class WordEffect(NamedTuple):
+    """What the test found of one word, in nats.
+
+    caption, place: which caption, and which of its words; cells: how many were replaced.
+    deletion: how far the log-probability falls without the attended cells; insertion: how far it
+    rises with them alone (NaN where nobody asked). random_deletion and random_insertion: the same
+    for random cells. entropy: of the attention; gate: in 0..1, None where the decoder has none.
+    """
+
+    caption: int
+    place: int
+    cells: int
+    deletion: float
+    random_deletion: float
+    insertion: float
+    random_insertion: float
+    entropy: float
+    gate: float | None
+
+    @property
+    def effect(self) -> float:
+        """How much more the attended cells mattered than random ones."""
+        return self.deletion - self.random_deletion
+
+
+def attended_cells(attention: Tensor, *, share: float = SHARE) -> Tensor:
+    """Mark the fewest cells that hold a share of the attention: (R, L) weights to a mask (R, L)."""
+    ordered, order = attention.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    # The tolerance is for sums that reach the share but for rounding.
+    kept = before < share * attention.sum(dim=-1, keepdim=True) - 1e-6
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def random_cells(generator: torch.Generator, *, draws: int = DRAWS) -> Draws:
+    """Draw cells by chance, without replacement, anew for every word."""
+
+    def draw(counts: Tensor, cells: int) -> Tensor:
+        return _first(torch.rand(draws, len(counts), cells, generator=generator), counts)
+
+    return draw
+
+
+def repeated_cells(*, draws: int = DRAWS) -> Draws:
+    """Draw cells by chance, for all captions the same at the same place.
+
+    So what is found of a photo does not depend on the photos beside it, nor on the day.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(counts: Tensor, cells: int) -> Tensor:
+        return _first(torch.rand(draws, 1, cells, generator=generator), counts)
+
+    return draw
+
+
+def _first(numbers: Tensor, counts: Tensor) -> Tensor:
+    """Mark in each row of random numbers (draws, R or 1, L) as many cells as are counted (R,)."""
+    ranks = numbers.argsort(dim=-1).argsort(dim=-1)
+    return ranks.to(counts.device) < counts[None, :, None]
+
+
+@torch.inference_mode()
+def word_effects(
+    decoder: StepDecoder,
+    features: Tensor,
+    captions: Sequence[Sequence[int]],
+    *,
+    draws: Draws,
+    images: Sequence[int] | None = None,
+    insertion: bool = True,
+) -> list[WordEffect]:
+    """Test every word of captions.
+
+    Args:
+        decoder: that attends.
+        features: (B, L, D), the grids.
+        captions: the tokens that were said, without <end>.
+        draws: of the cells to compare with.
+        images: of each caption, its grid; None: there is one for each grid, in order.
+        insertion: whether that is measured too, which doubles the work.
+
+    Returns:
+        The words, in the order of their places; none where the decoder does not attend.
+
+    Raises:
+        GenerationError: the decoder's scores are not numbers.
+
+    """
+    found: list[WordEffect] = []
+    device = features.device
+    rows = torch.arange(len(captions), device=device)
+    state = decoder.start(features)
+    if images is not None:
+        state = state.take(torch.tensor(images, device=device))
+    tokens = torch.full((len(captions), 1), START, device=device)
+    for place in range(max(map(len, captions), default=0)):
+        alive = [at for at, row in enumerate(rows.tolist()) if place < len(captions[row])]
+        if len(alive) < len(rows):
+            keep = torch.tensor(alive, device=device)
+            rows, tokens, state = rows[keep], tokens[keep], state.take(keep)
+        said = torch.tensor([captions[row][place] for row in rows.tolist()], device=device)
+        output = decoder.step(tokens, state)
+        if output.attention is None:
+            return []
+        test = _Test(decoder, tokens, state, output, said)
+        for row, numbers in zip(rows.tolist(), test.words(draws, insertion), strict=True):
+            found.append(WordEffect(row, place, *numbers))
+        tokens, state = said.unsqueeze(1), output.state
+    return found
+
+
+def sentence_effects(
+    decoder: StepDecoder, features: Tensor, sentences: Sequence[Sequence[Sequence[int]]]
+) -> list[list[list[float] | None]]:
+    """Find the effect of every word of the sentences of each grid, all together.
+
+    Args:
+        decoder: of the sentences.
+        features: (B, L, D), the grids.
+        sentences: of each grid, any number of them, as tokens without <end>.
+
+    Returns:
+        Of each sentence the effects of its words; None where the decoder does not attend.
+
+    Raises:
+        GenerationError: the decoder's scores are not numbers.
+
+    """
+    places = [(image, at) for image, each in enumerate(sentences) for at in range(len(each))]
+    found = word_effects(
+        decoder,
+        features,
+        [sentences[image][at] for image, at in places],
+        draws=repeated_cells(),
+        images=[image for image, _ in places],
+        insertion=False,
+    )
+    effects: list[list[list[float] | None]] = [[None] * len(each) for each in sentences]
+    for one in found:  # in the order of their places
+        image, at = places[one.caption]
+        effects[image][at] = [*(effects[image][at] or []), one.effect]
+    return effects
+
+
+_Numbers = tuple[int, float, float, float, float, float, float | None]
+
+
+class _Test:
+    """The words (R,) of one step, a row for each caption, and the step that said them."""
+
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        tokens: Tensor,
+        state: State,
+        output: StepOutput,
+        said: Tensor,
+    ) -> None:
+        self.decoder, self.tokens, self.state = decoder, tokens, state
+        self.output, self.said = output, said
+        self.means = {name: part.mean(dim=1, keepdim=True) for name, part in state.image.items()}
+
+    def words(self, draws: Draws, insertion: bool) -> Iterator[_Numbers]:
+        """Test them; yields the fields of WordEffect behind caption and place."""
+        attention = self.output.attention
+        if attention is None:
+            return
+        weights = attention[:, 0].float()
+        mask = attended_cells(weights)
+        masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
+        falls = _said(self.output, self.said) - self._score(masks)
+        rises = torch.full_like(falls, math.nan)
+        if insertion:
+            everything = torch.ones_like(masks[:1])
+            rises = self._score(~masks) - self._score(everything)
+        entropy = -(weights * weights.clamp(min=1e-12).log()).sum(dim=-1)
+        parts = (falls[0], falls[1:].mean(0), rises[0], rises[1:].mean(0), entropy)
+        columns = torch.stack(parts, dim=1)
+        gates = [None] * len(weights) if (gate := self.output.gate) is None else gate[:, 0].tolist()
+        for cells, numbers, gate in zip(
+            mask.sum(-1).tolist(), columns.tolist(), gates, strict=True
+        ):
+            fall, random_fall, rise, random_rise, spread = numbers
+            yield cells, fall, random_fall, rise, random_rise, spread, gate
+
+    def _score(self, masks: Tensor) -> Tensor:
+        """Score the words with the cells of masks (M, R, L) replaced by the grid's mean: (M, R)."""
+        together = max(1, _ROWS // masks.shape[1])
+        return torch.cat([self._score_some(some) for some in torch.split(masks, together)])
+
+    def _score_some(self, masks: Tensor) -> Tensor:
+        times = len(masks)
+        image = {
+            name: torch.where(_like(masks, part), self.means[name], part).flatten(0, 1)
+            for name, part in self.state.image.items()
+        }
+        others = (_repeated(parts, times) for parts in (self.state.hypothesis, self.state.words))
+        output = self.decoder.step(self.tokens.repeat(times, 1), State(image, *others))
+        return _said(output, self.said.repeat(times)).view(times, -1)
+
+
+def _repeated(parts: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
+    return {name: part.repeat(times, *[1] * (part.dim() - 1)) for name, part in parts.items()}
+
+
+def _like(masks: Tensor, part: Tensor) -> Tensor:
+    """Give masks (M, R, L) the dimensions of an image's tensor (R, L, ...) behind the first."""
+    return masks.reshape(*masks.shape, *[1] * (part.dim() - 2))
+
+
+def _said(output: StepOutput, said: Tensor) -> Tensor:
+    """Take the log-probabilities (R,) of the words (R,)."""
+    return output.log_probabilities()[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,156 @@
+"""Every kind of decoder through every front end: caption, batch, API and page, as processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from captioner.checkpoint import Checkpoint
+from captioner.decoders.config import DecoderConfig
+from captioner.model import CaptionModel, ModelConfig
+from tests.conftest import make_tiny
+from tests.serving.server.conftest import Server, serve
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lstm-scaled_dot-4": {"score": "scaled_dot", "heads": 4},
+    "lstm-dot-current": {"score": "dot", "query": "current"},
+    "lstm-none": {"score": "none"},
+    "top_down-multiplicative-2": {"kind": "top_down", "score": "multiplicative", "heads": 2},
+    "transformer-additive-4": {"kind": "transformer", "score": "additive", "heads": 4},
+    "transformer-dot": {"kind": "transformer", "score": "dot", "positions": "sine"},
+}
+
+
+def made(variant: dict[str, Any]) -> Checkpoint:
+    """The tiny model with another decoder; it speaks in sentences of three words and more."""
+    tiny = make_tiny()
+    sizes = {"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, "value_dim": 24}
+    sizes |= {"positions": "learned"}
+    config = ModelConfig(
+        encoder=tiny.model.config.encoder, decoder=DecoderConfig(**{**sizes, **variant})
+    )
+    model = CaptionModel(
+        config, vocabulary_size=len(tiny.vocabulary), encoder=tiny.model.encoder
+    ).eval()
+    torch.nn.init.normal_(model.decoder.embedding.weight)
+    # Cells and heads that differ: the tiny encoder sees the same everywhere.
+    for name, parameter in model.decoder.named_parameters():
+        parameter.data.mul_(8 if "positions" in name else 3 if "score" in name else 1)
+    generation = replace(tiny.generation, minimum_length=3, maximum_length=6)
+    return replace(tiny, model=model, generation=generation, name="variant")
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int]:
+    """A checkpoint file, and how many heads it has."""
+    path = tmp_path_factory.mktemp("variants") / f"{request.param}.safetensors"
+    checkpoint = made(VARIANTS[request.param])
+    checkpoint.save(path)
+    return path, checkpoint.model.config.decoder.heads
+
+
+@pytest.fixture(scope="module")
+def running(
+    variant: tuple[Path, int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    with serve(folder, "--checkpoint", variant[0]) as server:
+        yield server
+
+
+def mean_of(heads: list[list[float]]) -> list[float]:
+    return [sum(each) / len(heads) for each in zip(*heads, strict=True)]
+
+
+def test_the_command_draws_a_head_and_tells_all_of_them(
+    run_captioner: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
+) -> None:
+    path, heads = variant
+    command = ("caption", photo, "--checkpoint", path)
+    pictures = {}
+    for head in (None, 1, heads):
+        chosen = () if head is None else ("--head", head)
+        files = [tmp_path / f"{head}.png", tmp_path / f"{head}.gif", tmp_path / f"{head}-sheet.png"]
+        drawn = ("--overlay", files[0], "--word", 1, "--animation", files[1], "--sheet", files[2])
+        result = run_captioner(*command, *chosen, *drawn)
+        assert result.returncode == 0, result.stderr
+        for kind, file in zip(("overlay", "animation", "sheet"), files, strict=True):
+            with Image.open(file) as image:
+                image.seek(min(1, getattr(image, "n_frames", 1) - 1))
+                pictures[kind, head] = image.convert("RGB")
+    for kind in ("overlay", "animation", "sheet"):
+        differs = ImageChops.difference(pictures[kind, None], pictures[kind, heads]).getbbox()
+        assert (differs is not None) == (heads > 1), kind
+    told = run_captioner(*command, "--json", "--attention", "--check-attention")
+    assert told.returncode == 0, told.stderr
+    for word in json.loads(told.stdout)["words"]:
+        assert isinstance(word["effect"], float)
+        attention = word["attention"]
+        assert ("heads" in attention) == (heads > 1)
+        if heads > 1:
+            assert len(attention["heads"]) == heads
+            assert attention["weights"] == pytest.approx(mean_of(attention["heads"]), abs=1e-5)
+    wrong = run_captioner(*command, "--head", heads + 1, "--sheet", tmp_path / "no.png")
+    has = "one head" if heads == 1 else f"the heads 1 to {heads}"
+    assert wrong.returncode == 2
+    assert wrong.stderr == f"captioner: --head {heads + 1}: the model variant has {has}\n"
+
+
+def test_a_batch_draws_a_head_and_checks_its_words(
+    run_captioner: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
+) -> None:
+    path, heads = variant
+    output, maps = tmp_path / "out" / "captions.jsonl", tmp_path / "maps"
+    output.parent.mkdir()
+    command = ("batch", photo, "--output", output, "--checkpoint", path, "--attention")
+    drawn = ("--maps", "sheet", "--maps-to", maps, "--head", heads, "--check-attention")
+    result = run_captioner(*command, *drawn)
+    assert result.returncode == 0, result.stderr
+    record = json.loads(output.read_text())
+    alone = run_captioner(
+        "caption", photo, "--checkpoint", path, "--json", "--attention", "--check-attention"
+    )
+    assert record == json.loads(alone.stdout)
+    assert len(list(maps.rglob("*.png"))) == 1
+    other = run_captioner(*command, *drawn[:-1])
+    assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
+    refused = run_captioner(*command, "--head", 1)
+    assert refused.returncode == 2 and "--head 1 is for the pictures of maps" in refused.stderr
+
+
+def test_the_api_and_the_page_tell_the_same(
+    running: Server, variant: tuple[Path, int], photo: Path
+) -> None:
+    heads, data = variant[1], photo.read_bytes()
+    with running.client() as client:
+        fields = {"attention": "true", "check_attention": "true"}
+        answer = client.post("/api/caption", files={"image": ("a.jpg", data)}, data=fields)
+        (record,) = answer.json()["records"]
+        assert {"effect", "attention"} <= record["words"][0].keys()
+        assert ("heads" in record["words"][0]["attention"]) == (heads > 1)
+        plain = client.post("/api/caption", files={"image": ("a.jpg", data)}).json()["records"][0]
+        assert plain["caption"] == record["caption"] and "effect" not in plain["words"][0]
+        settings = {"captions": "2", "check_attention": "true"}
+        lines = client.post("/page/captions", files={"photo": ("a.jpg", data)}, data=settings)
+        value = json.loads(lines.text.splitlines()[-1])
+        assert value["record"]["words"] == record["words"]
+        assert value["heads"] == (heads if heads > 1 else 0) and value["head"] is None
+        assert value["settings"]["check_attention"] is True
+        place = f"/page/captions/{value['token']}"
+        chosen = client.get(f"{place}?sentence=1&head={heads}").json()
+        assert chosen["head"] == heads and chosen["words"][0]["effect"] is not None
+        for head, status in ((heads, 200), (heads + 1, 422)):
+            for picture in ("overlay.png", "sheet.png", "words.webp"):
+                assert client.get(f"{place}/{picture}?head={head}").status_code == status

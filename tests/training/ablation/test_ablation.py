@@ -1,0 +1,102 @@
+"""An ablation from the command to its table, on drawn scenes, with every variant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captioner.decoders.config import DecoderConfig
+from captioner.errors import ConfigError
+from captioner_training.ablation.table import Row, table_text
+from captioner_training.ablation.variants import (
+    VARIANT_NAMES,
+    count_parameters,
+    decoder_variants,
+)
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+RECIPE = """
+name: miniature
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 16}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 16, hidden_dim: 32, attention_dim: 16, dropout: 0.1}
+data: {scenes: {train: 24, validation: 10}, minimum_count: 1, workers: 0}
+generation: {beam_size: 2, minimum_length: 2, maximum_length: 6}
+stages:
+  - {epochs: 1, batch_size: 12, warmup: 1}
+"""
+SIZES = {"grid_dim": 1280, "vocabulary_size": 3574}
+BUNDLED = DecoderConfig(embedding_dim=512, hidden_dim=512, attention_dim=256, value_dim=512)
+
+
+def test_every_variant_there_is_has_the_sizes_of_the_base() -> None:
+    found = decoder_variants(BUNDLED, **SIZES)
+    assert tuple(found) == VARIANT_NAMES
+    assert found["none-current"].score == "none" and found["none-current"].query == "current"
+    assert found["heads-previous"].heads == 4 and found["heads-previous"].score == "scaled_dot"
+    assert {one.hidden_dim for name, one in found.items() if name != "transformer"} == {512}
+
+
+@pytest.mark.parametrize("base", [BUNDLED, DecoderConfig(embedding_dim=64, hidden_dim=96)])
+def test_the_transformer_has_as_many_parameters_within_2_percent(base: DecoderConfig) -> None:
+    found = decoder_variants(base, **SIZES)
+    ours, theirs = (
+        count_parameters(found[name], **SIZES) for name in ("transformer", "additive-previous")
+    )
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_sizes_that_allow_no_transformer_are_refused() -> None:
+    base = DecoderConfig(embedding_dim=512, hidden_dim=4, attention_dim=64, layers=400)
+    with pytest.raises(ConfigError, match=r"lower decoder\.layers"):
+        decoder_variants(base, **SIZES)
+
+
+def measured(value: float, **more: float) -> dict[str, dict[str, float]]:
+    return {"CIDEr": {"value": value, **more}, "parameters": {"value": 2e6}}
+
+
+def test_the_table_tells_the_spread_of_seeds_or_of_images() -> None:
+    several = table_text([Row("dot", [measured(40), measured(43), measured(46)], 7.25)])
+    assert "| dot | 43.0 (40.0 to 46.0) | 2.00 M | 7.2 |" in several
+    assert "smallest and the largest of the seeds" in several
+    one = table_text([Row("dot", [measured(40, low=38.5, high=41)], 7.25)])
+    assert "| dot | 40.0 (38.5 to 41.0) | 2.00 M | 7.2 |" in one and "95 % over images" in one
+    assert "BLEU-4" not in one  # nobody has measured it
+
+
+def test_an_ablation_is_trained_measured_and_gone_on_with(
+    run_captioner: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "miniature.yaml").write_text(RECIPE)
+    command = ("ablate", tmp_path / "miniature.yaml", "--out", tmp_path / "out", "--device", "cpu")
+    few = ("--deletion", 4, "--variants", "none-previous", "transformer")
+    first = run_captioner(*command, *few)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[0].startswith("| variant |") and "pointing" in lines[0]
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| none-previous", "| transformer"]
+    out = tmp_path / "out"
+    assert (out / "table.md").read_text() == first.stdout
+    with Image.open(out / "figure.png") as picture:
+        assert picture.width > 1000
+    # Of train and val; and of val again with the encoder as a checkpoint rounds it. For all runs.
+    assert len(list((out / "shared-1" / "cache").iterdir())) == 3
+    # What is done stays as it is, and is not trained again.
+    path = out / "transformer-1" / "measures.json"
+    known = json.loads(path.read_text())
+    known["found"]["CIDEr"] = {"value": 77.0}
+    path.write_text(json.dumps(known))
+    again = run_captioner(*command, "--deletion", 4)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("\n| ") == 1 + len(VARIANT_NAMES)
+    assert "77.0" in again.stdout and again.stderr.count("training images") == 12
+    wrong = run_captioner(*command, "--variants", "nonesuch")
+    assert wrong.returncode == 2 and "--variants nonesuch: there are none-previous" in wrong.stderr

@@ -1,0 +1,202 @@
+"""An ablation from top to bottom: train every variant alike, measure each, put them side by side.
+
+What is finished is not done again: a run goes on as `captioner train` does, and what was measured
+lies beside its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.decoders.build import build_decoder
+from captioner.decoders.config import DecoderConfig
+from captioner.encoder import Encoder
+from captioner.errors import ConfigError
+from captioner.files import replace_file
+from captioner_training.ablation.chart import draw_chart
+from captioner_training.ablation.measures import Examination, People
+from captioner_training.ablation.table import Measures, Row, table_text
+from captioner_training.ablation.times import decoding_times
+from captioner_training.ablation.variants import VARIANT_NAMES, decoder_variants
+from captioner_training.data.corpus import Corpus
+from captioner_training.data.recipe_data import read_corpus
+from captioner_training.machinery.processes import Processes
+from captioner_training.recipe import Recipe
+from captioner_training.run_folder import plain
+
+__all__ = ["Ablation", "AblationConfig"]
+
+
+class Train(Protocol):
+    """Makes a run, and returns the path of its best checkpoint."""
+
+    def __call__(self, recipe: Recipe, *, out: Path, processes: Processes, shared: Path) -> Path:
+        """Train, or go on; see captioner_training.train.train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationConfig:
+    """What is compared, and how it is measured.
+
+    Raises:
+        ConfigError: a variant that there is not, no seed, or nothing to delete on.
+
+    """
+
+    seeds: tuple[int, ...] = (1,)  # each is a training of every variant; their spread is told
+    variants: tuple[str, ...] = VARIANT_NAMES
+    people: Path | None = None  # see measures.People
+    deletion: int = 500  # images of validation whose captions get the deletion test
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.variants if name not in VARIANT_NAMES]
+        if unknown:
+            raise ConfigError(
+                f"variants {', '.join(unknown)}: there are {', '.join(VARIANT_NAMES)}"
+            )
+        if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
+            raise ConfigError(f"seeds {' '.join(map(str, self.seeds))}: name each seed once")
+        if self.deletion < 1:
+            raise ConfigError(f"deletion {self.deletion} is below 1")
+
+
+class Ablation:
+    """The runs of one recipe under one folder.
+
+    Args:
+        recipe: of every run, but for its decoder and seed.
+        config: what is compared.
+        out: holds a folder for each run, and what they share.
+        train: makes one run; see captioner_training.train.
+        processes: that train together; the main one measures.
+
+    Raises:
+        ConfigError: the recipe goes on from a whole model, which has one decoder, or its sizes do
+            not allow a variant.
+
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: AblationConfig,
+        *,
+        out: Path,
+        train: Train,
+        processes: Processes,
+    ) -> None:
+        if recipe.weights is not None:
+            raise ConfigError(
+                f"recipe {recipe.name} goes on from {recipe.weights}, whose decoder is one of the "
+                "variants: an ablation trains each afresh; set --weights null"
+            )
+        self.recipe, self.config, self.out, self.processes = recipe, config, out, processes
+        self._train = train
+        self.people = None if config.people is None else People(config.people)
+        self.corpus: Corpus = processes.main_first(lambda: self._corpus(recipe.seed))
+        with torch.device("meta"):
+            self._grid_dim = Encoder(recipe.encoder).channels()
+        self.decoders: dict[str, DecoderConfig] = decoder_variants(
+            recipe.decoder, grid_dim=self._grid_dim, vocabulary_size=len(self.corpus.vocabulary)
+        )
+
+    def run(self) -> str:
+        """Train and measure what is not done yet; returns the table, which lies in `out` too.
+
+        Raises:
+            CaptionerError: as of training and evaluation.
+            KeyboardInterrupt: the same call goes on.
+
+        """
+        found: dict[str, list[Measures]] = {name: [] for name in self.config.variants}
+        plan = [(name, seed) for seed in self.config.seeds for name in self.config.variants]
+        for number, (name, seed) in enumerate(plan, 1):
+            if self.processes.main:
+                print(f"{number} of {len(plan)}: {name}, seed {seed}", file=sys.stderr)
+            found[name].append(self._one(name, seed))
+        text = ""
+        if self.processes.main:
+            times = self._times()
+            rows = [Row(name, found[name], times[name]) for name in self.config.variants]
+            text = table_text(rows)
+            _write(self.out / "table.md", text)
+            draw_chart(rows, self.out / "figure.png")
+        self.processes.wait()
+        return text
+
+    def _one(self, name: str, seed: int) -> Measures:
+        """Train one variant with one seed, and measure it."""
+        recipe = replace(
+            self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
+        )
+        folder = self.out / f"{name}-{seed}"
+        path, asked = folder / "measures.json", self._asked(recipe)
+        if (known := _read(path)).get("asked") != asked:
+            shared = self._shared(seed)
+            best = self._train(recipe, out=folder, processes=self.processes, shared=shared)
+            if self.processes.main:
+                found = self._measure(load_checkpoint(best), seed)
+                known = {"asked": asked, "found": found}
+                _write(path, json.dumps(known, indent=2) + "\n")
+            known = self.processes.broadcast(known)
+        measures: Measures = known["found"]
+        return measures
+
+    def _shared(self, seed: int) -> Path:
+        """Scenes are drawn by the seed of a run; photos are the same for all."""
+        return self.out / ("shared" if self.recipe.data.scenes is None else f"shared-{seed}")
+
+    def _corpus(self, seed: int) -> Corpus:
+        return read_corpus(replace(self.recipe, seed=seed), out=self._shared(seed))
+
+    def _asked(self, recipe: Recipe) -> dict[str, Any]:
+        return {
+            "recipe": plain(recipe),
+            "people": str(self.config.people),
+            "deletion": self.config.deletion,
+        }
+
+    def _measure(self, checkpoint: Checkpoint, seed: int) -> Measures:
+        shared, drawn = self._shared(seed), self.recipe.data.scenes is not None
+        examination = Examination(
+            images=(self._corpus(seed) if drawn else self.corpus).validation,
+            scenes=shared / "scenes" / "boxes_val.json" if drawn else None,
+            people=self.people,
+            deletion=self.config.deletion,
+            cache=shared / "cache",
+            workers=self.recipe.data.workers,
+        )
+        return examination.measure(checkpoint, Processes(device=self.processes.device))
+
+    def _times(self) -> dict[str, float]:
+        """Time all variants side by side, unless that is done; the weights make no difference."""
+        path, device = self.out / "times.json", self.processes.device
+        about = {"device": device.type, "threads": torch.get_num_threads()}
+        there = _read(path)
+        if there.get("about") != about or not {*self.config.variants} <= there["times"].keys():
+            size = {"grid_dim": self._grid_dim, "vocabulary_size": len(self.corpus.vocabulary)}
+            made = {name: build_decoder(self.decoders[name], **size) for name in self.decoders}
+            times = decoding_times(made, grid_dim=self._grid_dim, device=device)
+            there = {"about": about, "times": times}
+            _write(path, json.dumps(there, indent=2) + "\n")
+        return dict(there["times"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none yet, or half of one
+        return {}
+    return values
+
+
+def _write(path: Path, text: str) -> None:
+    with replace_file(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,140 @@
+"""What an ablation measures of one trained checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from captioner.checkpoint import Checkpoint
+from captioner.errors import ConfigError, DataError
+from captioner.transforms import Transform
+from captioner_training.ablation.table import Measures
+from captioner_training.data.grids import CachedGrids
+from captioner_training.data.images import CaptionedImage
+from captioner_training.data.reading import read_dataset
+from captioner_training.evaluation.bootstrap import estimate, told
+from captioner_training.evaluation.boxes import read_boxes
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.deletion import measure_deletion
+from captioner_training.evaluation.grounded import person_grounding
+from captioner_training.evaluation.scores import score_tables
+from captioner_training.evaluation.split import caption_split
+from captioner_training.evaluation.validation import scene_pointing
+from captioner_training.machinery.processes import Processes
+
+__all__ = ["Examination", "People"]
+
+
+class People:
+    """Photos with boxes of the people in them, to see whether attention for people is on them.
+
+    Args:
+        folder: a data set with captions_val.json, its images, and person_boxes_val.json.
+
+    Raises:
+        ConfigError: there are no boxes.
+        DataError: the data set cannot be read.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.boxes = folder / "person_boxes_val.json"
+        if not self.boxes.is_file():
+            raise ConfigError(f"--people {folder}: there is no {self.boxes}")
+        self.images = read_dataset(folder, split="val")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What every checkpoint is measured on, in float32.
+
+    images: the validation split.
+    scenes: the boxes of drawn scenes, where these are the data.
+    people: where grounding is measured on photos.
+    deletion: on the captions of how many images the deletion test is made: it takes longest.
+    cache: the folder of the grids.
+    workers: processes that decode images.
+    """
+
+    images: Sequence[CaptionedImage]
+    scenes: Path | None
+    people: People | None
+    deletion: int
+    cache: Path
+    workers: int
+
+    def measure(self, checkpoint: Checkpoint, processes: Processes) -> Measures:
+        """Caption, score, and test where the words come from.
+
+        Raises:
+            CaptionerError: data cannot be read, or grids not be written.
+
+        """
+        exact = torch.autocast(processes.device.type, enabled=False)
+        model = checkpoint.model.to(processes.device).eval()
+        transform = Transform(checkpoint.transform)
+
+        def encoded(images: Sequence[CaptionedImage]) -> CachedGrids:
+            return CachedGrids.compute(
+                model,
+                images,
+                transform,
+                folder=self.cache,
+                processes=processes,
+                autocast=exact,
+                workers=self.workers,
+            )
+
+        def captions(images: Sequence[CaptionedImage], grids: CachedGrids) -> list[Captioned]:
+            return caption_split(
+                model,
+                images,
+                transform=transform,
+                vocabulary=checkpoint.vocabulary,
+                config=checkpoint.generation,
+                autocast=exact,
+                grids=(grids, range(len(images))),
+            )
+
+        grids = encoded(self.images)
+        captioned = captions(self.images, grids)
+        references, words = [one.words for one in self.images], [one.words for one in captioned]
+        scores = told(estimate(score_tables(references, words)))
+        found = _picked(scores, {"BLEU-4": "BLEU-4", "CIDEr": "CIDEr"})
+        part = captioned[: self.deletion]
+        effects = measure_deletion(
+            model,
+            part,
+            transform=transform,
+            autocast=exact,
+            grids=(grids, range(len(part))),
+            insertion=False,
+        )
+        if isinstance(content := effects.get("content"), dict):
+            found |= _picked(content, {"deletion effect": "effect"})
+        if self.scenes is not None:
+            right = scene_pointing(captioned, boxes=self.scenes, transform=transform)
+            found["pointing"] = {"value": right}
+        if self.people is not None:
+            shown = captions(self.people.images, encoded(self.people.images))
+            # A model that has learned little may speak of nobody: then there is no number.
+            with suppress(DataError):
+                looks = person_grounding(shown, read_boxes(self.people.boxes, transform))
+                found |= _picked(looks, {"on people": "attention", "by chance": "uniform"})
+        decoder = sum(parameter.numel() for parameter in model.decoder.parameters())
+        found["parameters"] = {"value": float(decoder)}
+        return found
+
+
+def _picked(report: dict[str, Any], names: dict[str, str]) -> Measures:
+    """Take some scores of a report by the names that the table gives them."""
+    picked: Measures = {}
+    for name, theirs in names.items():
+        low, high = report["intervals"][theirs]
+        picked[name] = {"value": report[theirs], "low": low, "high": high}
+    return picked

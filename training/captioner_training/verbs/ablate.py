@@ -1,0 +1,71 @@
+"""`captioner ablate RECIPE`: what attention is worth, with every variant of it trained alike."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from captioner.errors import ConfigError
+
+HELP = "Train every variant of attention alike, and put what they reach side by side."
+EXAMPLES = """examples:
+  captioner ablate ablation --data.root ~/flickr8k --out runs/ablation
+  captioner ablate ablation --data.root ~/flickr8k --seeds 1 2 3 --people ~/coco
+  captioner ablate smoke --variants none-previous additive-previous transformer
+
+The variants are {none, additive, multiplicative, dot, scaled_dot, heads} x {previous, current},
+top_down, and a transformer of as many parameters: docs/attention.md says what each is. The same
+command goes on where it was interrupted. At the end DIR has table.md and figure.png, and the table
+is printed. Any field of the recipe can be set, as for captioner train."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("recipe", metavar="RECIPE", help="ablation, smoke, or a .yaml file")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/ablate-RECIPE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument(
+        "--people",
+        type=Path,
+        metavar="DIR",
+        help="photos with person_boxes_val.json: is attention for people on them?",
+    )
+    parser.add_argument(
+        "--deletion",
+        type=int,
+        default=500,
+        metavar="N",
+        help="validation images whose captions get the deletion test; default: 500",
+    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train and measure; print the table."""
+    from captioner_training.recipe_file import load_recipe
+
+    for name in ("out", "people"):
+        if (path := getattr(arguments, name)) is not None:
+            setattr(arguments, name, path.expanduser())
+    if arguments.deletion < 1:
+        raise ConfigError(f"deletion {arguments.deletion} is below 1")
+    recipe = load_recipe(arguments.recipe, arguments.fields)
+
+    from captioner_training.ablation.ablation import Ablation, AblationConfig
+    from captioner_training.machinery.processes import start_processes
+    from captioner_training.train import train
+
+    given = {} if arguments.variants is None else {"variants": tuple(arguments.variants)}
+    config = AblationConfig(
+        seeds=tuple(arguments.seeds),
+        people=arguments.people,
+        deletion=arguments.deletion,
+        **given,
+    )
+    out = arguments.out or Path("runs") / f"ablate-{recipe.name}"
+    with start_processes(arguments.device) as processes:
+        text = Ablation(recipe, config, out=out, train=train, processes=processes).run()
+        if processes.main:
+            print(text, end="")
+    return 0
