@@ -39,7 +39,8 @@ class _Search:
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
-        self.pool = Ends.nowhere(count, config.captions, device)
+        places = config.captions if config.exact else config.beam_size
+        self.pool = Ends.nowhere(count, places, device)
         self.numbers = torch.arange(count)
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
 
@@ -59,7 +60,7 @@ class _Search:
         going_on = best.masked_fill(ends, -torch.inf)
         self.totals, alive = going_on.topk(min(beam, best.shape[1]), dim=1)
         parents, self.tokens = parents.gather(1, alive), chosen.gather(1, alive)
-        self._close()
+        self._close(step + 1)
         chosen_logs = logs.flatten(1).gather(1, parents * words + self.tokens)
         self.trace.add(output, parents, self.tokens, chosen_logs)
         self.state = output.state.select(parents)
@@ -78,13 +79,14 @@ class _Search:
             )
         )
 
-    def _close(self) -> None:
-        """Close the images whose unfinished hypotheses can no longer enter the pool.
+    def _close(self, words: int) -> None:
+        """Close the images whose unfinished hypotheses of so many words cannot enter the pool.
 
-        At best all that is still to come has the probability 1, and is as long as it may be.
+        At best all that is still to come has the probability 1, and is as long as it may be; where
+        the search need not be exact, it is no longer than now.
         """
-        longest = self.config.maximum_length + 1  # words and <end>
-        bound = self.totals[:, 0] / longest**self.config.length_penalty
+        length = self.config.maximum_length + 1 if self.config.exact else words
+        bound = self.totals[:, 0] / length**self.config.length_penalty
         self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
@@ -94,7 +96,7 @@ class _Search:
         if open_ > _OPEN * len(closed):
             return True
         rows = closed.nonzero().squeeze(1).to(self.closed.device)
-        ends = Ends(*(part[rows] for part in self.pool))
+        ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
         captions = self.trace.read(rows, ends)
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
             self.found[number] = hypotheses
@@ -133,7 +135,10 @@ def beam_search(
 
     The pool holds as many as are returned. An image is finished when none of its hypotheses can
     enter its pool any longer, so that it gets the captions of a search to the very end, and those
-    that it would get alone, whatever the others of the batch do.
+    that it would get alone, whatever the others of the batch do. This is the default. On 160 photos
+    (beam 5, bundled checkpoint) it takes a tenth more steps than `exact=False` at the length
+    penalty 0.5, where no caption differs, and 38 % more at 1.0, where 2 do: that closes an image
+    when its best unfinished hypothesis scores below every sentence of a pool of K by then.
 
     Args:
         decoder: scores the words.

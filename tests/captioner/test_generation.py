@@ -247,7 +247,7 @@ def test_images_close_early_and_lose_nothing(
 
     early, whole = Counting(), Counting()
     got = generate(early, features(*range(20)), config)
-    monkeypatch.setattr(beam_search._Search, "_close", lambda search: None)
+    monkeypatch.setattr(beam_search._Search, "_close", lambda search, words: None)
     monkeypatch.setattr(
         beam_search._Search,
         "collect",
@@ -261,6 +261,21 @@ def test_images_close_early_and_lose_nothing(
         [h.tokens for h in each] for each in wanted
     ]
     assert early.rows < whole.rows
+
+
+def test_a_search_that_need_not_be_exact_stops_earlier() -> None:
+    """At the penalty 1 a sentence may still gain by growing, and mostly does not."""
+    rows, best = [], []
+    for exact in (True, False):
+        model = Hasty(words=9, scale=1.0, blind=True)
+        config = GenerationConfig(length_penalty=1.0, maximum_length=12, exact=exact)
+        found = generate(model, features(*range(1, 41)), config)
+        assert all(len(hypotheses) == 1 for hypotheses in found)
+        best.append([hypotheses[0].score for hypotheses in found])
+        rows.append(model.rows)
+    assert rows[1] < 0.8 * rows[0]
+    assert all(other <= score + 1e-6 for score, other in zip(*best, strict=True))
+    assert sum(score == pytest.approx(other) for score, other in zip(*best, strict=True)) > 20
 
 
 @pytest.mark.parametrize("numbers", [7, 64, 1280, 1281, 17870])
