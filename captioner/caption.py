@@ -63,6 +63,8 @@ class Caption:
     alternatives: the next best sentences, where more than one caption was asked for.
     image: the path as given; None for an image that has none.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
+    familiarity: how much the photo is like those of the training, 0 to 1, see
+        captioner.familiarity; None where the checkpoint does not know.
     """
 
     text: str
@@ -74,6 +76,7 @@ class Caption:
     box: Box
     # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
     open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
+    familiarity: float | None = None
 
     def __str__(self) -> str:
         return f"{self.text} (score {self.score:.2f})"
@@ -273,10 +276,12 @@ class Caption:
                 attention or gate leaves them out.
 
         """
+        known = {} if self.familiarity is None else {"familiarity": round(self.familiarity, 4)}
         return {
             "image": self.image,
             "caption": self.text,
             "score": round(self.score, 4),
+            **known,
             "words": [word.record(box=self.box if attention else None) for word in self.words],
             "alternatives": [
                 {"caption": other.text, "score": round(other.score, 4)}

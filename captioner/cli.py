@@ -47,6 +47,9 @@ VERBS = {
     "evaluate": Verb(
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
     ),
+    "familiarity": Verb(
+        "captioner_training.verbs.familiarity", "let a checkpoint know what it has learned from"
+    ),
 }
 
 _EPILOG = """Run 'captioner VERB --help' for the options of a verb, with examples.

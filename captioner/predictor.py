@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, cast, overload
@@ -17,6 +17,7 @@ from captioner.deletion import sentence_effects
 from captioner.device import find_device
 from captioner.encoder import Grid
 from captioner.errors import ConfigError, ImageError
+from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
@@ -71,6 +72,7 @@ class Captioner:
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        self.familiarity: Familiarity | None = None  # of from_pretrained, where the file is there
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
@@ -98,8 +100,10 @@ class Captioner:
             DeviceError: this machine has no such device.
 
         """
-        checkpoint = load_checkpoint(bundled_checkpoint() if path is None else path)
-        return cls(checkpoint, device=device, dtype=dtype, max_pixels=max_pixels)
+        path = bundled_checkpoint() if path is None else path
+        captioner = cls(load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels)
+        captioner.familiarity = Familiarity.beside(path)
+        return captioner
 
     @cached_property
     def fingerprint(self) -> str:
@@ -245,9 +249,10 @@ class Captioner:
         if check_attention:
             said = [[one.tokens for one in each] for each in made]
             effects = sentence_effects(self.model.decoder, grid.features, said)
+        known = self.familiarity.of(grid.features) if self.familiarity else [None] * len(images)
         return [
-            self._describe(image, grid, hypotheses, found)
-            for image, hypotheses, found in zip(images, made, effects, strict=True)
+            replace(self._describe(image, grid, hypotheses, found), familiarity=familiar)
+            for image, hypotheses, found, familiar in zip(images, made, effects, known, strict=True)
         ]
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from captioner.predictor import Captioner
 from captioner.vocabulary import Tokenizer, tokenize
@@ -17,6 +18,7 @@ from captioner_training.evaluation.calibration import measure_calibration
 from captioner_training.evaluation.confidence import measure_confidence
 from captioner_training.evaluation.deletion import measure_deletion
 from captioner_training.evaluation.facts import describe_captions
+from captioner_training.evaluation.familiar import measure_familiarity, pooled_grids
 from captioner_training.evaluation.grounded import object_grounding, person_grounding
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.predictions import Target, targets, write_predictions
@@ -39,6 +41,7 @@ class Asked:
     deletion: bool = False
     training: Path | None = None
     predictions: Path | None = None
+    unlike: Path | None = None
 
 
 class CaptionedSplit:
@@ -123,6 +126,10 @@ class CaptionedSplit:
                 parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
             if names - {"", "person"}:
                 parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
+        if asked.unlike or self.captioner.familiarity is not None:
+            parts["familiarity"] = lambda: measure_familiarity(
+                self.captioner, self._means, [row.cider for row in self.rows], unlike=asked.unlike
+            )
         if asked.calibration:
             parts["calibration"] = self._calibration
         if asked.deletion:
@@ -134,6 +141,7 @@ class CaptionedSplit:
     @cached_property
     def rows(self) -> list[ImageRow]:
         """The images one by one, each scored by itself."""
+        known = self.captioner.familiarity
         return image_rows(
             self.targets,
             self.captions,
@@ -141,7 +149,12 @@ class CaptionedSplit:
             references=[one.words for one in self.images],
             corpus=self._tokenized,
             scores=[one.hypothesis.score for one in self.captioned],
+            familiarity=None if known is None else known.of(self._means.unsqueeze(1)),
         )
+
+    @cached_property
+    def _means(self) -> Tensor:
+        return pooled_grids(self.captioner, self.images)
 
     def _calibration(self) -> object:
         return measure_calibration(

@@ -84,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="does a word's probability fall without the cells it looked at?",
     )
     parser.add_argument(
+        "--unlike",
+        type=Path,
+        metavar="DIR",
+        help="pictures of another kind: are they told from the split by familiarity?",
+    )
+    parser.add_argument(
         "--predictions",
         type=Path,
         metavar="FILE",
@@ -133,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
-_PATHS = (*_READ, "predictions", "report")
+_PATHS = (*_READ, "predictions", "report", "unlike")
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
@@ -162,6 +168,8 @@ def _check_files(arguments: argparse.Namespace) -> None:
             raise DataError(there_is_no("file", path))
     if arguments.score is None:
         check_model(arguments).asked(beam_size=arguments.beam_size)
+    if arguments.unlike is not None and not arguments.unlike.is_dir():
+        raise DataError(there_is_no("folder", arguments.unlike))
     if arguments.compare is not None:
         read_report(arguments.compare)
     if arguments.report is not None:
@@ -178,7 +186,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> int:
     """Score captions that were made elsewhere; no model is read."""
-    for name in ("calibration", "deletion", "checkpoint", "beam_size", "predictions"):
+    for name in ("calibration", "deletion", "unlike", "checkpoint", "beam_size", "predictions"):
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
@@ -265,6 +273,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         deletion=arguments.deletion,
         training=arguments.training,
         predictions=arguments.predictions,
+        unlike=arguments.unlike,
     )
     report: dict[str, object] = {
         **describe_data(arguments.data or arguments.captions, captioned.targets, corpus=corpus),

@@ -1,0 +1,149 @@
+"""How much a photo is like those that a checkpoint has learned from.
+
+The mean of a photo's grid is a point; the points of the training photos make a cloud. How far a
+photo lies from its middle is measured by how wide the cloud is in each direction (Mahalanobis
+distance; Lee et al. 2018, section 2.1). The widest directions are kept one by one, all others share
+one width (probabilistic PCA), so that the statistics are small. Familiarity is the share of photos
+that were kept back from the cloud and lie farther out: 0.5 is an ordinary photo, and 0 one that is
+farther out than all of them.
+
+The statistics are in a file beside the checkpoint, CHECKPOINT.familiarity.safetensors, which
+`captioner familiarity` writes. Without it, nothing is said of familiarity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from captioner.errors import CheckpointFormatError
+from captioner.files import replace_file
+
+__all__ = ["UNFAMILIAR", "Familiarity", "digest_header", "familiarity_file"]
+
+UNFAMILIAR = 0.01
+"""A photo below it is unlike the training photos: of a hundred such photos at most one is so."""
+
+_KEY = "familiarity"
+_DIRECTIONS = 64  # 160 kB; more told photos apart no better
+
+
+def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
+    """Name the file of a checkpoint's statistics, beside it."""
+    return Path(checkpoint).expanduser().with_suffix(".familiarity.safetensors")
+
+
+def digest_header(checkpoint: Path) -> str:
+    """Tell a checkpoint from others by its header, in a millisecond.
+
+    The weights themselves take longer; words, scores and sizes differ where they do.
+    """
+    with checkpoint.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return hashlib.sha256(file.read(size)).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Familiarity:
+    """The cloud of the training photos.
+
+    mean: (D,), its middle; directions: (D, K), its K widest, orthonormal; widths: (K,), the
+    variances along them; rest: (), the mean variance along all others; quantiles: (Q,), distances
+    of photos kept back, rising from the nearest to the farthest. checkpoint: see digest_header.
+    """
+
+    mean: Tensor
+    directions: Tensor
+    widths: Tensor
+    rest: Tensor
+    quantiles: Tensor
+    checkpoint: str
+
+    @classmethod
+    def fit(cls, seen: Tensor, kept_back: Tensor, *, checkpoint: str) -> Familiarity:
+        """Describe the cloud.
+
+        Args:
+            seen: (N, D), the means of the grids of training photos.
+            kept_back: (M, D), of other photos of the same kind.
+            checkpoint: that made the grids, see digest_header.
+
+        """
+        seen = seen.double()
+        mean = seen.mean(dim=0)
+        values, vectors = torch.linalg.eigh(torch.cov((seen - mean).T))
+        count = min(_DIRECTIONS, len(values) - 1)
+        cloud = cls(
+            mean=mean.half(),
+            directions=vectors[:, -count:].half(),
+            widths=values[-count:].float(),
+            rest=values[:-count].mean().clamp(min=1e-12).float(),
+            quantiles=torch.zeros(1),
+            checkpoint=checkpoint,
+        )
+        steps = torch.linspace(0, 1, min(201, len(kept_back)))
+        quantiles = torch.quantile(cloud.distances(kept_back), steps)
+        return cls(**{**cloud.__dict__, "quantiles": quantiles})
+
+    def distances(self, means: Tensor) -> Tensor:
+        """Measure how far out photos lie, from the means (B, D) of their grids: (B,)."""
+        offset = means.float().cpu() - self.mean.float()
+        along = offset @ self.directions.float()
+        beside = offset.square().sum(dim=-1) - along.square().sum(dim=-1)
+        squares = (along.square() / self.widths).sum(dim=-1) + beside.clamp(min=0) / self.rest
+        return squares.sqrt()
+
+    def of(self, features: Tensor) -> list[float]:
+        """Give the familiarity of photos from their grids (B, L, D)."""
+        far = self.distances(features.float().mean(dim=1))
+        below = torch.searchsorted(self.quantiles, far)
+        return (1 - below / len(self.quantiles)).tolist()
+
+    def save(self, path: Path) -> None:
+        """Write the statistics.
+
+        Raises:
+            OutputError: the file cannot be written.
+
+        """
+        tensors = {name: one.contiguous() for name, one in self._tensors().items()}
+        told = {_KEY: json.dumps({"checkpoint": self.checkpoint})}
+        with replace_file(path) as file:
+            file.write(save(tensors, metadata=told))
+
+    @classmethod
+    def beside(cls, checkpoint: str | os.PathLike[str], *, checkpoint: str) -> Familiarity | None:
+        """Read the statistics of a checkpoint; None where there are none, or are another's.
+
+        Raises:
+            CheckpointFormatError: the file is damaged.
+
+        """
+        checkpoint, path = Path(path).expanduser(), familiarity_file(path)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                told = json.loads((file.metadata() or {})[_KEY])
+                if told["checkpoint"] != digest_header(checkpoint):
+                    return None
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return cls(**tensors, checkpoint=told["checkpoint"])
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointFormatError(
+                f"{path} is damaged or holds something else ({error}): remove it, or write it "
+                "again with `captioner familiarity`"
+            ) from error
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = dict(self.__dict__)
+        del values["checkpoint"]
+        return values

@@ -1,0 +1,75 @@
+"""`captioner familiarity`: write down what a checkpoint's training photos are like."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from captioner.errors import DataError
+
+HELP = "Let a checkpoint tell photos like those that it has learned from from others."
+EXAMPLES = """examples:
+  captioner familiarity runs/coco/best.safetensors ~/coco
+  captioner familiarity runs/own/best.safetensors ~/mine ~/more --photos 2000
+
+The statistics of the training photos are written beside the checkpoint, into
+CHECKPOINT.familiarity.safetensors, and its path is printed. From then on records have
+`familiarity`, 0 to 1: the share of validation photos that are less like the training photos than
+this one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
+    parser.add_argument(
+        "data",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="data sets of the training: their splits train and val are read",
+    )
+    parser.add_argument(
+        "--photos",
+        type=int,
+        default=3000,
+        metavar="N",
+        help="photos drawn from train, half as many from val; default: 3000",
+    )
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    parser.add_argument(
+        "--dtype", default="auto", metavar="auto|float32|bfloat16", help="default: auto"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Encode photos, and write their statistics."""
+    from captioner.errors import ConfigError
+    from captioner.header import read_header
+    from captioner_training.data.unprepared import check_readable
+
+    if arguments.photos < 100:
+        raise ConfigError(
+            f"--photos {arguments.photos} is too few to say what photos are like: 100"
+        )
+    read_header(arguments.checkpoint)
+    folders = [folder.expanduser() for folder in arguments.data]
+    for folder in folders:
+        for split in ("train", "val"):
+            check_readable(folder, split)
+
+    from captioner.familiarity import Familiarity, digest_header, familiarity_file
+    from captioner.predictor import Captioner
+    from captioner_training.evaluation.familiar import pooled_grids, some_photos
+
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+    )
+    seen = pooled_grids(captioner, some_photos(folders, "train", arguments.photos))
+    kept_back = pooled_grids(captioner, some_photos(folders, "val", arguments.photos // 2))
+    if len(seen) < 2:
+        raise DataError(f"{folders[0]} has too few photos to say what photos are like")
+    path = familiarity_file(arguments.checkpoint)
+    checkpoint = digest_header(arguments.checkpoint.expanduser())
+    Familiarity.fit(seen, kept_back, checkpoint=checkpoint).save(path)
+    print(path)
+    return 0
