@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.errors import OutputError
 from captioner.files import replace_file
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.plain import as_json
@@ -16,22 +14,7 @@ from captioner_training.pages.gallery import Gallery
 from captioner_training.pages.markdown import write_markdown
 from captioner_training.pages.page import draw_page
 
-__all__ = ["check_report_folder", "write_report"]
-
-
-def check_report_folder(folder: Path) -> None:
-    """Make the folder, and refuse one that cannot be written, before any work.
-
-    Raises:
-        OutputError: it cannot be made or written, or is a file.
-
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"--report {folder} cannot be made: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"--report {folder} cannot be written: choose another folder")
+__all__ = ["write_report"]
 
 
 def write_report(

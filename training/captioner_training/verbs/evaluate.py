@@ -158,7 +158,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
     from captioner.verbs.model import check_model
     from captioner_training.data.unprepared import check_readable
     from captioner_training.evaluation.comparison import read_report
-    from captioner_training.pages.writing import check_report_folder
+    from captioner_training.pages.folder import check_report_folder
 
     if arguments.data:
         check_readable(arguments.data, arguments.split)

@@ -1,0 +1,25 @@
+"""The folder of a report, looked at before torch is imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from captioner.errors import OutputError
+
+__all__ = ["check_report_folder"]
+
+
+def check_report_folder(folder: Path) -> None:
+    """Make the folder, and refuse one that cannot be written, before any work.
+
+    Raises:
+        OutputError: it cannot be made or written, or is a file.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--report {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"--report {folder} cannot be written: choose another folder")
