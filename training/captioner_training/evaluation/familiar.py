@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from captioner.errors import DataError, ImageError
 from captioner.predictor import Captioner
-from captioner_training.data.dataset import CaptionedImage
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation.bootstrap import told
