@@ -120,7 +120,7 @@ class Familiarity:
             file.write(save(tensors, metadata=told))
 
     @classmethod
-    def beside(cls, checkpoint: str | os.PathLike[str], *, checkpoint: str) -> Familiarity | None:
+    def beside(cls, path: str | os.PathLike[str]) -> Familiarity | None:
         """Read the statistics of a checkpoint; None where there are none, or are another's.
 
         Raises:

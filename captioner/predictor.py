@@ -185,9 +185,7 @@ class Captioner:
     def caption_each(
         self, sources: Sequence[ImageSource | PreparedImage], config: GenerationConfig | None = None
     ) -> list[Caption | ImageError]:
-        """Caption many images as one batch; one that cannot be opened fails alone, in its place.
-
-        No address is followed.
+        """Caption many images, no addresses, as one batch; one that cannot be opened fails alone.
 
         Raises:
             GenerationError: the model's scores are not numbers.
