@@ -1,4 +1,4 @@
-"""The folder of a report, looked at before torch is imported."""
+"""Where a report and predictions are to be written, looked at before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from captioner.errors import OutputError
 
-__all__ = ["check_report_folder"]
+__all__ = ["check_file", "check_report_folder"]
 
 
 def check_report_folder(folder: Path) -> None:
@@ -23,3 +23,17 @@ def check_report_folder(folder: Path) -> None:
         raise OutputError(f"--report {folder} cannot be made: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise OutputError(f"--report {folder} cannot be written: choose another folder")
+
+
+def check_file(predictions: Path) -> None:
+    """Refuse a file of predictions that cannot be written.
+
+    Raises:
+        OutputError: its folder is not there or cannot be written, or it is a folder.
+
+    """
+    folder = predictions.parent
+    if not folder.is_dir():
+        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
+    if predictions.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"{predictions} cannot be written: choose another --predictions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,10 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="does a word's probability fall without the cells it looked at?",
     )
     parser.add_argument(
-        "--unlike",
-        type=Path,
-        metavar="DIR",
-        help="pictures of another kind: are they told from the split by familiarity?",
+        "--unlike", type=Path, metavar="DIR", help="pictures that are to be found unfamiliar"
     )
     parser.add_argument(
         "--predictions",
@@ -153,12 +149,12 @@ def _check_files(arguments: argparse.Namespace) -> None:
         OutputError: the predictions or the report cannot be written.
 
     """
-    from captioner.errors import DataError, OutputError
+    from captioner.errors import DataError
     from captioner.paths import there_is_no
     from captioner.verbs.model import check_model
     from captioner_training.data.unprepared import check_readable
     from captioner_training.evaluation.comparison import read_report
-    from captioner_training.pages.folder import check_report_folder
+    from captioner_training.pages.folder import check_file, check_report_folder
 
     if arguments.data:
         check_readable(arguments.data, arguments.split)
@@ -174,14 +170,8 @@ def _check_files(arguments: argparse.Namespace) -> None:
         read_report(arguments.compare)
     if arguments.report is not None:
         check_report_folder(arguments.report)
-    predictions = arguments.predictions
-    if predictions is None:
-        return
-    folder = predictions.parent
-    if not folder.is_dir():
-        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
-    if predictions.is_dir() or not os.access(folder, os.W_OK):
-        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+    if arguments.predictions is not None:
+        check_file(arguments.predictions)
 
 
 def _score(arguments: argparse.Namespace) -> int:
