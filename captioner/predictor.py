@@ -215,7 +215,7 @@ class Captioner:
         return [results[position] for position in range(len(images))]
 
     def prepare(self, source: ImageSource | PreparedImage) -> PreparedImage:
-        """Decode an image to the encoder's square, where it is not there; ImageError if it fails."""
+        """Decode an image to the encoder's square, unless it is there, or raise ImageError."""
         if isinstance(source, PreparedImage):
             return source
         return prepare_image(rereadable(source), self.transform, max_pixels=self.max_pixels)
