@@ -115,7 +115,7 @@ def test_long_lists_go_through_in_batches(
     monkeypatch.setattr(
         captioner,
         "caption_prepared",
-        lambda images, c: sizes.append(len(images)) or whole(images, c),
+        lambda images, c, **more: sizes.append(len(images)) or whole(images, c, **more),
     )
     images: list[Any] = [photo] * 35
     images[20] = None

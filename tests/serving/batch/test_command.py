@@ -234,9 +234,9 @@ def test_the_same_file_is_captioned_once(
     captioned: list[str] = []
     real = Captioner.caption_prepared
 
-    def counting(self: Captioner, images: Any, *rest: Any) -> Any:
+    def counting(self: Captioner, images: Any, *rest: Any, **more: Any) -> Any:
         captioned.extend(image.source for image in images)
-        return real(self, images, *rest)
+        return real(self, images, *rest, **more)
 
     monkeypatch.setattr(Captioner, "caption_prepared", counting)
     records = list(caption_batch(folder, captioner=tiny))
@@ -271,11 +271,11 @@ def test_out_of_memory_halves_the_batch(
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     real, sizes = Captioner.caption_prepared, []
 
-    def short_of_memory(self: Captioner, images: Any, *rest: Any) -> Any:
+    def short_of_memory(self: Captioner, images: Any, *rest: Any, **more: Any) -> Any:
         sizes.append(len(images))
         if len(images) > 6:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, images, *rest)
+        return real(self, images, *rest, **more)
 
     monkeypatch.setattr(Captioner, "caption_prepared", short_of_memory)
     config = BatchConfig(batch_size=16)
