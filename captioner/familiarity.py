@@ -33,7 +33,7 @@ UNFAMILIAR = 0.01
 """A photo below it is unlike the training photos: of a hundred such photos at most one is so."""
 
 _KEY = "familiarity"
-_DIRECTIONS = 64  # 160 kB; more told photos apart no better
+_DIRECTIONS = 64  # 160 kB
 
 
 def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:

@@ -1,10 +1,10 @@
 """Reversing strings: what a sequence-to-sequence model gains by attention.
 
-An LSTM reads a string of the letters a, b, c, d; another writes it backwards. Without attention,
-all of the string has to fit into the state between the two. With attention, each step of the
-writer compares its state with the reader's at every letter (a dot product: both are LSTM states of
-one size) and writes from what it finds there (Luong et al. 2015). It learns by itself to look at
-the last letter first: its weights are the anti-diagonal.
+An LSTM reads a string of the letters a, b, c, d from both sides; another writes it backwards.
+Without attention, all of the string has to fit into the state between the two. With attention,
+each step of the writer compares its state with the reader's at every letter (a dot product: both
+are of one size) and writes from what it finds there (Luong et al. 2015). It learns by itself to
+look at the last letter first: its weights are the anti-diagonal.
 
     python examples/string_reversal.py --out FOLDER        # two minutes on one core
 """
@@ -33,7 +33,9 @@ class Reverser(nn.Module):
     def __init__(self, *, attends: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(len(LETTERS) + 1, 16)
-        self.reader = nn.LSTM(16, SIZE, batch_first=True)
+        # Read from one side, the state after a letter knows the letter before as well, and
+        # attention may settle one off. From both sides, a letter is known best at its own place.
+        self.reader = nn.LSTM(16, SIZE // 2, batch_first=True, bidirectional=True)
         self.writer = nn.LSTM(16, SIZE, batch_first=True)
         self.attention = Attention(
             score="dot" if attends else "none", query_dim=SIZE, key_dim=SIZE, attention_dim=SIZE
@@ -47,7 +49,9 @@ class Reverser(nn.Module):
 
         Returns the scores of the letters (B, T, 4), and where each looked (B, T, L).
         """
-        read, state = self.reader(self.embedding(strings))
+        read, ends = self.reader(self.embedding(strings))
+        # The last state of each direction (2, B, S/2), side by side, is where the writer begins.
+        state = tuple(end.transpose(0, 1).reshape(1, len(strings), SIZE) for end in ends)
         written, _ = self.writer(self.embedding(before), state)
         context, weights = self.attention(written, self.attention.project(read))
         both = torch.cat([context, written], dim=-1) if self.attends else written

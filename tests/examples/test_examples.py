@@ -59,9 +59,7 @@ def test_strings_are_reversed_with_attention_along_the_anti_diagonal(tmp_path: P
     assert results["without"] < 0.9 < 0.98 < results["with"]
     diagonal = torch.arange(10, -1, -1)
     looks = weights.argmax(-1)
-    # A state knows the letters before it too: one or two cells off, by the rounding of the machine.
-    assert (looks - diagonal).abs().max() <= 2
-    assert torch.corrcoef(torch.stack([looks, diagonal]).float())[0, 1] > 0.9
+    assert (looks - diagonal).abs().max() <= 1
 
 
 @pytest.mark.slow

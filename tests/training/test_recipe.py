@@ -153,7 +153,7 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         ("train flickr8k --data.root date", 1, "did you mean data?"),
         ("train flickr8k --data.root data", 1, "captioner prepare KIND"),
         ("train flickr8k --data.wokers 1", 2, "did you mean workers?"),
-        ("train flickr9k", 2, "did you mean flickr8k? Name a .yaml file, or one of ablation, bundled, "),
+        ("train flickr9k", 2, "mean flickr8k? Name a .yaml file, or one of ablation, bundled, "),
         ("train mine", 2, "did you mean mine.yaml? Name"),
         ("train mien.yaml", 2, "there is no file mien.yaml, did you mean mine.yaml?"),
         ("train flickr8k --encoder.name resnet50", 2, "set --encoder_weights torchvision"),
