@@ -67,7 +67,13 @@ def caption_split(
     captioned: list[Captioned] = []
     with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
         batches = encode_split(
-            model, images, transform, autocast=autocast, workers=workers, grids=grids
+            model,
+            images,
+            transform,
+            autocast=autocast,
+            workers=workers,
+            batch_size=_BATCH,
+            grids=grids,
         )
         for grid in batches:
             with autocast:
@@ -101,7 +107,7 @@ def encode_split(
     *,
     autocast: torch.autocast,
     workers: int,
-    batch_size: int = _BATCH,
+    batch_size: int,
     grids: tuple[StoredGrids, Sequence[int]] | None = None,
 ) -> Iterator[Grid]:
     """Give the grids of images, batch by batch; read those that have been made before."""
