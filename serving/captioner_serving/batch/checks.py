@@ -61,6 +61,8 @@ def check_run(
         raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
     if ray is not None and config.maps is not None:
         raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
+    if ray is not None and config.workers is not None:
+        raise ConfigError("a Ray cluster decodes on each of its CPUs: leave --workers out")
     inputs.check()
     # A folder whose photos are all captioned and gone is no mistake, nor is an empty shard.
     if not begun and config.shard is None and inputs.countable:

@@ -147,6 +147,18 @@ def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_left(
     assert "it unpacks to more than" in lost([rest])[0]
 
 
+def test_photos_that_fill_their_blocks_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.inputs.archives._MOST_UNPACKED", 1 << 20)
+    path = tmp_path / "a.tar.gz"
+    zeros = b"".join(member(f"{number}.jpg", bytes(512 * 1024)) for number in range(6))
+    path.write_bytes(gzip.compress(zeros + bytes(1024), 9))
+    *read, rest = photos(path)
+    assert [len(photo.read()) for photo in read] == [512 * 1024] * 2
+    assert "it unpacks to more than" in lost([rest])[0]
+
+
 def test_large_members_of_a_small_archive_do_not_pile_up(
     tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

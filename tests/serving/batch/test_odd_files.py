@@ -142,7 +142,7 @@ def test_odd_files_are_captioned_and_broken_ones_named(
     result = run_batch(folder, "--output", output)
     assert _state(folder) == before
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert f"{len(errors)} failed, in {output}.errors.jsonl" in result.stderr
+    assert f"{len(errors)} failed, in {output}.errors.jsonl" in " ".join(result.stderr.split())
     records = [json.loads(line) for line in output.read_text().splitlines()]
     names = sorted(sound(), key=os.fsdecode)
     assert [os.fsencode(record["image"]) for record in records] == [raw + b"/" + n for n in names]

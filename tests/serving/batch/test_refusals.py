@@ -37,6 +37,7 @@ def test_mistakes_are_answered_at_once(
         "photos --dtype float8": (2, "--dtype 'float8' is not one of"),
         "photos --checkpoint missing": (1, "there is no checkpoint missing"),
         "photos --maps sheet --maps-to photos/maps": (2, "--maps-to photos/maps: the maps would"),
+        "photos --ray --workers 2": (2, "decodes on each of its CPUs: leave --workers out"),
         "photos --maps sheet --maps-to mine.csv": (1, "mine.csv is not a folder"),
         "shots.tar photos/p000.jpg --sidecar txt": (2, "has no folder for a file"),
         "phots": (1, "there is no folder phots, did you mean photos?"),

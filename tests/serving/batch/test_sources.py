@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ipaddress
 import json
 import os
 import socket
@@ -347,6 +348,32 @@ def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
         with pytest.raises(ImageNotFoundError, match=r"leads to 127\.0\.0\.1.* --allow-private"):
             first(sources=(other,)).read()
         assert first(sources=(other,), allow_private=True).read()[:2] == b"\xff\xd8"
+
+
+@pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
+def test_an_address_in_another_form_is_refused(host: str) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    from captioner_serving.batch.inputs import networks
+
+    with pytest.raises(ValueError, match=f"{host} is not an IPv4 address in full"):
+        networks._check(host, host)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("::1", False), ("::", False), ("fec0::1", False), ("fe80::1", False),
+        ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:a00:1::", False),
+        ("::10.0.0.1", False), ("169.254.169.254", False), ("ff02::1", False),
+        ("2606:4700::1111", True), ("64:ff9b::101:101", True), ("2002:101:101::", True),
+        ("::ffff:1.1.1.1", True), ("1.1.1.1", True),
+    ],
+)  # fmt: skip
+def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    from captioner_serving.batch.inputs import networks
+
+    assert networks._is_public(ipaddress.ip_address(address)) is public
 
 
 def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(

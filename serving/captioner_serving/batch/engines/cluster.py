@@ -224,8 +224,9 @@ class RayEngine:
                 "check_attention": self._config.check_attention,
             },
             concurrency=self._captioners,
+            # Ray would reserve a CPU beside each GPU, and the decoders have them all.
             num_gpus=1 if self._gpus else None,
-            num_cpus=None if self._gpus else share,
+            num_cpus=0 if self._gpus else share,
             **common,
         )
         try:
@@ -239,6 +240,7 @@ def _reason(error: BaseException) -> str:
     """Say what an actor died of: our own sentence where there is one."""
     import ray
 
+    last = error
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not cause:

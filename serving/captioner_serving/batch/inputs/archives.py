@@ -115,9 +115,12 @@ def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
 
 def _skip(stream: IO[bytes], end: int, *, packed: IO[bytes]) -> None:
     """Go on to where a member ends; tarfile itself would look for it far behind the end."""
-    while (left := end - stream.tell()) > 0:
+    while True:
+        # A photo has been read already, and may leave nothing to go over.
         if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
             raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
+        if (left := end - stream.tell()) <= 0:
+            return
         if not stream.read(min(left, 1 << 20)):
             raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
 

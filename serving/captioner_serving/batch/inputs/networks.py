@@ -16,6 +16,8 @@ from aiohttp.abc import ResolveResult
 
 __all__ = ["guarded_client"]
 
+_TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
+
 
 async def guarded_client(own: str | None = None, **options: Any) -> aiohttp.ClientSession:
     """Open a client that connects to public addresses only; it follows links to http and https.
@@ -75,6 +77,10 @@ def _check(host: str, text: str) -> None:
     try:
         address = ipaddress.ip_address(text.split("%")[0])
     except ValueError:
+        # The system takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1, and not every resolver
+        # is asked about what looks like an address.
+        if text.replace(".", "").isdigit():
+            raise ValueError(f"{text} is not an IPv4 address in full") from None
         return  # a name, which is for the resolver
     if not _is_public(address):
         raise ValueError(
@@ -84,5 +90,16 @@ def _check(host: str, text: str) -> None:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    inner = getattr(address, "ipv4_mapped", None) or address  # ::ffff:127.0.0.1 is 127.0.0.1
-    return inner.is_global and not inner.is_multicast
+    if address.version == 6:
+        if address.is_site_local:
+            return False
+        address = _inside(address) or address
+    return address.is_global and not address.is_multicast
+
+
+def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address leads to; ::ffff:127.0.0.1 is 127.0.0.1."""
+    high = int(address) >> 32
+    if high in (0, _TRANSLATED):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour

@@ -65,7 +65,7 @@ class WrittenFiles:
     def take_back(self) -> None:
         """Undo what was written, last things first, and forget it.
 
-        A file that has changed since it was written any more is somebody else's by now, and stays.
+        A file that has changed since it was written is somebody else's by now, and stays.
 
         Raises:
             OutputError: an old file cannot be written back.
