@@ -206,10 +206,11 @@ def _in_pieces(send: Send) -> Send:
 
     async def piecewise(message: Message) -> None:
         body = message.get("body", b"")
-        while len(body) > _PIECE:
-            await send({**message, "body": body[:_PIECE], "more_body": True})
-            body = body[_PIECE:]
-        await send({**message, "body": body} if body else message)
+        last = max(0, len(body) - 1) // _PIECE * _PIECE  # where the last piece begins
+        for start in range(0, last, _PIECE):
+            piece = body[start : start + _PIECE]
+            await send({**message, "body": piece, "more_body": True})
+        await send({**message, "body": body[last:]} if body else message)
 
     return piecewise
 

@@ -111,28 +111,7 @@ def make_router(service: CaptionService) -> APIRouter:
         200 if any image was captioned, else the status of the first one's error. Try
         `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
         """
-        client = client_of(request.scope)
-        service.require_room(client)
-        form = await read_form(
-            request,
-            name="image",
-            max_bytes=service.config.max_upload,
-            max_files=service.config.queue,
-            fields=tuple(CaptionFields.model_fields),
-        )
-        fields = _validate(form.fields)
-        if not form.files:
-            raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
-        images = [file.data for file in form.files]
-        config = service.captioner.generation.asked(
-            beam_size=fields.beam_size, captions=fields.captions
-        )
-        work = service.caption(
-            images, config, client=client, check_attention=fields.check_attention
-        )
-        results = await _while_connected(request, work)
-        visit_of(request.scope).told = True
-        return _answer(form.files, results, attention=fields.attention)
+        return await _caption(service, request)
 
     @router.get(
         "/api/health",
@@ -156,6 +135,29 @@ def make_router(service: CaptionService) -> APIRouter:
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+async def _caption(service: CaptionService, request: Request) -> Response:
+    client = client_of(request.scope)
+    service.require_room(client)
+    form = await read_form(
+        request,
+        name="image",
+        max_bytes=service.config.max_upload,
+        max_files=service.config.queue,
+        fields=tuple(CaptionFields.model_fields),
+    )
+    fields = _validate(form.fields)
+    if not form.files:
+        raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
+    images = [file.data for file in form.files]
+    config = service.captioner.generation.asked(
+        beam_size=fields.beam_size, captions=fields.captions
+    )
+    work = service.caption(images, config, client=client, check_attention=fields.check_attention)
+    results = await _while_connected(request, work)
+    visit_of(request.scope).told = True
+    return _answer(form.files, results, attention=fields.attention)
 
 
 def _validate(fields: dict[str, str]) -> CaptionFields:

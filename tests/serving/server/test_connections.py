@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from captioner_serving.server.admission import Admission
+from captioner_serving.server.admission import Admission, _in_pieces
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.connections import make_protocol
 from captioner_serving.server.door import Door
@@ -141,6 +142,69 @@ def test_an_answer_that_is_taken_slowly_is_taken_whole(port: int) -> None:
             total += len(peer.recv(1 << 16))
             time.sleep(max(0.0, started + total / 2e6 - time.monotonic()))
     assert time.monotonic() - started > 2.5 * PATIENCE
+
+
+def test_a_slow_end_of_one_answer_is_not_on_the_account_of_the_next() -> None:
+    """Two answers on one connection; between pause and resume there is a last piece to take."""
+    config = uvicorn.Config(Inside(), log_config=None)
+    config.load()
+    clock, timers = Mock(), []
+    clock.call_later = lambda seconds, _: timers.append(seconds) or Mock()
+    transport = Mock()
+    transport.is_closing.return_value = False
+    transport.get_write_buffer_size.return_value = 100_000
+    transport.get_extra_info.return_value = None
+    protocol: Any = make_protocol(ServerConfig(patience=PATIENCE))(
+        config, uvicorn.server.ServerState(), {}, _loop=clock
+    )
+    clock.time.return_value = 0.0
+    protocol.connection_made(transport)
+    allowed = []
+    for start in (0.0, 100.0):
+        clock.time.return_value = start
+        protocol._unwatch()  # as a request does
+        protocol.pause_writing()
+        allowed.append(timers[-1])
+        protocol.on_response_complete()
+        clock.time.return_value = start + 2.9
+        protocol.resume_writing()
+    assert allowed == [PATIENCE + 100_000 / 50_000] * 2
+
+
+def test_a_body_that_breaks_behind_its_answer_ends_the_connection(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+        peer.sendall(
+            b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        answer = b""
+        while not answer.endswith(b"}"):
+            piece = peer.recv(4096)
+            assert piece
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 405 ")
+        peer.sendall(b"zz\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert peer.recv(4096) == b""
+    assert [record.name for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 200_000])
+def test_a_large_answer_goes_out_whole_in_pieces(size: int) -> None:
+    body = bytes(range(256)) * (size // 256 + 1)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    message = {"type": "http.response.body", "body": body[:size]}
+    asyncio.run(_in_pieces(send)(message))  # type: ignore[arg-type]
+    assert b"".join(one["body"] for one in sent) == body[:size]
+    assert [len(one["body"]) for one in sent[:-1]] == [65_536] * (len(sent) - 1)
+    assert len(sent[-1]["body"]) <= 65_536
+    more = [one.get("more_body", False) for one in sent]
+    assert more == [True] * (len(sent) - 1) + [False]
 
 
 def test_one_client_wants_only_so_many_pictures_at_once() -> None:
