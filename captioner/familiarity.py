@@ -13,7 +13,6 @@ The statistics are in a file beside the checkpoint, CHECKPOINT.familiarity.safet
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -25,30 +24,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from captioner.errors import CheckpointFormatError
+from captioner.familiarity_file import digest_header, familiarity_file
 from captioner.files import replace_file
 
-__all__ = ["UNFAMILIAR", "Familiarity", "digest_header", "familiarity_file"]
+__all__ = ["UNFAMILIAR", "Familiarity"]
 
 UNFAMILIAR = 0.01
 """A photo below it is unlike the training photos: of a hundred such photos at most one is so."""
 
 _KEY = "familiarity"
 _DIRECTIONS = 64  # 160 kB
-
-
-def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
-    """Name the file of a checkpoint's statistics, beside it."""
-    return Path(checkpoint).expanduser().with_suffix(".familiarity.safetensors")
-
-
-def digest_header(checkpoint: Path) -> str:
-    """Tell a checkpoint from others by its header, in a millisecond.
-
-    The weights themselves take longer; words, scores and sizes differ where they do.
-    """
-    with checkpoint.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return hashlib.sha256(file.read(size)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,11 +65,12 @@ class Familiarity:
         seen = seen.double()
         mean = seen.mean(dim=0)
         values, vectors = torch.linalg.eigh(torch.cov((seen - mean).T))
-        count = min(_DIRECTIONS, len(values) - 1)
+        # Of N photos the widths of the last of N - 1 directions are noise: half of them are kept.
+        count = max(1, min(_DIRECTIONS, len(values) - 1, (len(seen) - 1) // 2))
         cloud = cls(
             mean=mean.half(),
             directions=vectors[:, -count:].half(),
-            widths=values[-count:].float(),
+            widths=values[-count:].clamp(min=1e-12).float(),
             rest=values[:-count].mean().clamp(min=1e-12).float(),
             quantiles=torch.zeros(1),
             checkpoint=checkpoint,

@@ -10,11 +10,14 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from captioner import Captioner
 from captioner.errors import CheckpointFormatError
-from captioner.familiarity import Familiarity, digest_header, familiarity_file
+from captioner.familiarity import Familiarity
+from captioner.familiarity_file import digest_header, familiarity_file
 from captioner_training.evaluation.familiar import auroc
+from tests.conftest import make_tiny
 
 Run = Callable[..., CompletedProcess[str]]
 
@@ -62,24 +65,82 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
         Familiarity.beside(tiny_file)
 
 
-def test_the_command_lets_records_say_it(run_captioner: Run, tiny_file: Path) -> None:
-    data = tiny_file.parent / "data"
+@pytest.mark.parametrize("photos", [100, 1000])
+def test_what_was_never_seen_is_less_familiar(photos: int) -> None:
+    """Of fewer photos than there are numbers in a grid, too."""
+    chance = torch.Generator().manual_seed(0)
+    spread = torch.linspace(2, 0.01, 300)
+
+    def drawn(count: int) -> torch.Tensor:
+        return torch.randn(count, 300, generator=chance) * spread
+
+    known = Familiarity.fit(drawn(photos), drawn(50), checkpoint="x")
+    alike, unlike = drawn(200), drawn(200) + 1
+    shares = torch.tensor(known.of(alike.unsqueeze(1)))
+    assert shares.mean().item() == pytest.approx(0.5, abs=0.12)
+    assert max(known.of(unlike.unsqueeze(1))) < 0.05
+    assert auroc(known.distances(alike), known.distances(unlike)) > 0.99
+
+
+def test_photos_that_are_all_the_same_have_no_width() -> None:
+    known = Familiarity.fit(torch.ones(100, 30), torch.ones(50, 30), checkpoint="x")
+    same, other = known.distances(torch.stack([torch.ones(30), torch.zeros(30)])).tolist()
+    assert same == 0 and 0 < other < float("inf")
+
+
+@pytest.fixture
+def seeing_file(tmp_path: Path) -> Path:
+    """A tiny checkpoint whose random encoder tells photos apart: its norms know what comes in."""
+    checkpoint = make_tiny()
+    encoder = checkpoint.model.encoder
+    for part in encoder.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = 1.0
+            part.training = True
+    with torch.no_grad():
+        encoder(torch.randn(16, 3, 96, 96, generator=torch.Generator().manual_seed(0)))
+    encoder.eval()
+    checkpoint.save(tmp_path / "seeing.safetensors")
+    return tmp_path / "seeing.safetensors"
+
+
+def write_data(data: Path, *, photos: int) -> None:
     for split in ("train", "val"):
         (data / split).mkdir(parents=True)
-        images = [{"id": at, "file_name": f"{at}.png"} for at in range(6)]
-        notes = [{"image_id": at, "caption": "a red ball"} for at in range(6)]
+        images = [{"id": at, "file_name": f"{at}.png"} for at in range(photos)]
+        notes = [{"image_id": at, "caption": "a red ball"} for at in range(photos)]
         content = {"images": images, "annotations": notes}
         (data / f"captions_{split}.json").write_text(json.dumps(content))
-        for at in range(6):
-            Image.new("RGB", (40, 40), (200, 30 * at, 20)).save(data / split / f"{at}.png")
-    photo = data / "val" / "0.png"
-    before = json.loads(run_captioner("caption", photo, "--checkpoint", tiny_file, "--json").stdout)
+        for at in range(photos):
+            Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
+
+
+def test_the_command_lets_records_say_it(run_captioner: Run, seeing_file: Path) -> None:
+    data = seeing_file.parent / "data"
+    write_data(data, photos=100)
+    photo, strange = data / "val" / "50.png", seeing_file.parent / "strange.png"
+    Image.radial_gradient("L").convert("RGB").save(strange)
+    caption = ("caption", photo, "--checkpoint", seeing_file, "--json")
+    before = json.loads(run_captioner(*caption).stdout)
     assert "familiarity" not in before
-    done = run_captioner("familiarity", tiny_file, data, "--device", "cpu")
-    assert done.stdout.strip() == str(familiarity_file(tiny_file)), done.stderr
-    record = json.loads(run_captioner("caption", photo, "--checkpoint", tiny_file, "--json").stdout)
+    # The command mends a file that nothing else can read.
+    familiarity_file(seeing_file).write_bytes(b"no statistics")
+    done = run_captioner(*caption)
+    assert done.returncode == 1 and "again with `captioner familiarity`" in done.stderr
+    done = run_captioner("familiarity", seeing_file, data, "--device", "cpu")
+    assert done.stdout.strip() == str(familiarity_file(seeing_file)), done.stderr
+    record = json.loads(run_captioner(*caption).stdout)
     assert 0 <= record.pop("familiarity") <= 1 and record == before
-    caption = Captioner.from_pretrained(tiny_file, device="cpu").caption(photo)
-    assert caption.familiarity is not None
-    done = run_captioner("familiarity", tiny_file, data, "--photos", "5")
+    captioner = Captioner.from_pretrained(seeing_file, device="cpu")
+    alike, unlike = (captioner.caption(path).familiarity for path in (photo, strange))
+    assert alike is not None and unlike is not None and unlike < 0.05 < alike
+    done = run_captioner("familiarity", seeing_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
+
+
+def test_a_few_photos_say_nothing(run_captioner: Run, tiny_file: Path) -> None:
+    data = tiny_file.parent / "few"
+    write_data(data, photos=6)
+    done = run_captioner("familiarity", tiny_file, data, "--device", "cpu")
+    assert done.returncode == 1 and "6 training photos are too few" in done.stderr
+    assert not familiarity_file(tiny_file).exists()

@@ -6,18 +6,24 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
 from PIL import Image
 
 from captioner.decoders.config import DecoderConfig
-from captioner.errors import ConfigError
+from captioner.errors import CheckpointError, ConfigError, DataError
+from captioner_training.ablation.ablation import Ablation, AblationConfig
+from captioner_training.ablation.measures import People
 from captioner_training.ablation.table import Row, table_text
 from captioner_training.ablation.variants import (
     VARIANT_NAMES,
     count_parameters,
     decoder_variants,
 )
+from captioner_training.machinery.processes import Processes
+from captioner_training.recipe_file import load_recipe
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -57,6 +63,58 @@ def test_sizes_that_allow_no_transformer_are_refused() -> None:
     base = DecoderConfig(embedding_dim=512, hidden_dim=4, attention_dim=64, layers=400)
     with pytest.raises(ConfigError, match=r"lower decoder\.layers"):
         decoder_variants(base, **SIZES)
+
+
+class Recorded(Processes):
+    """One of two processes, without the other: what is told to it is written down."""
+
+    told: ClassVar[list[object]] = []
+
+    def broadcast(self, value: Any) -> Any:
+        self.told.append(value)
+        return value if self.main else True  # as if the main one had failed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_fails_in_one_process_keeps_no_other_waiting(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "miniature.yaml").write_text(RECIPE)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    ablation = Ablation(
+        load_recipe(str(tmp_path / "miniature.yaml"), {}),
+        AblationConfig(variants=("none-previous",)),
+        out=tmp_path / "out",
+        train=lambda recipe, *, out, processes, shared: out / "none.safetensors",
+        processes=Processes(device=torch.device("cpu")),
+    )
+    Recorded.told.clear()
+    ablation.processes = Recorded(device=torch.device("cpu"), rank=rank, world=2)
+    with pytest.raises(SystemExit if rank else CheckpointError):
+        ablation.run()
+    assert Recorded.told == [not rank]
+
+
+def people(folder: Path, **boxes: object) -> Path:
+    images = [{"id": 1, "file_name": "1.png", "width": 40, "height": 40}]
+    notes = [{"image_id": 1, "caption": "a man"}]
+    captions = {"images": images, "annotations": notes}
+    (folder / "val").mkdir()
+    Image.new("RGB", (40, 40)).save(folder / "val" / "1.png")
+    (folder / "captions_val.json").write_text(json.dumps(captions))
+    (folder / "person_boxes_val.json").write_text(json.dumps({"images": images, **boxes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [([{"image_id": 1}], "COCO's instances format"), ([], "for none of this split")],
+)
+def test_boxes_of_people_that_cannot_be_used_are_refused_at_once(
+    notes: list[object], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=problem):
+        People(people(tmp_path, annotations=notes))
 
 
 def measured(value: float, **more: float) -> dict[str, dict[str, float]]:

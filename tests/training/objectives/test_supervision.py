@@ -52,6 +52,13 @@ def test_words_for_what_has_boxes_look_there_and_others_are_free() -> None:
     assert not looks[1, 1, 5].any() and not looks[1, 1, 3].any()
 
 
+def test_boxes_without_a_category_are_of_people_too() -> None:
+    boxes = {7: [BoxedObject("", LEFT), BoxedObject("person", Box(0.5, 0, 1, 0.5))]}
+    supervision = SupervisedAttention([image(7, "a man")], boxes, rows=2, columns=2)
+    looks = supervision.looks([0], torch.full((1, 1, 2), 5))
+    assert looks[0, 0, 1].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
 def test_the_term_is_the_cross_entropy_between_boxes_and_attention() -> None:
     torch.manual_seed(0)
     config = DecoderConfig(embedding_dim=6, hidden_dim=5)

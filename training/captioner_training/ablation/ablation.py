@@ -121,14 +121,14 @@ class Ablation:
             if self.processes.main:
                 print(f"{number} of {len(plan)}: {name}, seed {seed}", file=sys.stderr)
             found[name].append(self._one(name, seed))
-        text = ""
-        if self.processes.main:
-            times = self._times()
-            rows = [Row(name, found[name], times[name]) for name in self.config.variants]
-            text = table_text(rows)
-            _write(self.out / "table.md", text)
-            draw_chart(rows, self.out / "figure.png")
-        self.processes.wait()
+        return self.processes.main_alone(lambda: self._side_by_side(found)) or ""
+
+    def _side_by_side(self, found: dict[str, list[Measures]]) -> str:
+        times = self._times()
+        rows = [Row(name, found[name], times[name]) for name in self.config.variants]
+        text = table_text(rows)
+        _write(self.out / "table.md", text)
+        draw_chart(rows, self.out / "figure.png")
         return text
 
     def _one(self, name: str, seed: int) -> Measures:
@@ -141,11 +141,13 @@ class Ablation:
         if (known := _read(path)).get("asked") != asked:
             shared = self._shared(seed)
             best = self._train(recipe, out=folder, processes=self.processes, shared=shared)
-            if self.processes.main:
-                found = self._measure(load_checkpoint(best), seed)
-                known = {"asked": asked, "found": found}
-                _write(path, json.dumps(known, indent=2) + "\n")
-            known = self.processes.broadcast(known)
+
+            def work() -> dict[str, Any]:
+                made = {"asked": asked, "found": self._measure(load_checkpoint(best), seed)}
+                _write(path, json.dumps(made, indent=2) + "\n")
+                return made
+
+            known = self.processes.broadcast(self.processes.main_alone(work))
         measures: Measures = known["found"]
         return measures
 

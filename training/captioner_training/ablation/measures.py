@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ConfigError, DataError
+from captioner.errors import ConfigError
+from captioner.geometry import Framing, TransformConfig
 from captioner.transforms import Transform
 from captioner_training.ablation.table import Measures
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation.bootstrap import estimate, told
-from captioner_training.evaluation.boxes import read_boxes
+from captioner_training.evaluation.boxes import check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import measure_deletion
-from captioner_training.evaluation.grounded import person_grounding
+from captioner_training.evaluation.grounded import category_grounding
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.validation import scene_pointing
@@ -38,7 +38,7 @@ class People:
 
     Raises:
         ConfigError: there are no boxes.
-        DataError: the data set cannot be read.
+        DataError: the data set or the boxes cannot be read, or are not of the same images.
 
     """
 
@@ -47,6 +47,8 @@ class People:
         if not self.boxes.is_file():
             raise ConfigError(f"--people {folder}: there is no {self.boxes}")
         self.images = read_dataset(folder, split="val")
+        ids = {one.id for one in self.images}
+        check_boxes(self.boxes, Framing(TransformConfig()), ids=ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +105,7 @@ class Examination:
 
         grids = encoded(self.images)
         captioned = captions(self.images, grids)
-        references, words = [one.words for one in self.images], [one.words for one in captioned]
-        scores = told(estimate(score_tables(references, words)))
-        found = _picked(scores, {"BLEU-4": "BLEU-4", "CIDEr": "CIDEr"})
+        found = self._scores(captioned)
         part = captioned[: self.deletion]
         effects = measure_deletion(
             model,
@@ -122,13 +122,17 @@ class Examination:
             found["pointing"] = {"value": right}
         if self.people is not None:
             shown = captions(self.people.images, encoded(self.people.images))
-            # A model that has learned little may speak of nobody: then there is no number.
-            with suppress(DataError):
-                looks = person_grounding(shown, read_boxes(self.people.boxes, transform))
+            looks = category_grounding(shown, read_boxes(self.people.boxes, transform), "person")
+            if looks is not None:  # a model that has learned little may speak of nobody
                 found |= _picked(looks, {"on people": "attention", "by chance": "uniform"})
         decoder = sum(parameter.numel() for parameter in model.decoder.parameters())
         found["parameters"] = {"value": float(decoder)}
         return found
+
+    def _scores(self, captioned: Sequence[Captioned]) -> Measures:
+        references, words = [one.words for one in self.images], [one.words for one in captioned]
+        scores = told(estimate(score_tables(references, words)))
+        return _picked(scores, {"BLEU-4": "BLEU-4", "CIDEr": "CIDEr"})
 
 
 def _picked(report: dict[str, Any], names: dict[str, str]) -> Measures:

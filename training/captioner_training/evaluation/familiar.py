@@ -94,7 +94,11 @@ def measure_familiarity(
                 continue
         if not squares:
             raise DataError(f"--unlike {unlike} has no picture that can be opened")
-        grid = captioner.encode(torch.stack(squares)).features
-        strange = known.distances(grid.float().mean(dim=1))
+        strange = torch.cat(
+            [
+                known.distances(captioner.encode(part).features.float().mean(dim=1))
+                for part in torch.split(torch.stack(squares), _BATCH)
+            ]
+        )
         report |= {"auroc": auroc(far, strange), "unlike": len(squares)}
     return report

@@ -20,7 +20,7 @@ from captioner_training.evaluation.grounding import (
     uniform_attention,
 )
 
-__all__ = ["object_grounding", "person_grounding"]
+__all__ = ["category_grounding", "object_grounding", "person_grounding"]
 
 Boxes = Mapping[int | str, Sequence[BoxedObject]]
 
@@ -42,7 +42,7 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
         DataError: no caption speaks of people where there are boxes, or the model does not attend.
 
     """
-    found = _grounding(captioned, boxes, "person")
+    found = category_grounding(captioned, boxes, "person")
     if found is None:
         raise DataError("there are no boxes for images whose captions mention people")
     return found
@@ -59,17 +59,22 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
     """
     names = {one.category for each in boxes.values() for one in each} - {"", "person"}
-    together = _grounding(captioned, boxes, *names)
+    together = category_grounding(captioned, boxes, *names)
     if together is None:
         raise DataError("there are no boxes for images whose captions name their categories")
-    each = {name: _grounding(captioned, boxes, name) for name in sorted(names)}
+    each = {name: category_grounding(captioned, boxes, name) for name in sorted(names)}
     return {**together, "categories": {name: one for name, one in each.items() if one is not None}}
 
 
-def _grounding(
+def category_grounding(
     captioned: Sequence[Captioned], boxes: Boxes, *categories: str
 ) -> dict[str, object] | None:
-    """Measure words for these categories; None where no caption names one that has boxes."""
+    """Measure words for these categories; None where no caption names one that has boxes.
+
+    Raises:
+        DataError: the model does not attend.
+
+    """
     sums: dict[str, list[float]] = defaultdict(list)
     for one in captioned:
         for name, value in _looks(one, boxes.get(one.image.id, ()), categories).items():

@@ -73,9 +73,9 @@ class SupervisedAttention:
 def _maps(objects: Sequence[BoxedObject], rows: int, columns: int) -> dict[str, Tensor]:
     """Spread 1 evenly over the boxes of each category, cell by cell (L,)."""
     found = {}
-    for category in {one.category for one in objects}:
-        mine = [one.box for one in objects if one.category == category]
+    for category in dict.fromkeys(one.category or "person" for one in objects):
+        mine = [one.box for one in objects if (one.category or "person") == category]
         covered = box_coverage(mine, rows=rows, columns=columns).flatten().float()
         if covered.sum() > 0:  # else the square shows nothing of them
-            found[category or "person"] = covered / covered.sum()
+            found[category] = covered / covered.sum()
     return found

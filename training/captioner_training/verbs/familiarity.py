@@ -17,6 +17,8 @@ CHECKPOINT.familiarity.safetensors, and its path is printed. From then on record
 `familiarity`, 0 to 1: the share of validation photos that are less like the training photos than
 this one."""
 
+_FEWEST = 100  # training photos: of fewer the statistics are noise
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -47,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.header import read_header
     from captioner_training.data.unprepared import check_readable
 
-    if arguments.photos < 100:
+    if arguments.photos < _FEWEST:
         raise ConfigError(
-            f"--photos {arguments.photos} is too few to say what photos are like: 100"
+            f"--photos {arguments.photos} is too few to say what photos are like: {_FEWEST}"
         )
     read_header(arguments.checkpoint)
     folders = [folder.expanduser() for folder in arguments.data]
@@ -57,17 +59,24 @@ def run(arguments: argparse.Namespace) -> int:
         for split in ("train", "val"):
             check_readable(folder, split)
 
-    from captioner.familiarity import Familiarity, digest_header, familiarity_file
+    from captioner.checkpoint import load_checkpoint
+    from captioner.familiarity import Familiarity
+    from captioner.familiarity_file import digest_header, familiarity_file
     from captioner.predictor import Captioner
     from captioner_training.evaluation.familiar import pooled_grids, some_photos
 
-    captioner = Captioner.from_pretrained(
-        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+    train = some_photos(folders, "train", arguments.photos)
+    if len(train) < _FEWEST:
+        raise DataError(
+            f"{' '.join(map(str, folders))}: {len(train)} training photos are too few to say what "
+            f"photos are like: {_FEWEST}"
+        )
+    # Not from_pretrained: it reads the statistics that are there, which may be damaged.
+    captioner = Captioner(
+        load_checkpoint(arguments.checkpoint), device=arguments.device, dtype=arguments.dtype
     )
-    seen = pooled_grids(captioner, some_photos(folders, "train", arguments.photos))
+    seen = pooled_grids(captioner, train)
     kept_back = pooled_grids(captioner, some_photos(folders, "val", arguments.photos // 2))
-    if len(seen) < 2:
-        raise DataError(f"{folders[0]} has too few photos to say what photos are like")
     path = familiarity_file(arguments.checkpoint)
     checkpoint = digest_header(arguments.checkpoint.expanduser())
     Familiarity.fit(seen, kept_back, checkpoint=checkpoint).save(path)
