@@ -134,7 +134,7 @@ class PageCaptions:
         """Make the viewer's value of a caption that is kept, or of one of its alternatives.
 
         Raises:
-            GoneError: it is not kept any longer, or is somebody else's.
+            GoneError: it is no longer kept, or is somebody else's.
             ConfigError: it has no such alternative, or the model no such head.
 
         """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops, ImageColor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.lettering import INK, PAPER
 from captioner.drawing.overlay import overlay
 from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError
@@ -67,6 +70,27 @@ class TestContactSheet:
             and same(sheet.crop((x, y, x + 60, y + 60)), panel)
         ]
         assert len(corners) == 1
+
+    def test_a_guessed_word_has_a_dashed_frame_around_its_picture(self):
+        photo, ink = Image.new("RGB", (60, 60), self.GREEN), ImageColor.getrgb(INK)
+        seen, guessed = (
+            contact_sheet(photo, [Panel("dog", 0.5, UNIFORM, guess)], columns=2)
+            for guess in (False, True)
+        )
+        frame = ImageChops.difference(seen, guessed).getbbox()
+        left, top, right, bottom = frame
+        assert left > seen.width // 2  # around the word's picture, the second; the photo has none
+        inner = (left + 3, top + 3, right - 3, bottom - 3)
+        assert same(seen.crop(inner), guessed.crop(inner))
+        assert inner[2] - inner[0] >= 240  # the picture itself: 60 pixels, enlarged four times
+        for line in (
+            [guessed.getpixel((x, top)) for x in range(left, right)],
+            [guessed.getpixel((left, y)) for y in range(top, bottom)],
+        ):
+            assert set(line) == {ink, ImageColor.getrgb(PAPER)}
+            changes = sum(one != other for one, other in itertools.pairwise(line))
+            assert changes >= 20  # dashes, and as many gaps
+            assert line.count(ink) / len(line) == pytest.approx(0.5, abs=0.05)
 
     @pytest.mark.parametrize("size", [(300, 100), (100, 300), (200, 200), (1000, 20), (8, 6)])
     def test_the_sheet_is_well_shaped_for_a_photo_of_any_shape(self, size):

@@ -29,7 +29,8 @@ async function use(mode, ask) {
   }
 }
 
-const sweep = () => use("readwrite", (store) => store.delete(IDBKeyRange.upperBound(Date.now() - AGE)));
+// A tab that was closed while its photo waited leaves it behind: the next visit deletes it.
+export const sweep = () => use("readwrite", (store) => store.delete(IDBKeyRange.upperBound(Date.now() - AGE)));
 
 // Keep a file, and tell its key at once: the time, so that old ones are found.
 export function keep(file) {

@@ -25,8 +25,13 @@ export const problems = {
     again: true,
   }),
   expired: () => ({
-    title: "The photo is not kept any longer",
+    title: "The photo is no longer kept",
     detail: "The server deletes photos within ten minutes. This browser has it still.",
+    again: true,
+  }),
+  unseen: () => ({
+    title: "The photo did not arrive whole",
+    detail: "The connection was interrupted, or the browser cannot show it.",
     again: true,
   }),
   noClipboard: () => "Over plain http a browser lets no button read the clipboard. "

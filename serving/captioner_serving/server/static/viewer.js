@@ -3,8 +3,8 @@ import { Downloads } from "./downloads.js";
 import { colorAt, Heat } from "./heat.js";
 import { explainTerms, term } from "./meanings.js";
 import { percent, placeOf, Sentence } from "./sentence.js";
-import { again, choose, fail, open, photoOf, work } from "./work.js";
-import { fromServer } from "./problems.js";
+import { problems } from "./problems.js";
+import { again, ask, choose, fail, open, photoOf, work } from "./work.js";
 
 // What a visitor has to see of each state without scrolling.
 const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
@@ -87,11 +87,18 @@ export function start(element, props) {
       status.textContent = "Caption: " + value.caption;
       const ready = await stage(photoOf(value));
       if (value !== mine) return;
-      if (!ready) return fail(fromServer({ type: "gone" }));
+      if (!ready) return tellWhyUnseen(mine);
       if (!(await heat.load(value)) || value !== mine) return;
       sentence.pin(word);
     },
   };
+
+  // An image that failed does not say why: the server is asked for it once more.
+  async function tellWhyUnseen(mine) {
+    seen = null;
+    const problem = await ask(photoOf(mine)).then(problems.unseen, (problem) => problem);
+    if (value === mine) fail(problem);
+  }
 
   function listSentences() {
     const list = find(".sentences"), { sentences, sentence: chosen } = value;
@@ -103,7 +110,7 @@ export function start(element, props) {
         const item = document.createElement("li"), button = document.createElement("button");
         button.type = "button";
         button.textContent = each.text;
-        button.onclick = () => { if (value.sentence !== number) choose(number, value.head); };
+        button.onclick = () => { choose(number, value.head); };
         item.append(button, term("average", percent(Math.exp(each.score)) + " a word"));
         return item;
       }));

@@ -1,6 +1,6 @@
 // The photo in work: sent, waiting in the queue, captioned. The newest wins, and what was asked for
 // before it is taken back. Everybody who shows something listens to `work`.
-import { drop, find, keep } from "./keeping.js";
+import { drop, find, keep, sweep } from "./keeping.js";
 import { fromServer, problems } from "./problems.js";
 
 export const work = new EventTarget();
@@ -9,6 +9,7 @@ export const settings = {};  // beam_size, captions and check_attention, as the 
 let shown = null;    // the value of the caption on the page
 let source = null;   // what it was asked of: { file } or { sample } or { token }
 let running = null;  // the request under way
+let chosen = null;   // the sentence and head asked for last, until they are there
 let picture = null;  // of the photo in work, an address that can be shown before the server has it
 
 export const at = (path) => new URL("page/" + path, document.baseURI).href;
@@ -42,7 +43,7 @@ function show(value) {
 
 function stop() {
   const request = running;
-  running = null;
+  running = chosen = null;
   request?.abort();
 }
 
@@ -53,18 +54,23 @@ export function caption(from) {
   begin(from);
 }
 
-function begin(from) {
+// The browser keeps what a blob's address leads to until it is told otherwise.
+function setPicture(address) {
   if (picture?.startsWith("blob:")) URL.revokeObjectURL(picture);
-  picture = from.file ? URL.createObjectURL(from.file) : from.picture;
+  picture = address;
+}
+
+function begin(from) {
+  setPicture(from.file ? URL.createObjectURL(from.file) : from.picture);
   source = from;
   send(from);
 }
 
 // The same photo again, with other settings or after a failure.
 export function again() {
-  if (!source) return;
   const from = shown ? { token: shown.token } : source;
-  send(from);
+  // A photo that the browser has yet to find will be sent with the settings of then.
+  if (from?.file || from?.sample || from?.token) send(from);
 }
 
 function send(from) {
@@ -116,25 +122,34 @@ function arrive(value) {
   show(value);
 }
 
-async function fetchShown({ token, sentence, head }) {
-  const query = new URLSearchParams({ sentence, ...(head ? { head } : {}) });
-  const response = await fetch(at(`captions/${token}?${query}`)).catch(() => null);
+// The server's answer, or its problem thrown.
+export async function ask(address) {
+  const response = await fetch(address).catch(() => null);
   if (!response) throw problems.unreachable();
   if (!response.ok) throw fromServer(await response.json().catch(() => null), response.status);
-  return response.json();
+  return response;
+}
+
+async function fetchShown({ token, sentence, head }) {
+  const query = new URLSearchParams({ sentence, ...(head ? { head } : {}) });
+  return (await ask(at(`captions/${token}?${query}`))).json();
 }
 
 // Another of the sentences that the model considered, with its own words; and whose attention is
-// shown: that of one head, or of all where there is none given.
+// shown: that of one head, or of all where there is none given. Answers may come in another order
+// than they were asked for: only the last one counts.
 export async function choose(sentence, head) {
-  const { token } = shown, wanted = { token, sentence, head };
+  chosen = null;
+  if (shown.sentence === sentence && shown.head === head) return;
+  const wanted = chosen = { token: shown.token, sentence, head };
   try {
     const value = await fetchShown(wanted);
-    if (shown?.token !== token) return;
+    if (chosen !== wanted) return;
+    chosen = null;
     history.replaceState(stateOf(wanted), "");
     show(value);
   } catch (problem) {
-    if (shown?.token === token) fail(problem);
+    if (chosen === wanted) fail(problem);
   }
 }
 
@@ -145,13 +160,13 @@ async function restore(first) {
   const here = place();
   if (!here || here.token && here.token === first?.token && !here.sentence && !here.head) {
     source = first ? { token: first.token } : null;
-    picture = first ? photoOf(first) : null;
+    setPicture(first ? photoOf(first) : null);
     return first ? show(first) : become({ kind: "empty" });
   }
   Object.assign(settings, here.settings);
   if (here.sample) return begin(here);
   source = here;
-  picture = here.token ? photoOf(here) : null;
+  setPicture(here.token ? photoOf(here) : null);
   wait("queued");
   const current = () => source === here && !running;
   try {
@@ -168,6 +183,7 @@ async function restore(first) {
 }
 
 export function open(first, usual) {
+  sweep();
   Object.assign(settings, usual);
   addEventListener("popstate", () => restore(first));
   restore(first);

@@ -1,4 +1,4 @@
-"""The page in a real browser: one server and one browser for all of its tests."""
+"""The page in a real browser: one server for all of its tests."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def captioner() -> Captioner:
     return Captioner.from_pretrained()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(server: Server) -> Iterator[Any]:
+    """A browser for one file of tests: while it runs, no other event loop can."""
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield running

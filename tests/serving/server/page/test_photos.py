@@ -175,73 +175,6 @@ def test_beam_and_sentences_change_the_caption(visit: Visit) -> None:
     assert tab.locator("input[name=captions]").input_value() == "1"
 
 
-def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(visit: Visit) -> None:
-    tab = visit.tab
-    first = visit.words()
-    visit.choose(SAMPLES / "rocket.jpg")
-    words = visit.words()
-    tab.reload()
-    visit.settled()
-    assert visit.words() == words != first
-    with visit.context.expect_page() as opened:
-        tab.click("text=HTTP API")
-    assert opened.value.url.endswith("/docs") and visit.words() == words
-    opened.value.close()
-    tab.goto(server_of(tab) + "/docs")
-    tab.go_back()
-    visit.settled()
-    assert visit.words() == words
-    assert tab.locator("img.photo").evaluate("image => image.naturalWidth") > 100
-    visit.forget()
-    tab.go_back()
-    visit.settled()
-    assert visit.words() == first
-    visit.forget()
-    tab.go_forward()
-    visit.settled()
-    assert visit.words() == words
-
-
-def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
-    tab, held = visit.tab, []
-    first = visit.words()
-    tab.route("**/page/captions", lambda route: held.append(route))
-    tab.click("text=Search settings")
-    for _ in range(2):  # one sentence is asked for, and no answer comes
-        tab.locator("input[name=captions]").press("ArrowLeft")
-    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
-    tab.go_back()
-    visit.settled()
-    assert visit.words() == first
-    tab.go_forward()
-    tab.wait_for_selector('.viewer[data-state="waiting"]')
-    tab.wait_for_function("document.querySelector('.photo').src.startsWith('blob:')")
-    tab.unroute("**/page/captions")
-    tab.reload()
-    visit.settled()
-    assert tab.locator(".json").get_attribute("download") == "rocket.json"
-    assert not tab.locator(".others").is_visible()  # one sentence was asked for
-    kept = """async () => {
-      const asked = indexedDB.open("captioner");
-      const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-      const keys = database.transaction("waiting").objectStore("waiting").getAllKeys();
-      return new Promise((done) => { keys.onsuccess = () => done(keys.result); });
-    }"""
-    assert tab.evaluate(kept) == []  # the browser keeps it no longer than it waits
-    tab.route("**/page/captions", lambda route: held.append(route))
-    visit.forget()
-    tab.click("[data-sample=chelsea]")
-    tab.wait_for_selector('.viewer[data-state="waiting"]')
-    tab.unroute("**/page/captions")
-    tab.reload()
-    visit.settled()
-    assert tab.locator(".json").get_attribute("download") == "chelsea.json"
-
-
-def server_of(tab: Any) -> str:
-    return tab.evaluate("location.origin")
-
-
 def test_another_browser_sees_nothing_of_it(visit: Visit, server: Server) -> None:
     visit.choose(SAMPLES / "rocket.jpg")
     token = visit.tab.evaluate("history.state.captioner.token")
@@ -299,6 +232,20 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(visit: Visi
     visit.errors.clear()  # the browser's own, about the network
 
 
+def test_a_photo_that_does_not_come_is_told_as_the_server_tells_it(visit: Visit) -> None:
+    tab = visit.tab
+    problem = {"type": "busy", "title": "x", "status": 503, "detail": "y"}
+    tab.route("**/photo.jpg", lambda route: route.fulfill(status=503, body=json.dumps(problem)))
+    visit.choose(SAMPLES / "rocket.jpg", state="failed")
+    assert "Too many photos are waiting" in visit.failure()
+    tab.unroute("**/photo.jpg")
+    visit.forget()
+    tab.click(".retry")
+    visit.settled()
+    assert tab.locator("img.photo").evaluate("image => image.naturalWidth") > 100
+    visit.errors.clear()  # the browser's own, about the 503
+
+
 def test_a_photo_that_was_deleted_is_told_and_sent_again(visit: Visit, server: Server) -> None:
     before = set(server.uploads())
     visit.choose(SAMPLES / "rocket.jpg")
@@ -306,7 +253,9 @@ def test_a_photo_that_was_deleted_is_told_and_sent_again(visit: Visit, server: S
     stored.unlink()
     with visit.tab.expect_response("**/overlay.png?*"):
         visit.tab.click('[data-picture="overlay.png"]')
-    visit.tab.wait_for_function("document.querySelector('.about').textContent.includes('not kept')")
+    visit.tab.wait_for_function(
+        "document.querySelector('.about').textContent.includes('no longer kept')"
+    )
     visit.tab.reload()
     assert "no longer kept" in visit.failure()
     visit.choose(SAMPLES / "chelsea.jpg")

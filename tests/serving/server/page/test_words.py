@@ -136,6 +136,27 @@ def test_an_alternative_has_words_attention_and_alt_text(browser: Any, server: S
     visit.context.close()
 
 
+def test_the_sentence_that_was_chosen_last_is_shown(visit: Visit) -> None:
+    tab, held = visit.tab, []
+    first, second, third = tab.locator(".sentences li button:first-child").all()
+    late = re.compile(r"/page/captions/[^/]+\?sentence=1$")
+    tab.route(late, lambda route: held.append(route))
+    for last in (third, first):  # the latter is there already
+        second.click()
+        tab.wait_for_timeout(50)
+        said = last.inner_text()
+        last.click()
+        tab.wait_for_function("said => document.querySelector('.photo').alt === said", arg=said)
+        with tab.expect_response(late):
+            held.pop().continue_()
+        tab.wait_for_timeout(200)
+        assert " ".join(visit.words()) == said
+        visit.forget()
+        if last is third:
+            first.click()
+            visit.settled()
+
+
 def test_play_runs_through_the_words(visit: Visit) -> None:
     tab, pinned = visit.tab, visit.tab.locator(".heat").get_attribute("data-word")
     tab.clock.install()
