@@ -33,7 +33,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.header import FORMAT_VERSION, HEADER_KEY, odd_header, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import TransformConfig
-from captioner.vocabulary import Vocabulary
+from captioner.vocabulary import Vocabulary, is_fit
 
 __all__ = ["Checkpoint", "load_checkpoint"]
 
@@ -136,10 +136,10 @@ def _plain(text: object) -> str:
     """Let pass what may stand in records, tables and terminals.
 
     Raises:
-        ValueError: it is no text, or not one of printable characters.
+        ValueError: it is no text, or has characters that steer a terminal.
 
     """
-    if not (isinstance(text, str) and text.isprintable()):
+    if not (isinstance(text, str) and is_fit(text)):
         raise ValueError(f"the name or version {text!a} is not plain text")
     return text
 

@@ -109,17 +109,25 @@ def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointForm
     )
 
 
-def check_head(head: int | None, header: Mapping[str, Any]) -> None:
+def check_head(
+    head: int | None, header: Mapping[str, Any], *, path: str | os.PathLike[str]
+) -> None:
     """Refuse a head of the attention, from 1, that a checkpoint does not have.
 
     Raises:
         ConfigError: it has fewer.
+        CheckpointFormatError: the header does not say how many.
 
     """
-    count = header["decoder"].get("heads", 1)  # older files do not say
-    if head is not None and not 1 <= head <= count:
+    if head is None:
+        return
+    try:
+        name, count = header["name"], int(header["decoder"].get("heads", 1))  # older: no heads
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise odd_header(path, error) from error
+    if not 1 <= head <= count:
         has = "one head" if count == 1 else f"the heads 1 to {count}"
-        raise ConfigError(f"head {head}: the model {header['name']} has {has}")
+        raise ConfigError(f"head {head}: the model {name} has {has}")
 
 
 def _check_kind(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import torch
@@ -77,7 +78,7 @@ class Captioner:
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
         self.model = prepare_model(checkpoint.model, device=self.device, dtype=self.dtype)
-        self._checkpoint = checkpoint  # until its fingerprint is asked for
+        self._origin: Checkpoint | Path = checkpoint
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
         self.generation = checkpoint.generation
@@ -102,15 +103,15 @@ class Captioner:
         """
         path = bundled_checkpoint() if path is None else path
         captioner = cls(load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels)
+        captioner._origin = Path(path).expanduser().absolute()  # in place of weights in float32
         captioner.familiarity = Familiarity.beside(path)
         return captioner
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
-        digest = self._checkpoint.fingerprint()
-        del self._checkpoint  # its weights have done their work
-        return digest
+        origin = self._origin
+        return (origin if isinstance(origin, Checkpoint) else load_checkpoint(origin)).fingerprint()
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path

@@ -24,6 +24,7 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "has_no_spaces",
+    "is_fit",
     "join",
     "tokenize",
 ]
@@ -84,6 +85,11 @@ def _characters(caption: str) -> list[str]:
             tokens.append(character)
             open_ = True
     return tokens
+
+
+def is_fit(text: str) -> bool:
+    """Whether a text steers no terminal and can be written down, so that records may have it."""
+    return not _UNFIT.search(text)
 
 
 def has_no_spaces(captions: Iterable[str]) -> bool:

@@ -29,10 +29,11 @@ class GenerationConfig:
     captions: Positive = 1  # how many of the best are returned
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
-    # No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows both.
     # A beam search ends when nothing unfinished can enter the results, however long it grew. False
     # ends it when that is so at the length that it has, which is faster with a high length penalty.
     exact: bool = True
+    # No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows both.
+    # With a vocabulary of characters, such as Chinese ones, the last may stand twice in a row.
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
     # No word stands on both sides of this one, as in "a red and red car": the attention has looked
     # at one thing twice. A word that the vocabulary does not have, or "", allows it.

@@ -20,6 +20,8 @@ class Constraints:
         minimum_length: words, before which <end> may not come.
         no_repeat_ngram: no n words stand twice in this order, and no word twice in a row; 0 allows
             both.
+        no_repeat_word: False allows the same token twice in a row all the same, where tokens are
+            characters: languages repeat those within words.
         conjunction: the number of a word that has no word on both sides, such as "and"; <unk>,
             which is never said, allows it.
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
@@ -33,12 +35,13 @@ class Constraints:
         maximum_length: int,
         minimum_length: int = 0,
         no_repeat_ngram: int = 0,
+        no_repeat_word: bool = True,
         conjunction: int = UNK,
         must_end: bool = True,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
-        self.conjunction = conjunction
+        self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Set what is not allowed to -inf.
@@ -59,7 +62,8 @@ class Constraints:
             allowed[..., END] = -torch.inf
         if self.no_repeat_ngram:
             _block_repetition(allowed, history, self.no_repeat_ngram)
-            _block_last(allowed, history)
+            if self.no_repeat_word:
+                _block_last(allowed, history)
         if self.conjunction != UNK and step >= 2:
             _block_pair(allowed, history, self.conjunction)
         stuck = torch.isneginf(allowed.amax(dim=-1))

@@ -33,7 +33,8 @@ def generate(
         decoder: scores the words.
         features: of B images.
         config: the method, its width, and what may be said.
-        vocabulary: numbers the words that the configuration names; None: it has none of them.
+        vocabulary: numbers the words that the configuration names, and says what a word is; None:
+            it has none of them, and its tokens are words.
 
     Returns for each image `config.captions` hypotheses, the best first (sampling: as drawn).
     Fewer come back only where so few sentences exist under the constraints.
@@ -46,6 +47,7 @@ def generate(
         maximum_length=config.maximum_length,
         minimum_length=config.minimum_length,
         no_repeat_ngram=config.no_repeat_ngram,
+        no_repeat_word=vocabulary is None or vocabulary.tokenizer == "words",
         conjunction=UNK if vocabulary is None else vocabulary.encode([config.different_around])[0],
     )
     if config.beam_size > 1 and not config.sample:

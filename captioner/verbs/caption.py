@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     checkpoint = Path(arguments.checkpoint or bundled_checkpoint()).expanduser()
     own = check_model(arguments)
-    check_head(arguments.head, read_header(checkpoint))
+    check_head(arguments.head, read_header(checkpoint), path=checkpoint)
     config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])

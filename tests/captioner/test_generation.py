@@ -18,7 +18,7 @@ from captioner.generation import beam_search
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import filter_top
-from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
+from captioner.vocabulary import END, PAD, START, UNK, Tokenizer, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6
 CELLS = 1009  # a prime: a history's own cell
@@ -330,14 +330,18 @@ def test_no_word_stands_twice_in_a_row(method: dict[str, object]) -> None:
                 logits[history % self.words] += 3
             return logits
 
-    def doubles(n: int) -> int:
+    words = [str(number) for number in range(Stammerer().words - 4)]
+
+    def doubles(n: int, tokenizer: Tokenizer = "words") -> int:
         config = GenerationConfig(no_repeat_ngram=n, maximum_length=8, **method)
-        found = generate(Stammerer(), features(*range(8)), config)
+        vocabulary = Vocabulary(words, tokenizer=tokenizer)
+        found = generate(Stammerer(), features(*range(8)), config, vocabulary=vocabulary)
         said = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
         return sum(a == b for words in said for a, b in itertools.pairwise(words))
 
     assert doubles(2) == doubles(5) == 0
     assert doubles(0) > 5
+    assert doubles(2, "characters") > 5  # as in 人人, everybody
 
 
 AND, RED, BLUE = 4, 5, 6

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 import subprocess
 import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from captioner import (
     ImageFormatError,
     ImageNotFoundError,
 )
-from captioner.checkpoint import Checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,6 +126,28 @@ def test_bf16_says_what_float32_says(tiny_file: Path, photo: Path) -> None:
     assert half.words[0].text == exact.words[0].text
     assert half.words[0].attention.sum().item() == pytest.approx(1, abs=1e-5)
     assert half.score == pytest.approx(exact.score, abs=0.1)
+
+
+def test_the_fingerprint_of_a_file_costs_nothing_before_it_is_asked_for(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is let go, though it takes the memory of the weights in float32 to digest."""
+    read = []
+
+    def load(path: Path) -> Checkpoint:
+        checkpoint = load_checkpoint(path)
+        read.append(weakref.ref(checkpoint))
+        return checkpoint
+
+    monkeypatch.setattr("captioner.predictor.load_checkpoint", load)
+    monkeypatch.chdir(tiny_file.parent)
+    captioner = Captioner.from_pretrained(tiny_file.name, dtype="bfloat16")
+    gc.collect()
+    assert [one() for one in read] == [None]
+    monkeypatch.chdir("/")
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda _: captioner.fingerprint, range(2)))
+    assert told == [load_checkpoint(tiny_file).fingerprint()] * 2
 
 
 def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(

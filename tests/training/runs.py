@@ -37,6 +37,13 @@ def records(out: Path) -> list[dict[str, Any]]:
     ]
 
 
+def older(recipe: dict[str, Any]) -> None:
+    """Take from a recipe, as a run notes it, what runs did not note in their first version."""
+    del recipe["data"]["boxes"], recipe["generation"]["exact"]
+    for stage in recipe["stages"]:
+        del stage["attention_supervision"]
+
+
 def newest_state(out: Path) -> dict[str, Any]:
     path = max((out / "state").glob("step-*.pt"))
     state: dict[str, Any] = torch.load(path, weights_only=True)

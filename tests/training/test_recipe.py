@@ -100,6 +100,8 @@ def test_every_field_is_listed_with_its_reason() -> None:
     assert listed["data.tokenizer"][0] == "data.tokenizer: words  (words, characters)"
     assert listed["stages.1.epochs"][0] == "stages.1.epochs: (required)"
     assert "as the paper does" in listed["decoder.value_dim"][1]
+    assert listed["generation.exact"][1].startswith("A beam search ends when nothing unfinished")
+    assert listed["generation.no_repeat_ngram"][1].startswith("No n words stand twice")
     bare = [name for name, lines in listed.items() if len(lines) == 1]
     assert len(bare) < 0.2 * len(listed), bare
 
@@ -119,6 +121,7 @@ def test_every_field_is_listed_with_its_reason() -> None:
         ),
         ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
         ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy"),
+        ({"name": r'"a\x1b[2Jb"'}, r"name 'a\\x1b\[2Jb' has characters that steer a terminal"),
         ({"weight_decay": "-0.1"}, "weight_decay: should be greater"),
         ({"data.maximum_length": "0"}, "data.maximum_length: should be greater"),
         ({"generation.beam_size": "2.5"}, "generation.beam_size: should be a valid integer"),

@@ -15,7 +15,7 @@ import pytest
 from captioner.checkpoint import load_checkpoint
 from captioner_training.data.scenes import write_scenes
 from tests.launcher import start
-from tests.training.runs import newest_state, records
+from tests.training.runs import newest_state, older, records
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -87,6 +87,9 @@ def test_a_finished_run_goes_on_with_more_epochs(
     run_captioner: Run, place: Path, finished: Path
 ) -> None:
     shutil.copytree(finished, place / "longer")
+    note = json.loads((place / "longer" / "finished.json").read_text())
+    older(note["recipe"])
+    (place / "longer" / "finished.json").write_text(json.dumps(note))
     before = records(place / "longer")
     result = run_captioner(*command(place, "longer", "--stages.2.epochs", 2), timeout=300)
     assert result.returncode == 0, result.stderr
@@ -149,6 +152,15 @@ def test_mistakes_of_the_encoder_are_found_before_any_work(run_captioner: Run, p
     result = run_captioner(*command(place, "no", "--encoder_weights", "bundled"))
     assert result.returncode == 2 and "efficientnet_v2_b0: set" in result.stderr
     assert result.stderr.count("\n") < 3
+
+
+def test_boxes_of_a_later_stage_are_looked_at_first(run_captioner: Run, place: Path) -> None:
+    boxes = place / "broken.json"
+    boxes.write_text(json.dumps({"annotations": []}))
+    asked = ("--data.boxes", f"[{boxes}]", "--stages.2.attention_supervision", 0.3)
+    result = run_captioner(*command(place, "told", *asked))
+    assert result.returncode == 1 and "it has no list images" in result.stderr
+    assert not (place / "told" / "log.jsonl").exists()
 
 
 def test_evaluate_looks_at_everything_first(

@@ -35,7 +35,7 @@ def test_every_weight_of_the_decoder_has_a_gradient(
 ) -> None:
     """Autocast keeps its copies of the weights between the pass without gradients and the other.
 
-    Before torch 2.11 those of the first had no gradient in the second (pytorch issue 112583).
+    Before torch 2.11 those of the first had no gradient in the second.
     """
     model = tiny_checkpoint.model.requires_grad_(True)
     config = recipe(precision="bf16")

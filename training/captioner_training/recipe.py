@@ -15,7 +15,7 @@ from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Sha
 from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
-from captioner.vocabulary import Tokenizer
+from captioner.vocabulary import Tokenizer, is_fit
 
 __all__ = [
     "DataConfig",
@@ -214,6 +214,8 @@ class Recipe:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
+        if not is_fit(self.name):
+            yield f"name {self.name!a} has characters that steer a terminal: leave them out"
         if not self.stages:
             yield "a recipe needs at least one stage"
         if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):

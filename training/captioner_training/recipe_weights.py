@@ -12,7 +12,7 @@ from captioner.errors import (
     CheckpointNotFoundError,
     ConfigError,
 )
-from captioner.header import bundled_checkpoint, read_header
+from captioner.header import bundled_checkpoint, odd_header, read_header
 from captioner.paths import there_is_no
 from captioner_training.recipe import Recipe
 
@@ -77,6 +77,8 @@ def _other_encoder(recipe: Recipe, path: Path) -> Iterator[str]:
         name = read_header(path)["encoder"]["name"]
     except (CheckpointFormatError, KeyError):  # the backbone's stages alone, as published
         return
+    except TypeError as error:
+        raise odd_header(path, error) from error
     if name != recipe.encoder.name:
         yield (
             f"encoder.name is {recipe.encoder.name}, but the encoder in {path} is {name}: set "
@@ -90,7 +92,10 @@ def _differences(recipe: Recipe, path: Path) -> Iterator[str]:
     header = read_header(path)
     for part in ("encoder", "decoder"):
         given = asdict(getattr(recipe, part))
-        there = {**asdict(type(getattr(recipe, part))()), **header[part]}
+        try:
+            there = {**asdict(type(getattr(recipe, part))()), **header[part]}
+        except (KeyError, TypeError) as error:
+            raise odd_header(path, error) from error
         for name, value in given.items():
             if name != "dropout" and there.get(name) != value:
                 yield f"{part}.{name} is {value!r} here and {there[name]!r} there"

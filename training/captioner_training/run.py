@@ -19,10 +19,11 @@ from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
 from captioner_training.machinery.interrupts import Interrupts
 from captioner_training.machinery.processes import Processes
+from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.report import Report
 from captioner_training.run_folder import RunFolder
-from captioner_training.stage import StageRun
+from captioner_training.stage import StageRun, read_supervision
 from captioner_training.state import Progress, TrainState
 from captioner_training.step import autocast_of
 
@@ -47,6 +48,7 @@ class Run:
         self.autocast = autocast_of(self.recipe, self.processes.device)
         self.interrupts = Interrupts()
         self._digest = corpus.digest()
+        self.supervision: SupervisedAttention | None = None
         self.processes.main_first(self._check)
         self.state = self.processes.main_first(self._state)
         self._saved = time.monotonic()
@@ -81,6 +83,8 @@ class Run:
         self.folder.refuse_other_data(self._digest)
         for number in range(len(self.recipe.stages)):
             stage_sampler(self.recipe, number, self.corpus.train_numbers, self.processes)
+        if self.folder.finished is None or self.folder.longer:
+            self.supervision = read_supervision(self.recipe, self.corpus)
 
     def _state(self) -> TrainState:
         """Make the model, and give it the weights that it goes on from."""
@@ -117,6 +121,8 @@ class Run:
         folder, progress, say = self.folder, self.state.progress, self.report.say
         for line in self.corpus.described(self.recipe.data):
             say(line)
+        if self.supervision is not None:
+            say(f"{self.supervision.words:,} words of the captions are told where to look")
         if self.origin is not None:
             added = len(self.corpus.vocabulary) - len(self.origin.vocabulary)
             say(f"{len(self.origin.vocabulary) - 4:,} words are those of the model, {added:,} new")
@@ -180,6 +186,7 @@ class Run:
             corpus=self.corpus,
             cache=self.folder.shared / "cache",
             processes=self.processes,
+            supervision=self.supervision,
         )
 
     def validate(self, stage: StageRun) -> tuple[dict[str, float], list[Captioned]]:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file
@@ -82,7 +84,7 @@ class RunFolder:
         there = self.finished or self.state
         if there is None:
             return
-        before, now = there["recipe"], plain(self.recipe)
+        before, now = _with_defaults(there["recipe"]), plain(self.recipe)
         if before["max_steps"] is not None and now["max_steps"] is None:
             self.state = self.finished = None  # a dry run does not stand in the way of a real one
         elif self.finished is not None and _has_more_epochs(before, now):
@@ -202,6 +204,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return note
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Give the recipe of an older run the fields that came later; it ran as their defaults say."""
+    try:
+        return plain(TypeAdapter(Recipe).validate_python(values))
+    except ValidationError:  # it has fields that are no more, and its differences name them
+        return values
 
 
 def _has_more_epochs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioner.errors import DataError
+from captioner.geometry import Framing
 from captioner.transforms import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
 from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.boxes import BoxedObject, check_boxes, read_boxes
+from captioner_training.evaluation.boxes import BoxedObject, check_boxes
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.objectives.supervision import SupervisedAttention
@@ -19,7 +20,7 @@ from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, autocast_of
 
-__all__ = ["StageRun"]
+__all__ = ["StageRun", "read_supervision"]
 
 
 class StageRun:
@@ -31,6 +32,7 @@ class StageRun:
         corpus: of the run.
         cache: the folder of the grids.
         processes: of the run.
+        supervision: where words are to look, for a stage that asks for it.
 
     Attributes:
         config: the stage, as the recipe has it.
@@ -42,7 +44,7 @@ class StageRun:
 
     def __init__(
         self, recipe: Recipe, state: TrainState, *, corpus: Corpus, cache: Path,
-        processes: Processes,
+        processes: Processes, supervision: SupervisedAttention | None = None,
     ) -> None:  # fmt: skip
         number = state.progress.stage
         self.recipe, self.config, self.processes = recipe, recipe.stages[number], processes
@@ -72,7 +74,7 @@ class StageRun:
             transform=self.transform,
             processes=processes,
             self_critical=self._critic(corpus),
-            supervision=self._supervision(corpus),
+            supervision=supervision if self.config.attention_supervision > 0 else None,
         )
 
     def _encode(self, images: list[CaptionedImage]) -> CachedGrids:
@@ -96,19 +98,33 @@ class StageRun:
             maximum_length=self.recipe.data.maximum_length,
         )
 
-    def _supervision(self, corpus: Corpus) -> SupervisedAttention | None:
-        """Read the boxes of a stage whose words are told where to look."""
-        if self.config.attention_supervision == 0:
-            return None
-        data, ids = self.recipe.data, {image.id for image in corpus.train}
-        if len(ids) < len(corpus.train):
-            raise DataError(
-                "data.boxes names images by their ids, and two training images have the same: "
-                "train on one data set, or give its images ids of their own"
-            )
-        boxes: dict[int | str, list[BoxedObject]] = {}
-        for path in data.boxes:
-            check_boxes(resolve(data.root, path), self.transform, ids=ids)
-            boxes |= read_boxes(resolve(data.root, path), self.transform)
-        side = self.transform.config.size // self.recipe.encoder.stride
-        return SupervisedAttention(corpus.train, boxes, rows=side, columns=side)
+
+def read_supervision(recipe: Recipe, corpus: Corpus) -> SupervisedAttention | None:
+    """Read the boxes, where a stage of the recipe has words that are told where to look.
+
+    Raises:
+        DataError: they cannot be read, belong to other images, or are of nothing that is named.
+
+    """
+    if not any(stage.attention_supervision > 0 for stage in recipe.stages):
+        return None
+    data, ids = recipe.data, {image.id for image in corpus.train}
+    if len(ids) < len(corpus.train):
+        raise DataError(
+            "data.boxes names images by their ids, and two training images have the same: "
+            "train on one data set, or give its images ids of their own"
+        )
+    boxes: dict[int | str, list[BoxedObject]] = {}
+    for path in data.boxes:
+        found = check_boxes(resolve(data.root, path), Framing(recipe.transform), ids=ids)
+        for image, objects in found.items():
+            boxes.setdefault(image, []).extend(objects)
+    side = recipe.transform.size // recipe.encoder.stride
+    supervision = SupervisedAttention(corpus.train, boxes, rows=side, columns=side)
+    if supervision.words == 0:
+        raise DataError(
+            f"no word of the training captions names an object of {', '.join(data.boxes)}: "
+            "attention_supervision has nothing to learn from; leave it out, or give the "
+            "categories the names that COCO gives them"
+        )
+    return supervision

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = None if arguments.output == "-" else arguments.output
     own = check_model(arguments)
     checkpoint = arguments.checkpoint or bundled_checkpoint()
-    check_head(config.head, read_header(checkpoint))
+    check_head(config.head, read_header(checkpoint), path=checkpoint)
     check_run(inputs, config, output=output, generation=own, ray=arguments.ray)
 
     from captioner.predictor import Captioner

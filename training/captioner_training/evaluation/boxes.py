@@ -61,8 +61,10 @@ def read_boxes(path: Path, transform: Framing) -> dict[int | str, list[BoxedObje
     return found
 
 
-def check_boxes(path: Path, transform: Framing, *, ids: Collection[int | str]) -> None:
-    """Refuse boxes that belong to none of these images.
+def check_boxes(
+    path: Path, transform: Framing, *, ids: Collection[int | str]
+) -> dict[int | str, list[BoxedObject]]:
+    """Read boxes as read_boxes does, and refuse those that belong to none of these images.
 
     Raises:
         DataError: they do, or they cannot be read.
@@ -74,6 +76,7 @@ def check_boxes(path: Path, transform: Framing, *, ids: Collection[int | str]) -
             f"{path} has boxes for {len(found):,} images, but for none of this split: image_id "
             "must be the id of the image in the data set"
         )
+    return found
 
 
 def read_objects(path: Path) -> dict[int | str, set[str]]:

@@ -13,6 +13,7 @@ from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.errors import DataError
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
+from captioner.word import SHUT_GATE
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.split import StoredGrids, encode_split
@@ -20,7 +21,6 @@ from captioner_training.evaluation.split import StoredGrids, encode_split
 __all__ = ["FUNCTION_WORDS", "measure_deletion", "summarize_effects"]
 
 _BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
-_SHUT = 0.1  # a gate below it has closed the view: the word comes from the sentence so far
 
 _FUNCTION = """
 a an the this that these those its his her their it he she they them who which what there
@@ -98,7 +98,7 @@ def summarize_effects(
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:
         content = captions[one.caption][one.place] not in FUNCTION_WORDS
-        shut = one.gate is not None and one.gate < _SHUT
+        shut = one.gate is not None and one.gate < SHUT_GATE
         kind = "content_shut_gate" if shut else "content"
         kinds[kind if content else "function"].append(one)
     return {

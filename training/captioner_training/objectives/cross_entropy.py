@@ -110,16 +110,50 @@ def caption_loss(
         losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
-    if doubly_stochastic > 0 and output.attention is not None:
-        missed = _missed(output.attention, counted.to(device, non_blocking=True))
-        total = total + doubly_stochastic * missed.sum() / captions
-    if attention_entropy > 0 and output.attention is not None:
-        entropy = _entropy(output.attention.flatten(0, 2)[index])
-        total = total + attention_entropy * entropy / tokens
-    if attention_supervision > 0 and output.attention is not None and looks is not None:
-        missed = -(looks.to(device) * output.attention.float().clamp(min=1e-8).log()).sum()
-        total = total + attention_supervision * missed / tokens
+    if output.attention is not None:
+        asked = _Asked(doubly_stochastic, attention_entropy, attention_supervision)
+        mask = counted.to(device, non_blocking=True)
+        counts = Counts(tokens, captions)
+        total = total + _of_attention(output.attention, asked, looks, mask, index, counts)
     return CaptionLoss(total, nll.sum() / tokens)
+
+
+class _Asked(NamedTuple):
+    """How much each term of the attention weighs; see caption_loss."""
+
+    every_cell: float  # doubly_stochastic
+    few_cells: float  # attention_entropy
+    boxes: float  # attention_supervision
+
+
+def _of_attention(
+    attention: Tensor,
+    asked: _Asked,
+    looks: Tensor | None,
+    mask: Tensor,
+    index: Tensor,
+    counts: Counts,
+) -> Tensor:
+    """Add up the terms that are asked of the attention; looks are those of caption_loss.
+
+    Args:
+        attention: (B, K, T, L).
+        asked: the weights of the terms.
+        looks: (B, K, T, L), or None.
+        mask: (B, K, T), what counts.
+        index: (N,), where that is in the flattened mask.
+        counts: what is averaged over.
+
+    """
+    total = torch.zeros((), device=attention.device)
+    if asked.every_cell > 0:
+        total = total + asked.every_cell * _missed(attention, mask).sum() / counts.captions
+    if asked.few_cells > 0:
+        total = total + asked.few_cells * _entropy(attention.flatten(0, 2)[index]) / counts.tokens
+    if asked.boxes > 0 and looks is not None:
+        logs = attention.float().clamp(min=1e-8).log()
+        total = total - asked.boxes * (looks.to(logs.device) * logs).sum() / counts.tokens
+    return total
 
 
 def _as_drawn(logits: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,51 @@
+"""What a stage learns from besides images and captions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from captioner.errors import DataError
+from captioner_training.recipe import Recipe
+from captioner_training.recipe_file import load_recipe
+from captioner_training.stage import read_supervision
+from tests.training.runs import RECIPE
+
+
+def corpus(*words: str) -> Any:
+    return SimpleNamespace(train=[SimpleNamespace(id=7, words=(words,))])
+
+
+def boxes(path: Path, category: str) -> Path:
+    content = {
+        "images": [{"id": 7, "width": 64, "height": 64}],
+        "categories": [{"id": 1, "name": category}],
+        "annotations": [{"image_id": 7, "category_id": 1, "bbox": [0, 0, 32, 64]}],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def asking(folder: Path, *files: Path) -> Recipe:
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE)
+    named = json.dumps([str(file) for file in files])
+    return load_recipe(str(path), {"data.boxes": named, "stages.1.attention_supervision": "0.3"})
+
+
+def test_boxes_of_an_image_are_those_of_every_file(tmp_path: Path) -> None:
+    files = [boxes(tmp_path / f"{name}.json", name) for name in ("person", "dog")]
+    one = read_supervision(asking(tmp_path, files[1]), corpus("a", "man", "and", "dog"))
+    both = read_supervision(asking(tmp_path, *files), corpus("a", "man", "and", "dog"))
+    assert one is not None and one.words == 1
+    assert both is not None and both.words == 2
+
+
+def test_boxes_of_what_no_caption_names_are_refused(tmp_path: Path) -> None:
+    recipe = asking(tmp_path, boxes(tmp_path / "dog.json", "dog"))
+    with pytest.raises(DataError, match="nothing to learn from"):
+        read_supervision(recipe, corpus("a", "red", "circle"))
