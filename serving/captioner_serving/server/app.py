@@ -22,7 +22,6 @@ import gradio as gr
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
-from gradio.utils import LRUCache
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -52,11 +51,9 @@ from captioner_serving.server.pictures import CaptionShelf, make_picture_router
 from captioner_serving.server.problems import problem
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
+from captioner_serving.server.unread import UnreadResults
 
 __all__ = ["Application"]
-
-
-_UNREAD = 256  # sessions whose results wait to be fetched; Gradio's own limit is 2,000
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
@@ -118,8 +115,12 @@ class Application:
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
-        unread = blocks._queue.pending_event_ids_session
-        api.mount("/", GradioGuard(self._gradio, self.store, set(blocks.fns), unread))
+        functions = {
+            number: [getattr(part, "value", None) for part in function.inputs]
+            for number, function in blocks.fns.items()
+        }
+        unread = UnreadResults(blocks._queue)
+        api.mount("/", GradioGuard(self._gradio, self.store, functions, unread))
         inside = Access(Admission(api, config, self.metrics), credentials)
         named = Hosts(inside, host=config.host, allowed=config.allowed_hosts)
         logged = AccessLog(SecurityHeaders(named), self.metrics, log, say)
@@ -182,9 +183,6 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     """Put the page into an application of its own, so that the guard can stand before it."""
     # Without this, Gradio does not check the paths that clients name (see DESIGN.md).
     blocks.has_launched = True
-    # Results that nobody fetches wait here for ever, and one may have 200 kB.
-    blocks._queue.pending_messages_per_session.max_size = _UNREAD
-    blocks._queue.pending_event_ids_session = LRUCache(_UNREAD)
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,

@@ -7,22 +7,21 @@ that this server stored for the same session (see store.py).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container, Mapping, Sized
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.calls import MAX_CALL, read_call
 from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.store import UploadStore
+from captioner_serving.server.unread import UnreadResults
 
 __all__ = ["GradioGuard"]
-
-_UNREAD = 32  # calls of a session; one result may have 200 kB
 
 
 class GradioGuard:
@@ -31,8 +30,9 @@ class GradioGuard:
     Args:
         app: what serves Gradio's routes.
         store: knows whose file is whose.
-        functions: the numbers of the page's functions.
-        unread: the calls of each session whose results have not been fetched; they stay in memory.
+        functions: what each of the page's functions takes for values that a call leaves out, by its
+            number.
+        unread: the results that have not been fetched.
 
     """
 
@@ -40,8 +40,8 @@ class GradioGuard:
         self,
         app: ASGIApp,
         store: UploadStore,
-        functions: Container[int],
-        unread: Mapping[str, Sized],
+        functions: Mapping[int, Sequence[Any]],
+        unread: UnreadResults,
     ) -> None:
         self.app = app
         self._store = store
@@ -74,10 +74,12 @@ class GradioGuard:
                     f"a call of the page has at most {MAX_CALL:,} bytes: upload photos first"
                 )
         call = read_call(bytes(body))
-        if call.fn_index is not None and call.fn_index not in self._functions:
-            raise RequestError(f"the page has no function {call.fn_index}: load it again")
-        if len(self._unread.get(call.session_hash or "", ())) >= _UNREAD:
-            raise BusyError(5, "fetch the results of this session's earlier calls first")
+        if call.fn_index is not None:
+            if call.fn_index not in self._functions:
+                raise RequestError(f"the page has no function {call.fn_index}: load it again")
+            # Gradio itself refuses calls from before a function took one more.
+            call.data += self._functions[call.fn_index][len(call.data) :]
+        self._unread.make_room(call.session_hash)
         for file in call.files():
             if not self._store.claim(file.path, call.session_hash):
                 raise ForbiddenError(

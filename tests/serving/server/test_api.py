@@ -114,7 +114,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     assert set(schema["paths"]) == {"/api/caption", "/api/health", "/metrics"}
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
-        "image", "beam_size", "captions", "attention",
+        "image", "beam_size", "captions", "attention", "check_attention",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import secrets
 import socket
@@ -12,13 +13,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from gradio.utils import LRUCache
 from PIL import Image
 
+from captioner_serving.server.batcher import BusyError
+from captioner_serving.server.unread import UnreadResults
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.test_api import jpeg
 from tests.serving.server.test_bad_uploads import png, resident
@@ -197,7 +203,39 @@ def test_results_that_nobody_fetches_are_few(client: httpx.Client) -> None:
     body = {"data": [None, 1, 1], "fn_index": function(client), "session_hash": session}
     answers = [client.post("/gradio_api/queue/join", json=body) for _ in range(40)]
     assert [answer.status_code for answer in answers] == [200] * 32 + [503] * 8
-    assert answers[-1].json()["type"] == "busy" and "fetched" in answers[-1].json()["detail"]
+    assert (
+        answers[-1].json()["type"] == "busy" and "fetch the results" in answers[-1].json()["detail"]
+    )
+
+
+def test_results_that_nobody_fetches_are_few_over_all_sessions() -> None:
+    queue: Any = SimpleNamespace(
+        pending_messages_per_session=LRUCache(2000),
+        pending_event_ids_session={},
+        event_ids_to_events={},
+    )
+    unread = UnreadResults(queue)
+    calls = map(str, itertools.count())
+
+    def call(session: str) -> None:
+        unread.make_room(session)
+        queue.pending_messages_per_session[session] = Mock()
+        queue.pending_event_ids_session.setdefault(session, set()).add(next(calls))
+
+    call("visitor")
+    for number in range(640):
+        call(f"attacker {number // 32}")
+    waiting = queue.pending_event_ids_session
+    assert sum(map(len, waiting.values())) <= 512
+    assert queue.pending_messages_per_session.keys() == waiting.keys()
+    # It is not the visitor who loses what there is, nor is anybody kept out.
+    assert len(waiting["visitor"]) == 1
+    call("another visitor")
+    while sum(map(len, waiting.values())) < 512:
+        call(f"late {next(calls)}")
+    queue.event_ids_to_events = dict.fromkeys(set().union(*waiting.values()), Mock())
+    with pytest.raises(BusyError, match="the calls under way"):
+        call("another visitor")
 
 
 def many_scans(count: int) -> bytes:

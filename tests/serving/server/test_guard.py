@@ -39,9 +39,14 @@ def function(client: httpx.Client, name: str = "caption") -> int:
     return config["dependencies"][names.index(name)]["id"]
 
 
-def call(client: httpx.Client, image: Any, session: str | None = None) -> httpx.Response:
+def call(
+    client: httpx.Client,
+    image: Any,
+    session: str | None = None,
+    values: tuple[Any, ...] = (1, 1, False, False),
+) -> httpx.Response:
     body = {
-        "data": [image, 1, 1, False],
+        "data": [image, *values],
         "fn_index": function(client),
         "session_hash": session or secrets.token_hex(5),
     }
@@ -69,6 +74,16 @@ def test_a_session_gets_a_caption_of_its_own_upload(page: httpx.Client) -> None:
     assert message["success"], message
     (record,) = message["output"]["data"]
     assert record["caption"] and record["image"] == "x.jpg"
+
+
+@pytest.mark.parametrize("values", [(), (1, 1, True)])
+def test_a_call_that_leaves_values_out_gets_the_usual_ones(
+    page: httpx.Client, values: tuple[Any, ...]
+) -> None:
+    session = secrets.token_hex(5)
+    assert call(page, file_data(upload(page)), session, values).status_code == 200
+    (record,) = result(page, session)["output"]["data"]
+    assert record["caption"] and ("attention" in record["words"][0]) is bool(values)
 
 
 PATHS = [
