@@ -156,21 +156,6 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         asked = guesser.head("GET", "/metrics", 0, f"Authorization: Basic {wrong}")
         await guesser.exchange(asked)
 
-    async def pictures(data: bytes, *, taken: bool) -> None:
-        answer = await client.exchange(client.upload(data, "/page/captions", "photo"))
-        token = re.search(rb'"token": "([\w-]+)"', answer)
-        if token is not None:
-            names = ("photo.jpg", "overlay.png", "sheet.png", "words.webp") * 6
-            heads = [client.head("GET", f"/page/captions/{token[1].decode()}/{n}") for n in names]
-            take = client.exchange if taken else lambda head: client.hold(head, 10)
-            await asyncio.gather(*map(take, heads), return_exceptions=True)
-
-    async def calls() -> None:
-        """Many calls of one session and of many, whose results nobody fetches."""
-        for number in range(20):
-            await client.exchange(client.call([None, 1, 1, False], "one"))
-            await client.exchange(client.call([None, 1, 1, False], f"{number}{random.random()}"))
-
     async def several(heads: list[bytes]) -> None:
         await asyncio.gather(*map(client.exchange, heads))
 
@@ -180,9 +165,11 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
             for name, data in photos.items()
         },
         "password guesses": guess,
-        "pictures": lambda: pictures(honest_photos()[-3], taken=True),
-        "pictures that nobody takes": lambda: pictures(honest_photos()[0], taken=False),
-        "pictures of a large photo": lambda: pictures(photos["PNG of 100 megapixels"], taken=True),
+        "pictures": lambda: _pictures(client, honest_photos()[-3], taken=True),
+        "pictures that nobody takes": lambda: _pictures(client, honest_photos()[0], taken=False),
+        "pictures of a large photo": lambda: _pictures(
+            client, photos["PNG of 100 megapixels"], taken=True
+        ),
         "answers that nobody takes": lambda: client.hold_many(asset, 50, 5),
         "stalled upload": lambda: client.hold(begun, 20),
         "dripping upload": lambda: client.hold(begun[:-100_000], 20, drip=b"x"),
@@ -190,7 +177,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         "silent connections": lambda: client.hold_many(b"", 100, 5),
         "streams": lambda: client.hold_many(stream, 40, 5),
         "nested call": lambda: client.exchange(client.call([[[]] * 4000, 1, 1], "s")),
-        "calls": calls,
+        "calls": lambda: _calls(client),
         "upload for the store": lambda: client.exchange(
             client.upload(wasted, "/gradio_api/upload", "files")
         ),
@@ -206,3 +193,21 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         ),
         "no HTTP": lambda: client.exchange(b"\0" * 100 + b"\r\n\r\n"),
     }
+
+
+async def _pictures(client: Client, data: bytes, *, taken: bool) -> None:
+    """Upload a photo to the page, and ask for all its pictures, to take them or not."""
+    answer = await client.exchange(client.upload(data, "/page/captions", "photo"))
+    token = re.search(rb'"token": "([\w-]+)"', answer)
+    if token is not None:
+        names = ("photo.jpg", "overlay.png", "sheet.png", "words.webp") * 6
+        heads = [client.head("GET", f"/page/captions/{token[1].decode()}/{n}") for n in names]
+        take = client.exchange if taken else lambda head: client.hold(head, 10)
+        await asyncio.gather(*map(take, heads), return_exceptions=True)
+
+
+async def _calls(client: Client) -> None:
+    """Many calls of one session and of many, whose results nobody fetches."""
+    for number in range(20):
+        await client.exchange(client.call([None, 1, 1, False], "one"))
+        await client.exchange(client.call([None, 1, 1, False], f"{number}{random.random()}"))

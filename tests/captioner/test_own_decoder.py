@@ -18,9 +18,14 @@ from captioner.decoders.state import State, StepOutput
 from captioner.decoders.words import WordDecoder
 from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.transforms import TransformConfig
+from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.dataset import collate
+from captioner_training.machinery.processes import Processes
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_fields import fields_text
+from captioner_training.state import TrainState
+from captioner_training.step import TrainStep
 
 
 class BigramDecoder(WordDecoder):
@@ -31,14 +36,16 @@ class BigramDecoder(WordDecoder):
         self.look = nn.Linear(grid_dim, config.embedding_dim)
 
     def start(self, features: Tensor) -> State:
-        return State(image={"mean": self.look(features.mean(dim=1, keepdim=True))}, hypothesis={})
+        # In `image` every part has a row for each cell; a mean has one, and goes with hypotheses.
+        mean = self.look(features.mean(dim=1, keepdim=True))
+        return State(image={}, hypothesis={"mean": mean})
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
-        deep = self._embed(tokens) + state.image["mean"]
+        deep = self._embed(tokens) + state.hypothesis["mean"]
         return StepOutput(self._step_logits(deep), state, None, None, None)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
-        mean = self.start(features).image["mean"]
+        mean = self.start(features).hypothesis["mean"]
         return DecoderOutput(self._embed(tokens) + mean.unsqueeze(1))
 
 
@@ -79,6 +86,22 @@ def test_its_steps_say_what_its_pass_says(checkpoint: Checkpoint) -> None:
         output = decoder.step(tokens[..., at], state)
         state = output.state
         assert torch.allclose(output.logits, whole[:, :, at], atol=1e-5)
+
+
+def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
+    model, cpu = checkpoint.model, Processes(device=torch.device("cpu"))
+    model.requires_grad_(True).encoder.fine_tune(from_stage=None)
+    stage = Stage(epochs=1, batch_size=2, learning_rate=1e-2, warmup=0)
+    recipe = Recipe(name="own", data=DataConfig(scenes=ScenesConfig()), stages=(stage,))
+    state = TrainState(model, processes=cpu)
+    state.begin_stage(recipe, stage, steps=2)
+    transform = Transform(checkpoint.transform)
+    step = TrainStep(state, recipe, stage, transform=transform, processes=cpu)
+    batch = collate(torch.randn(2, 4, 576), [[[4, 5, 6]]] * 2, maximum_length=5, positions=range(2))
+    before = [one.detach().clone() for one in model.decoder.parameters()]
+    assert step([batch]).isfinite().all()
+    for old, new in zip(before, model.decoder.parameters(), strict=True):
+        assert not torch.equal(old, new)
 
 
 def test_a_recipe_knows_it_while_it_is_in_the_table(checkpoint: Checkpoint) -> None:

@@ -14,11 +14,11 @@ from PIL import Image
 
 from captioner.decoders.config import DecoderConfig
 from captioner.errors import CheckpointError, ConfigError, DataError
-from captioner_training.ablation.ablation import Ablation, AblationConfig
+from captioner_training.ablation.ablation import Ablation
+from captioner_training.ablation.config import VARIANT_NAMES, AblationConfig
 from captioner_training.ablation.measures import People
 from captioner_training.ablation.table import Row, table_text
 from captioner_training.ablation.variants import (
-    VARIANT_NAMES,
     count_parameters,
     decoder_variants,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,17 +21,18 @@ from captioner.encoder import Encoder
 from captioner.errors import ConfigError
 from captioner.files import replace_file
 from captioner_training.ablation.chart import draw_chart
+from captioner_training.ablation.config import AblationConfig
 from captioner_training.ablation.measures import Examination, People
 from captioner_training.ablation.table import Measures, Row, table_text
 from captioner_training.ablation.times import decoding_times
-from captioner_training.ablation.variants import VARIANT_NAMES, decoder_variants
+from captioner_training.ablation.variants import decoder_variants
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.run_folder import plain
 
-__all__ = ["Ablation", "AblationConfig"]
+__all__ = ["Ablation"]
 
 
 class Train(Protocol):
@@ -39,32 +40,6 @@ class Train(Protocol):
 
     def __call__(self, recipe: Recipe, *, out: Path, processes: Processes, shared: Path) -> Path:
         """Train, or go on; see captioner_training.train.train."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AblationConfig:
-    """What is compared, and how it is measured.
-
-    Raises:
-        ConfigError: a variant that there is not, no seed, or nothing to delete on.
-
-    """
-
-    seeds: tuple[int, ...] = (1,)  # each is a training of every variant; their spread is told
-    variants: tuple[str, ...] = VARIANT_NAMES
-    people: Path | None = None  # see measures.People
-    deletion: int = 500  # images of validation whose captions get the deletion test
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.variants if name not in VARIANT_NAMES]
-        if unknown:
-            raise ConfigError(
-                f"variants {', '.join(unknown)}: there are {', '.join(VARIANT_NAMES)}"
-            )
-        if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
-            raise ConfigError(f"seeds {' '.join(map(str, self.seeds))}: name each seed once")
-        if self.deletion < 1:
-            raise ConfigError(f"deletion {self.deletion} is below 1")
 
 
 class Ablation:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ConfigError
 from captioner.geometry import Framing, TransformConfig
 from captioner.transforms import Transform
+from captioner_training.ablation.config import people_boxes
 from captioner_training.ablation.table import Measures
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
@@ -43,9 +43,7 @@ class People:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.boxes = folder / "person_boxes_val.json"
-        if not self.boxes.is_file():
-            raise ConfigError(f"--people {folder}: there is no {self.boxes}")
+        self.boxes = people_boxes(folder)
         self.images = read_dataset(folder, split="val")
         ids = {one.id for one in self.images}
         check_boxes(self.boxes, Framing(TransformConfig()), ids=ids)

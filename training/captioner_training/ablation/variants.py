@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
 
 import torch
 
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.errors import ConfigError
+from captioner_training.ablation.config import SCORES
 
-__all__ = ["VARIANT_NAMES", "count_parameters", "decoder_variants", "equal_transformer"]
+__all__ = ["count_parameters", "decoder_variants", "equal_transformer"]
 
-_Score = Literal["none", "additive", "multiplicative", "dot", "scaled_dot"]
-_SCORES: tuple[_Score, ...] = get_args(_Score)
 _HEADS = 4  # of the variants with several
 _STEP = 4  # a transformer's width is a multiple: sine positions over two axes come in fours
-
-VARIANT_NAMES = (
-    *(f"{score}-{query}" for query in ("previous", "current") for score in (*_SCORES, "heads")),
-    "top_down",
-    "transformer",
-)
-"""By score and query of the lstm (`heads`: scaled_dot with four of them), and the other kinds."""
 
 
 def decoder_variants(
     base: DecoderConfig, *, grid_dim: int, vocabulary_size: int
 ) -> dict[str, DecoderConfig]:
-    """Make every variant of a decoder, by its name in VARIANT_NAMES.
+    """Make every variant of a decoder, by its name in config.VARIANT_NAMES.
 
     What is not varied is as in `base`; values have the length of the hidden state in all of them,
     which `dot` and several heads need. The transformer is made as wide as gives it the parameters
@@ -55,7 +46,7 @@ def decoder_variants(
     )
     found: dict[str, DecoderConfig] = {}
     for query in ("previous", "current"):
-        for score in _SCORES:
+        for score in SCORES:
             found[f"{score}-{query}"] = replace(base, score=score, query=query)
         found[f"heads-{query}"] = replace(base, score="scaled_dot", heads=_HEADS, query=query)
     found["top_down"] = replace(base, kind="top_down")

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from captioner.errors import OutputError
 
-__all__ = ["check_file", "check_report_folder"]
+__all__ = ["check_file", "check_report_folder", "report_files"]
+
+
+def report_files(folder: Path) -> list[Path]:
+    """Name the files that a report consists of."""
+    return [folder / f"report.{suffix}" for suffix in ("json", "md", "html")]
 
 
 def check_report_folder(folder: Path) -> None:

@@ -30,10 +30,12 @@ class Gallery:
 
     picture: gives the address of a photo by its place, None where there is none.
     looks: gives words with the addresses of their attention, None where there is none.
+    gated: whether these are the words that drew most on the photo; else they are the first ones.
     """
 
     picture: Callable[[int], str | None] = _nothing
     looks: Callable[[int], Looks | None] = _nothing
+    gated: bool = False
 
 
 def photos_of(
@@ -63,7 +65,8 @@ def photos_of(
             return None
         return draw_looks(captioned[at], photo, box=framing.box(*photo.size), leave_out=leave_out)
 
-    return Gallery(picture=picture, looks=looks)
+    gated = any(one.hypothesis.gate is not None for one in captioned)
+    return Gallery(picture=picture, looks=looks, gated=gated)
 
 
 def looked_at(rows: Sequence[ImageRow], gallery: Gallery) -> str:
@@ -89,9 +92,12 @@ def looked_at(rows: Sequence[ImageRow], gallery: Gallery) -> str:
         found.append(f'<div class="looks"><p>{_said(rows[at])}</p>{"".join(shown)}</div>')
     if not found:
         return ""
+    shown_words = (
+        "the words that drew most on the photo" if gallery.gated else "its first words for things"
+    )
     return (
-        "<p>A good caption, a middling one and a poor one, each with the words that drew most on "
-        f"the photo:</p>{''.join(found)}"
+        f"<p>A good caption, a middling one and a poor one, each with {shown_words}:</p>"
+        f"{''.join(found)}"
     )
 
 

@@ -41,7 +41,10 @@ def picture_address(picture: Image.Image) -> str:
 def draw_looks(
     one: Captioned, photo: Image.Image, *, box: Box, leave_out: Collection[str]
 ) -> Sequence[tuple[str, str]]:
-    """Draw the attention of the words that drew most on the photo, but of those to leave out.
+    """Draw the attention of some words of a caption, but of those to leave out.
+
+    These are the words that drew most on the photo, as the gate says; the first ones where there is
+    no gate.
 
     Returns:
         Words in the order of the caption, each with the address of its picture; none where the

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.errors import ConfigError
-
 HELP = "Train every variant of attention alike, and put what they reach side by side."
 EXAMPLES = """examples:
   captioner ablate ablation --data.root ~/flickr8k --out runs/ablation
@@ -43,26 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and measure; print the table."""
-    from captioner_training.recipe_file import load_recipe
+    from captioner_training.ablation.config import AblationConfig, people_boxes
+    from captioner_training.data.unprepared import check_readable
+    from captioner_training.recipe_checks import checked_recipe, said_once
 
     for name in ("out", "people"):
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
-    if arguments.deletion < 1:
-        raise ConfigError(f"deletion {arguments.deletion} is below 1")
-    recipe = load_recipe(arguments.recipe, arguments.fields)
+    given = {} if arguments.variants is None else {"variants": tuple(arguments.variants)}
+    with said_once():
+        config = AblationConfig(
+            seeds=tuple(arguments.seeds),
+            people=arguments.people,
+            deletion=arguments.deletion,
+            **given,
+        )
+        recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
+        if arguments.people is not None:
+            people_boxes(arguments.people)
+            check_readable(arguments.people, "val")
 
-    from captioner_training.ablation.ablation import Ablation, AblationConfig
+    from captioner_training.ablation.ablation import Ablation
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train
 
-    given = {} if arguments.variants is None else {"variants": tuple(arguments.variants)}
-    config = AblationConfig(
-        seeds=tuple(arguments.seeds),
-        people=arguments.people,
-        deletion=arguments.deletion,
-        **given,
-    )
     out = arguments.out or Path("runs") / f"ablate-{recipe.name}"
     with start_processes(arguments.device) as processes:
         text = Ablation(recipe, config, out=out, train=train, processes=processes).run()

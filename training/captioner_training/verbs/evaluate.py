@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.errors import ConfigError
-from captioner.files import refuse_input
+from captioner_training.verbs.evaluate_files import PATHS, check_files
 
 if TYPE_CHECKING:
     from captioner_training.data.images import CaptionedImage
@@ -32,6 +32,19 @@ published ones; --official adds those on COCO's tokens, and METEOR."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    _data_arguments(parser)
+    _measure_arguments(parser)
+    _output_arguments(parser)
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="auto|float32|bfloat16",
+        help="default: auto, which is bfloat16 where the hardware has it",
+    )
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "data",
         nargs="?",
@@ -52,13 +65,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: the checkpoint's; the bundled one's is 5",
     )
     parser.add_argument(
-        "--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)"
-    )
-    parser.add_argument(
         "--score",
         type=Path,
         metavar="FILE",
         help="score these captions instead of a checkpoint's: COCO results, or caption records",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        metavar="FILE",
+        help="captions of the whole split, as COCO's json, where this is a part of it",
+    )
+
+
+def _measure_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)"
     )
     parser.add_argument(
         "--training",
@@ -85,6 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unlike", type=Path, metavar="DIR", help="pictures that are to be found unfamiliar"
     )
+
+
+def _output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictions",
         type=Path,
@@ -103,19 +128,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="another report.json: the differences of the scores",
     )
-    parser.add_argument(
-        "--corpus",
-        type=Path,
-        metavar="FILE",
-        help="captions of the whole split, as COCO's json, where this is a part of it",
-    )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="auto|float32|bfloat16",
-        help="default: auto, which is bfloat16 where the hardware has it",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -124,54 +136,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-    for name in _PATHS:
+    for name in PATHS:
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
-    if arguments.predictions:
-        read = [getattr(arguments, name) for name in _READ]
-        refuse_input("--predictions", arguments.predictions, [*read, arguments.checkpoint])
-    _check_files(arguments)
+    check_files(arguments)
     return _evaluate(arguments) if arguments.score is None else _score(arguments)
-
-
-_READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
-_PATHS = (*_READ, "predictions", "report", "unlike")
-
-
-def _check_files(arguments: argparse.Namespace) -> None:
-    """Look at what is read and written before torch is imported, which takes seconds.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it is none.
-        ConfigError: the beam size is out of range, or there is no such dtype.
-        DeviceError: this machine has no such device.
-        DataError: the data set, the captions or the boxes are not there.
-        OutputError: the predictions or the report cannot be written.
-
-    """
-    from captioner.errors import DataError
-    from captioner.paths import there_is_no
-    from captioner.verbs.model import check_model
-    from captioner_training.data.unprepared import check_readable
-    from captioner_training.evaluation.comparison import read_report
-    from captioner_training.pages.folder import check_file, check_report_folder
-
-    if arguments.data:
-        check_readable(arguments.data, arguments.split)
-    for name in _READ[1:]:
-        path = getattr(arguments, name)
-        if path is not None and not path.is_file():
-            raise DataError(there_is_no("file", path))
-    if arguments.score is None:
-        check_model(arguments).asked(beam_size=arguments.beam_size)
-    if arguments.unlike is not None and not arguments.unlike.is_dir():
-        raise DataError(there_is_no("folder", arguments.unlike))
-    if arguments.compare is not None:
-        read_report(arguments.compare)
-    if arguments.report is not None:
-        check_report_folder(arguments.report)
-    if arguments.predictions is not None:
-        check_file(arguments.predictions)
 
 
 def _score(arguments: argparse.Namespace) -> int:

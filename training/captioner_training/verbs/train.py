@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from captioner.device_names import check_device
-from captioner.errors import CaptionerError, ConfigError, DataError
-
-if TYPE_CHECKING:
-    from captioner_training.recipe import DataConfig
+from captioner.errors import ConfigError
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
@@ -47,9 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
-    from captioner_training.machinery.torchrun import leave_the_word, speaks
-    from captioner_training.recipe_file import load_recipe, recipe_text, shipped_recipes
-    from captioner_training.recipe_weights import check_weights
+    from captioner_training.recipe_checks import checked_recipe, said_once
+    from captioner_training.recipe_file import recipe_text, shipped_recipes
 
     if arguments.list_fields:
         from captioner_training.recipe_fields import fields_text
@@ -61,16 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         print(recipe_text(arguments.recipe), end="")
         return 0
-    try:
-        check_device(arguments.device)
-        recipe = load_recipe(arguments.recipe, arguments.fields)
-        if speaks():  # what all would find, one looks for
-            check_weights(recipe)
-            _check_data(recipe.data)
-    except CaptionerError:
-        if not speaks():
-            leave_the_word()
-        raise
+    with said_once():
+        recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
 
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train
@@ -81,18 +67,3 @@ def run(arguments: argparse.Namespace) -> int:
         if processes.main:
             print(best)
     return 0
-
-
-def _check_data(data: DataConfig) -> None:
-    """Look for the folders of a recipe before torch is imported, which takes seconds."""
-    from captioner.paths import there_is_no
-    from captioner_training.data.unprepared import check_readable
-    from captioner_training.recipe import resolve
-
-    for split, entries in ("train", data.train), ("val", data.validation):
-        for entry in entries:
-            if isinstance(entry, str):
-                check_readable(resolve(data.root, entry), split)
-    for path in data.boxes:
-        if not resolve(data.root, path).is_file():
-            raise DataError(there_is_no("file", resolve(data.root, path)))
