@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from captioner_training.ablation.variants import (
 )
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe_file import load_recipe
+from tests.launcher import environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -158,3 +160,26 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     assert "77.0" in again.stdout and again.stderr.count("training images") == 12
     wrong = run_captioner(*command, "--variants", "nonesuch")
     assert wrong.returncode == 2 and "--variants nonesuch: there are none-previous" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("ablate smoke --variants nonesuch", "--variants nonesuch: there are none-previous"),
+        ("ablate smoke --people nowhere", "--people nowhere: there is no nowhere/person_boxes"),
+        ("ablate ablation --data.root nowhere", "nowhere"),
+        ("ablate smoke --device tpu", "tpu"),
+        ("train flickr8k --data.root nowhere", "nowhere"),
+    ],
+)
+def test_mistakes_are_told_without_torch(arguments: str, problem: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from captioner.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments.split()],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and done.stderr.startswith("captioner: "), done.stderr
+    assert problem in done.stderr and not list(tmp_path.iterdir())
