@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from captioner.score_names import SCORE_NAMES
 from captioner.scores import SCORES
 from captioner_training.recipe_fields import fields_text
 from captioner_training.recipe_file import load_recipe, shipped_recipes
+from captioner_training.run_recipe import plain
 from tests import launcher
 
 
@@ -152,7 +154,11 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         '{"images": [{"id": 1, "file_name": "1.jpg"}],'
         ' "annotations": [{"image_id": 1, "caption": "a dog"}]}'
     )
+    (tmp_path / "done").mkdir()
+    note = {"recipe": plain(load_recipe("smoke", {"seed": "1"})), "data": "", "progress": {}}
+    (tmp_path / "done" / "finished.json").write_text(json.dumps(note))
     for arguments, status, message in (
+        ("train smoke --seed 2 --out done", 2, "the run of another recipe:\n  seed: 1 there"),
         ("train flickr8k --data.root date", 1, "did you mean data?"),
         ("train flickr8k --data.root data", 1, "captioner prepare KIND"),
         ("train flickr8k --data.wokers 1", 2, "did you mean workers?"),

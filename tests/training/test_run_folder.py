@@ -12,7 +12,8 @@ from captioner.errors import ConfigError
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.state_files import StateFiles
 from captioner_training.recipe_file import load_recipe
-from captioner_training.run_folder import RunFolder, plain
+from captioner_training.run_folder import RunFolder
+from captioner_training.run_recipe import plain
 from tests.training.runs import RECIPE, older
 
 ALONE = Processes(device=torch.device("cpu"))

@@ -6,11 +6,8 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import ConfigError, OutputError
@@ -19,14 +16,9 @@ from captioner_training.machinery.lock import locked
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.state_files import StateFiles
 from captioner_training.recipe import Recipe
+from captioner_training.run_recipe import goes_on, plain, read_note
 
-__all__ = ["RunFolder", "plain"]
-
-# Fields that a run may be taken up with anew: they do not change what is computed.
-_FREE = (
-    "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
-    "keep_files",
-)  # fmt: skip
+__all__ = ["RunFolder"]
 
 
 class RunFolder:
@@ -48,7 +40,7 @@ class RunFolder:
         self.files = StateFiles(out / "state", keep=recipe.keep_states)
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
         self.state = self.files.load()
-        self.finished = _read(out / "finished.json")
+        self.finished = read_note(out)
         self.longer = False
 
     @classmethod
@@ -84,13 +76,10 @@ class RunFolder:
         there = self.finished or self.state
         if there is None:
             return
-        before, now = _with_defaults(there["recipe"]), plain(self.recipe)
-        if before["max_steps"] is not None and now["max_steps"] is None:
-            self.state = self.finished = None  # a dry run does not stand in the way of a real one
-        elif self.finished is not None and _has_more_epochs(before, now):
-            self.longer = True
-        else:
-            _refuse_another(before, now, self.out)
+        going = goes_on(there["recipe"], self.recipe, self.out, finished=self.finished is not None)
+        if going == "anew":
+            self.state = self.finished = None
+        self.longer = going == "longer"
 
     def begin(self) -> None:
         """Write the recipe; remove what is left of a run that does not go on.
@@ -190,59 +179,3 @@ class RunFolder:
         if not self.recipe.keep_files:
             for name in ("state", "cache"):
                 shutil.rmtree(self.out / name, ignore_errors=True)
-
-
-def plain(recipe: Recipe) -> dict[str, Any]:
-    """Give a recipe as JSON would."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    return values
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return note
-
-
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Give the recipe of an older run the fields that came later; it ran as their defaults say."""
-    try:
-        return plain(TypeAdapter(Recipe).validate_python(values))
-    except ValidationError:  # it has fields that are no more, and its differences name them
-        return values
-
-
-def _has_more_epochs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the last stage has more epochs, and nothing else is different."""
-    old, new = _flat(before), _flat(now)
-    epochs = f"stages.{len(now['stages'])}.epochs"
-    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    return changed - {*_FREE} == {epochs} and new[epochs] > old[epochs]
-
-
-def _refuse_another(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
-    """Name the fields in which a recipe differs from that of the run in its folder."""
-    old, new = _flat(before), _flat(now)
-    changed = [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if name not in _FREE and old.get(name) != new.get(name)
-    ]
-    if changed:
-        raise ConfigError(
-            f"{out} has the run of another recipe:\n  "
-            + "\n  ".join(changed)
-            + "\nstart with another --out, or go on with the fields as they were"
-        )
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Name every leaf of nested mappings and lists by its dotted path, as --FIELD does."""
-    if not isinstance(values, dict | list) or not values:
-        return {prefix.rstrip("."): values}
-    pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
-    return {
-        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
-    }

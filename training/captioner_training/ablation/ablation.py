@@ -30,7 +30,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
-from captioner_training.run_folder import plain
+from captioner_training.run_recipe import plain
 
 __all__ = ["Ablation"]
 

@@ -42,8 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
+    from captioner_training.machinery.torchrun import speaks
     from captioner_training.recipe_checks import checked_recipe, said_once
     from captioner_training.recipe_file import recipe_text, shipped_recipes
+    from captioner_training.run_recipe import refuse_finished
 
     if arguments.list_fields:
         from captioner_training.recipe_fields import fields_text
@@ -57,11 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with said_once():
         recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
+        out = (arguments.out or Path("runs") / recipe.name).expanduser()
+        if speaks():
+            refuse_finished(recipe, out)
 
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train
 
-    out = (arguments.out or Path("runs") / recipe.name).expanduser()
     with start_processes(arguments.device) as processes:
         best = train(recipe, out=out, processes=processes)
         if processes.main:
