@@ -39,13 +39,13 @@ def check_files(arguments: argparse.Namespace) -> None:
         path = getattr(arguments, name)
         if path is not None and not path.is_file():
             raise DataError(there_is_no("file", path))
+    _check_written(arguments)
     if arguments.score is None:
         check_model(arguments).asked(beam_size=arguments.beam_size)
     if arguments.unlike is not None:
         _check_unlike(arguments)
     if arguments.compare is not None:
         read_report(arguments.compare)
-    _check_written(arguments)
 
 
 def _check_unlike(arguments: argparse.Namespace) -> None:
