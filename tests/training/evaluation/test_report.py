@@ -14,6 +14,8 @@ import pytest
 from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
 
+from captioner_training.evaluation.image_row import ImageRow
+from captioner_training.pages.gallery import Gallery, looked_at
 from tests import launcher
 from tests.conftest import make_tiny
 
@@ -204,6 +206,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(evaluated: 
         (("--report", "{photo}"), "cannot be made: "),
         (("--compare", "{captions}"), "is no report.json"),
         (("--compare", "{folder}/none.json"), "there is no file"),
+        (("--unlike", "{folder}/photos"), "tiny.familiarity.safetensors: run `captioner famil"),
     ],
 )
 def test_what_cannot_be_written_or_compared_is_said_first(
@@ -216,3 +219,27 @@ def test_what_cannot_be_written_or_compared_is_said_first(
     )
     done = evaluated.evaluate(evaluated.captions, option[0], path)
     assert done.returncode == 1 and message in done.stderr and done.stdout == ""
+
+
+def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(
+    evaluated: Evaluated,
+) -> None:
+    report = evaluated.report
+    before = (report / "report.json").read_bytes()
+    for option, file, problem in (
+        ("--compare", report / "report.json", "would overwrite what this command reads"),
+        ("--predictions", report / "report.json", "is a file that --report writes"),
+    ):
+        done = evaluated.evaluate(evaluated.captions, option, file, "--report", report)
+        assert done.returncode == 2 and problem in done.stderr, done.stderr
+    assert (report / "report.json").read_bytes() == before
+
+
+def test_the_page_says_which_words_it_shows(evaluated: Evaluated) -> None:
+    assert "words that drew most on the photo" in (evaluated.report / "report.html").read_text()
+    row = ImageRow(
+        id=1, name="1.jpg", caption="a dog", references=("a dog",), cider=1.0, rouge_l=1.0
+    )
+    gallery = Gallery(picture=lambda _: "data:,", looks=lambda _: [("dog", "data:,")])
+    text = looked_at([row], gallery)
+    assert "its first words for things" in text and "drew most" not in text
