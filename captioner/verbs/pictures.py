@@ -87,6 +87,8 @@ def _check_pattern(option: str, pattern: str, *, several: bool) -> None:
     except OutputError as error:
         raise ConfigError(f"{option}: {error}") from error
     fields = _FIELD.findall(pattern)
+    if {*_FIELD.sub("", pattern)} & {*"{}"}:
+        raise ConfigError(f"{option} {pattern}: a brace is left open; write {{name}} or {{number}}")
     for field in fields:
         if field not in ("{name}", "{number}"):
             raise ConfigError(

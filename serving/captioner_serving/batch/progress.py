@@ -92,8 +92,10 @@ class Progress(Closing):
         rate = self._done / (time.monotonic() - self._started)
         of, left = "", ""
         if self._total is not None:
-            of = f" of {self._total:,}"
-            left = f", {duration((self._total - self._done) / rate)} left"
+            # What is done may be no input any more, so that it was counted off for nothing.
+            total = max(self._total, self._done)
+            of = f" of {total:,}"
+            left = f", {duration((total - self._done) / rate)} left"
         failed = f", {self._errors:,} failed" if self._errors else ""
         noun = "photo" if self._done == 1 and not of else "photos"
         return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"

@@ -77,6 +77,7 @@ def test_patterns_that_cannot_work() -> None:
         r"--sheet: s\.tiff .*the suffix '\.tiff'; use \.png": "s.tiff",
         r"\{nmae\} is not known; \{name\} and \{number\} are": "{nmae}.png",
         r"\{\} is not known": "{}{name}.png",
+        "a brace is left open": "{number}-{name.png",
         "there is no folder nowhere": "nowhere/s.png",
     }.items():
         with pytest.raises(ConfigError, match=wanted):
