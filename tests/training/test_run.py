@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from captioner.checkpoint import load_checkpoint
+from captioner.header import bundled_checkpoint
 from captioner_training.data.scenes import write_scenes
 from tests.launcher import start
 from tests.training.runs import newest_state, older, records
@@ -81,6 +82,9 @@ def test_a_finished_run_of_other_data_is_not_handed_out(
     (gone / "best.safetensors").unlink()
     result = run_captioner("train", place / "own.yaml", "--data.root", place, "--out", gone)
     assert result.returncode == 2 and "best.safetensors is gone: put it back" in result.stderr
+    shutil.copy(bundled_checkpoint(), gone / "best.safetensors")
+    result = run_captioner("train", place / "own.yaml", "--data.root", place, "--out", gone)
+    assert result.returncode == 2 and "is not the checkpoint of the run" in result.stderr
 
 
 def test_a_finished_run_goes_on_with_more_epochs(

@@ -12,6 +12,7 @@ from typing import Any
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file
+from captioner.model import ModelConfig
 from captioner_training.machinery.lock import locked
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.state_files import StateFiles
@@ -132,7 +133,7 @@ class RunFolder:
         """Read the best checkpoint of the finished run.
 
         Raises:
-            ConfigError: it is no longer there.
+            ConfigError: it is no longer there, or another model is in its place.
 
         """
         if not self.best.is_file():
@@ -140,7 +141,14 @@ class RunFolder:
                 f"the run in {self.out} is finished, but {self.best} is gone: put it back, or "
                 f"remove {self.out / 'finished.json'} and start again"
             )
-        return load_checkpoint(self.best)
+        checkpoint = load_checkpoint(self.best)
+        ours = ModelConfig(encoder=self.recipe.encoder, decoder=self.recipe.decoder)
+        if checkpoint.model.config != ours:
+            raise ConfigError(
+                f"{self.best} is not the checkpoint of the run that is finished there: put that "
+                f"back, or remove {self.out / 'finished.json'} and start again"
+            )
+        return checkpoint
 
     def keep(self, checkpoint: Checkpoint, *, best: bool) -> None:
         """Write last.safetensors, and best.safetensors where it is the best.
