@@ -23,6 +23,7 @@ from captioner_training.objectives.cross_entropy import (
     CaptionLoss,
     Captions,
     Counts,
+    LossTerms,
     caption_loss,
     count,
 )
@@ -142,6 +143,12 @@ class LossModule(nn.Module):
         self.model = model
         self.recipe, self.stage = recipe, stage
         self.transform = transform
+        self._terms = LossTerms(
+            label_smoothing=recipe.label_smoothing,
+            doubly_stochastic=stage.doubly_stochastic,
+            attention_entropy=stage.attention_entropy,
+            attention_supervision=stage.attention_supervision,
+        )
 
     def forward(
         self, images: Tensor, captions: Captions, counts: Counts, own_words: float
@@ -168,10 +175,7 @@ class LossModule(nn.Module):
             self.model.decoder,
             output,
             captions.targets,
-            label_smoothing=self.recipe.label_smoothing,
-            doubly_stochastic=self.stage.doubly_stochastic,
-            attention_entropy=self.stage.attention_entropy,
-            attention_supervision=self.stage.attention_supervision,
+            self._terms,
             counts=counts,
             weights=captions.weights,
             temperature=critic.temperature if critic else 1.0,

@@ -13,9 +13,7 @@ from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
 from captioner_training.machinery.schedule import warmup_cosine
-from captioner_training.objectives.cross_entropy import caption_loss, count
-
-WEIGHTLESS = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entropy": 0.0}
+from captioner_training.objectives.cross_entropy import LossTerms, caption_loss, count
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def output(attention: torch.Tensor) -> DecoderOutput:
 def test_cross_entropy_is_torchs_without_padding(decoder: Decoder, smoothing: float) -> None:
     targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
     made = output(torch.full((1, 2, 3, 4), 0.25))
-    loss = caption_loss(decoder, made, targets, **{**WEIGHTLESS, "label_smoothing": smoothing})
+    loss = caption_loss(decoder, made, targets, LossTerms(label_smoothing=smoothing))
     expected = F.cross_entropy(
         decoder.logits(made.deep).flatten(0, 2),
         targets.flatten(),
@@ -52,10 +50,8 @@ def test_doubly_stochastic_attention_by_hand(decoder: Decoder) -> None:
     # Mean over captions 0.625. Caption 2 is padding and counts for nothing.
     attention = torch.tensor([[[[1.0, 0], [1, 0]], [[0.5, 0.5], [9, 9]], [[9, 9], [9, 9]]]])
     targets = torch.tensor([[[4, 2], [2, PAD], [PAD, PAD]]])
-    plain = caption_loss(decoder, output(attention), targets, **WEIGHTLESS)
-    with_it = caption_loss(
-        decoder, output(attention), targets, **{**WEIGHTLESS, "doubly_stochastic": 2.0}
-    )
+    plain = caption_loss(decoder, output(attention), targets, LossTerms())
+    with_it = caption_loss(decoder, output(attention), targets, LossTerms(doubly_stochastic=2.0))
     assert (with_it.total - plain.total).item() == pytest.approx(2 * 0.625, abs=1e-5)
 
 
@@ -63,10 +59,8 @@ def test_attention_entropy_by_hand(decoder: Decoder) -> None:
     # One word looks at one cell (entropy 0), one at both alike (log 2); padding does not count.
     attention = torch.tensor([[[[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]]], requires_grad=True)
     targets = torch.tensor([[[4, 2, PAD]]])
-    plain = caption_loss(decoder, output(attention), targets, **WEIGHTLESS)
-    with_it = caption_loss(
-        decoder, output(attention), targets, **{**WEIGHTLESS, "attention_entropy": 3.0}
-    )
+    plain = caption_loss(decoder, output(attention), targets, LossTerms())
+    with_it = caption_loss(decoder, output(attention), targets, LossTerms(attention_entropy=3.0))
     assert (with_it.total - plain.total).item() == pytest.approx(3 * math.log(2) / 2, abs=1e-5)
     with_it.total.backward()
     assert attention.grad is not None and attention.grad.isfinite().all()  # also where it is 0
@@ -85,19 +79,19 @@ def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> No
     made = DecoderOutput(torch.randn(4, 2, 3, 6, generator=generator), attention, attention[..., 0])
     targets = torch.randint(4, 9, (4, 2, 3), generator=generator)
     targets[0, 1], targets[2, 0, 2] = PAD, PAD  # parts of different sizes
-    settings = {"label_smoothing": 0.1, "doubly_stochastic": 0.5, "attention_entropy": 0.3}
-    whole = caption_loss(decoder, made, targets, **settings)
+    settings = LossTerms(label_smoothing=0.1, doubly_stochastic=0.5, attention_entropy=0.3)
+    whole = caption_loss(decoder, made, targets, settings)
     parts = [
         caption_loss(
             decoder, DecoderOutput(*(tensor[part] for tensor in made)), targets[part],
-            **settings, counts=count(targets),
+            settings, counts=count(targets),
         )
         for part in (slice(0, 1), slice(1, 4))
     ]  # fmt: skip
     assert sum(part.total.item() for part in parts) == pytest.approx(whole.total.item(), abs=1e-6)
     nothing = caption_loss(  # the share of a process may be padding alone
         decoder, DecoderOutput(*(tensor[:1] for tensor in made)), torch.full((1, 2, 3), PAD),
-        **settings, counts=count(targets),
+        settings, counts=count(targets),
     )  # fmt: skip
     assert nothing.total.item() == 0
 
@@ -110,7 +104,7 @@ def test_weighted_captions_are_policy_gradients(decoder: Decoder) -> None:
     weights = torch.tensor([[2.0, -0.5]])
     loss = caption_loss(
         decoder, made._replace(deep=deep), targets,
-        **{**WEIGHTLESS, "label_smoothing": 0.1}, weights=weights,
+        LossTerms(label_smoothing=0.1), weights=weights,
     )  # fmt: skip
     loss.total.backward()
     logits = decoder.logits(deep.detach())
@@ -128,8 +122,8 @@ def test_slope_of_the_cross_entropy_is_torchs(decoder: Decoder, smoothing: float
     for own in (True, False):
         deep = made.deep.clone().requires_grad_()
         if own:
-            settings = {**WEIGHTLESS, "label_smoothing": smoothing}
-            caption_loss(decoder, made._replace(deep=deep), targets, **settings).total.backward()
+            terms = LossTerms(label_smoothing=smoothing)
+            caption_loss(decoder, made._replace(deep=deep), targets, terms).total.backward()
         else:
             F.cross_entropy(
                 decoder.logits(deep).flatten(0, 2), targets.flatten(),

@@ -9,7 +9,7 @@ from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.objectives.cross_entropy import caption_loss
+from captioner_training.objectives.cross_entropy import LossTerms, caption_loss
 from captioner_training.objectives.self_critical import (
     SelfCriticalCaptions,
     advantages,
@@ -85,8 +85,7 @@ def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
         assert drawn.weights is not None and drawn.reward is not None
         output = decoder(features, drawn.tokens[..., :-1])
         loss = caption_loss(
-            decoder, output, drawn.targets, label_smoothing=0.0, doubly_stochastic=0.0,
-            attention_entropy=0.0, weights=drawn.weights,
+            decoder, output, drawn.targets, LossTerms(), weights=drawn.weights,
             temperature=critic.config.temperature,
         )  # fmt: skip
         optimizer.zero_grad()

@@ -16,7 +16,7 @@ from captioner.transforms import Box
 from captioner.vocabulary import END, PAD, tokenize
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.boxes import BoxedObject
-from captioner_training.objectives.cross_entropy import caption_loss
+from captioner_training.objectives.cross_entropy import LossTerms, caption_loss
 from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.recipe_file import load_recipe
 from tests.training.runs import RECIPE
@@ -67,9 +67,9 @@ def test_the_term_is_the_cross_entropy_between_boxes_and_attention() -> None:
     made = DecoderOutput(torch.randn(1, 1, 2, 6), attention, torch.ones(1, 1, 2))
     targets = torch.tensor([[[5, END]]])
     looks = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
-    terms = {"label_smoothing": 0.0, "doubly_stochastic": 0.0, "attention_entropy": 0.0}
-    plain = caption_loss(decoder, made, targets, **terms)
-    told = caption_loss(decoder, made, targets, **terms, attention_supervision=3.0, looks=looks)
+    plain = caption_loss(decoder, made, targets, LossTerms())
+    terms = LossTerms(attention_supervision=3.0)
+    told = caption_loss(decoder, made, targets, terms, looks=looks)
     # -log 0.25 for the first of two tokens; the second is not told anything.
     assert (told.total - plain.total).item() == pytest.approx(3 * math.log(4) / 2, abs=1e-6)
     told.total.backward()

@@ -23,12 +23,7 @@ from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.dataset import collate, encode_captions
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
-from captioner_training.evaluation.bootstrap import estimate, mean_table, told
-from captioner_training.evaluation.reliability import (
-    calibration_table,
-    reliability_bins,
-    reliability_rows,
-)
+from captioner_training.evaluation.reliability import measure_reliability
 
 __all__ = ["TEMPERATURES", "cross_fitted", "measure_calibration"]
 
@@ -118,19 +113,5 @@ def _told(
     setting, best = cross_fitted(surprise, owner % 2)
     plain = confidence[:, TEMPERATURES.index(1.0)]
     calibrated = np.take_along_axis(confidence, setting[:, None], axis=1)[:, 0]
-    rows = reliability_rows(plain, right, owner, images=images)
-    rows_after = reliability_rows(calibrated, right, owner, images=images)
-    count = np.bincount(owner, minlength=images)
-    tables = {
-        "confidence": mean_table(np.bincount(owner, plain, minlength=images), count, scale=100),
-        "accuracy": mean_table(np.bincount(owner, right, minlength=images), count, scale=100),
-        "error": calibration_table(rows),
-        "error_calibrated": calibration_table(rows_after),
-    }
-    return {
-        "tokens": len(right),
-        **told(estimate(tables)),
-        "temperature": TEMPERATURES[best],
-        "bins": reliability_bins(rows),
-        "bins_calibrated": reliability_bins(rows_after),
-    }
+    measured = measure_reliability(plain, calibrated, right, owner, images=images, share="accuracy")
+    return {"tokens": len(right), "temperature": TEMPERATURES[best], **measured}

@@ -13,14 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner_training.evaluation.bootstrap import RESAMPLES, Estimate, estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import RESAMPLES, Estimate, told
 from captioner_training.evaluation.calibration import cross_fitted
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.reliability import (
-    calibration_table,
-    reliability_bins,
-    reliability_rows,
-)
+from captioner_training.evaluation.reliability import measure_reliability
 
 __all__ = ["coverage_curve", "measure_confidence", "rank_correlation"]
 
@@ -76,22 +72,8 @@ def _calibrated(
     surprise = -(right[:, None] * np.log(powered) + (1 - right[:, None]) * np.log1p(-powered))
     setting, best = cross_fitted(surprise, owner % 2)
     calibrated = np.take_along_axis(powered, setting[:, None], axis=1)[:, 0]
-    rows = reliability_rows(said, right, owner, images=images)
-    after = reliability_rows(calibrated, right, owner, images=images)
-    count = np.bincount(owner, minlength=images)
-    tables = {
-        "confidence": mean_table(np.bincount(owner, said, minlength=images), count, scale=100),
-        "right": mean_table(np.bincount(owner, right, minlength=images), count, scale=100),
-        "error": calibration_table(rows),
-        "error_calibrated": calibration_table(after),
-    }
-    return {
-        "count": len(said),
-        **told(estimate(tables)),
-        "temperature": float(TEMPERATURES[best]),
-        "bins": reliability_bins(rows),
-        "bins_calibrated": reliability_bins(after),
-    }
+    measured = measure_reliability(said, calibrated, right, owner, images=images, share="right")
+    return {"count": len(said), "temperature": float(TEMPERATURES[best]), **measured}
 
 
 def rank_correlation(one: Floats, other: Floats, *, seed: int = 0) -> Estimate:

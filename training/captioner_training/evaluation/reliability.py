@@ -10,13 +10,57 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner_training.evaluation.bootstrap import Table
+from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 
-__all__ = ["BINS", "calibration_table", "reliability_bins", "reliability_rows"]
+__all__ = [
+    "BINS",
+    "calibration_table",
+    "measure_reliability",
+    "reliability_bins",
+    "reliability_rows",
+]
 
 Floats = NDArray[np.float64]
 
 BINS = 10
+
+
+def measure_reliability(
+    said: Floats,
+    calibrated: Floats,
+    right: NDArray[np.generic],
+    image: NDArray[np.int_],
+    *,
+    images: int,
+    share: str,
+) -> dict[str, object]:
+    """Tell how confident predictions were and how often right, before and after calibration.
+
+    Args:
+        said: (N,), in 0..1, what was said of each prediction.
+        calibrated: (N,), in 0..1, the same after calibration.
+        right: (N,), in 0..1, how right it was.
+        image: (N,), to which image it belongs.
+        images: how many there are.
+        share: the name of the share that was right.
+
+    Returns:
+        mean `confidence` and the share, in percent; the expected calibration errors `error` and
+        `error_calibrated`; `bins` and `bins_calibrated`, see reliability_bins. The first four have
+        intervals.
+
+    """
+    rows = reliability_rows(said, right, image, images=images)
+    after = reliability_rows(calibrated, right, image, images=images)
+    count = np.bincount(image, minlength=images)
+    tables = {
+        "confidence": mean_table(np.bincount(image, said, minlength=images), count, scale=100),
+        share: mean_table(np.bincount(image, right, minlength=images), count, scale=100),
+        "error": calibration_table(rows),
+        "error_calibrated": calibration_table(after),
+    }
+    bins = {"bins": reliability_bins(rows), "bins_calibrated": reliability_bins(after)}
+    return {**told(estimate(tables)), **bins}
 
 
 def reliability_rows(

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from captioner.encoder import Grid
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
+from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
@@ -80,23 +81,25 @@ def caption_split(
                 results = generate(
                     model.decoder, grid.features.to(device), config, vocabulary=vocabulary
                 )
-            for hypotheses in results:
-                best = hypotheses[0]
-                attention = best.attention
-                if attention is not None:
-                    attention = attention.reshape(-1, grid.rows, grid.columns)
-                captioned.append(
-                    Captioned(
-                        image=images[len(captioned)],
-                        hypothesis=best,
-                        words=vocabulary.decode(best.tokens),
-                        attention=attention,
-                    )
-                )
+            captioned += [
+                _captioned(images[len(captioned) + at], hypotheses[0], grid, vocabulary)
+                for at, hypotheses in enumerate(results)
+            ]
             bar.update(len(results))
             if after_batch is not None and len(results) == _BATCH:
                 after_batch(len(captioned))
     return captioned
+
+
+def _captioned(
+    image: CaptionedImage, best: Hypothesis, grid: Grid, vocabulary: Vocabulary
+) -> Captioned:
+    attention = best.attention
+    if attention is not None:
+        attention = attention.reshape(-1, grid.rows, grid.columns)
+    return Captioned(
+        image=image, hypothesis=best, words=vocabulary.decode(best.tokens), attention=attention
+    )
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import NEVER_SAID, PAD
 
-__all__ = ["CaptionLoss", "Captions", "Counts", "caption_loss", "count"]
+__all__ = ["CaptionLoss", "Captions", "Counts", "LossTerms", "caption_loss", "count"]
 
 
 class Counts(NamedTuple):
@@ -44,6 +44,25 @@ class CaptionLoss(NamedTuple):
     cross_entropy: Tensor
 
 
+class LossTerms(NamedTuple):
+    """What the loss asks for, and how much each term weighs.
+
+    label_smoothing: the share of probability that is spread over all words (Szegedy et al. 2016).
+    doubly_stochastic: of (1 - sum_t alpha_ti)^2, averaged over cells and captions, which asks the
+    words of a caption to look at every cell in turn (Xu et al. 2015, equation 14).
+    attention_entropy: of the entropy of the attention weights, in nats, averaged over tokens. Every
+    cell of a deep CNN knows something of the whole image, so that a plain mean of the grid serves
+    the words nearly as well as looking: without this the attention stays all but uniform.
+    attention_supervision: of the cross-entropy, in nats, between where words are told to look and
+    the attention weights, averaged over all tokens (Liu et al. 2017, equation 8).
+    """
+
+    label_smoothing: float = 0.0
+    doubly_stochastic: float = 0.0
+    attention_entropy: float = 0.0
+    attention_supervision: float = 0.0
+
+
 def count(targets: Tensor) -> Counts:
     """Count the targets (B, K, T) that are not padding, and the captions that have any."""
     counted = targets != PAD
@@ -54,11 +73,8 @@ def caption_loss(
     decoder: Decoder,
     output: DecoderOutput,
     targets: Tensor,
+    terms: LossTerms,
     *,
-    label_smoothing: float,
-    doubly_stochastic: float,
-    attention_entropy: float,
-    attention_supervision: float = 0.0,
     counts: Counts | None = None,
     weights: Tensor | None = None,
     temperature: float = 1.0,
@@ -74,17 +90,7 @@ def caption_loss(
             does not have.
         targets: (B, K, T), the tokens shifted by one; <pad> does not count. On the CPU a GPU need
             not be waited for.
-        label_smoothing: the share of probability that is spread over all words
-            (Szegedy et al. 2016).
-        doubly_stochastic: the weight of (1 - sum_t alpha_ti)^2, averaged over cells and captions,
-            which asks the words of a caption to look at every cell in turn (Xu et al. 2015,
-            equation 14).
-        attention_entropy: the weight of the entropy of the attention weights, in nats, averaged
-            over tokens. Every cell of a deep CNN knows something of the whole image, so that a
-            plain mean of the grid serves the words nearly as well as looking: without this the
-            attention stays all but uniform.
-        attention_supervision: the weight of the cross-entropy, in nats, between `looks` and the
-            attention weights, averaged over all tokens (Liu et al. 2017, equation 8).
+        terms: what is asked, and how much it weighs.
         counts: what is averaged over, where these captions are a part of a batch. The losses of
             the parts then add up to the loss of the batch.
         weights: (B, K), what a caption's log-probability is worth: its advantage in self-critical
@@ -105,40 +111,31 @@ def caption_loss(
     index = index.to(device, non_blocking=True)
     logits = decoder.logits(output.deep.flatten(0, 2)[index])
     if weights is None:
-        losses, nll = _token_losses(logits, wanted, label_smoothing)
+        losses, nll = _token_losses(logits, wanted, terms.label_smoothing)
     else:
         losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
     if output.attention is not None:
-        asked = _Asked(doubly_stochastic, attention_entropy, attention_supervision)
         mask = counted.to(device, non_blocking=True)
         counts = Counts(tokens, captions)
-        total = total + _of_attention(output.attention, asked, looks, mask, index, counts)
+        total = total + _of_attention(output.attention, terms, looks, mask, index, counts)
     return CaptionLoss(total, nll.sum() / tokens)
-
-
-class _Asked(NamedTuple):
-    """How much each term of the attention weighs; see caption_loss."""
-
-    every_cell: float  # doubly_stochastic
-    few_cells: float  # attention_entropy
-    boxes: float  # attention_supervision
 
 
 def _of_attention(
     attention: Tensor,
-    asked: _Asked,
+    terms: LossTerms,
     looks: Tensor | None,
     mask: Tensor,
     index: Tensor,
     counts: Counts,
 ) -> Tensor:
-    """Add up the terms that are asked of the attention; looks are those of caption_loss.
+    """Add up what is asked of the attention; looks are those of caption_loss.
 
     Args:
         attention: (B, K, T, L).
-        asked: the weights of the terms.
+        terms: how much each weighs.
         looks: (B, K, T, L), or None.
         mask: (B, K, T), what counts.
         index: (N,), where that is in the flattened mask.
@@ -146,13 +143,18 @@ def _of_attention(
 
     """
     total = torch.zeros((), device=attention.device)
-    if asked.every_cell > 0:
-        total = total + asked.every_cell * _missed(attention, mask).sum() / counts.captions
-    if asked.few_cells > 0:
-        total = total + asked.few_cells * _entropy(attention.flatten(0, 2)[index]) / counts.tokens
-    if asked.boxes > 0 and looks is not None:
+    if terms.doubly_stochastic > 0:
+        missed = _missed(attention, mask).sum() / counts.captions
+        total = total + terms.doubly_stochastic * missed
+    if terms.attention_entropy > 0:
+        entropy = _entropy(attention.flatten(0, 2)[index]) / counts.tokens
+        total = total + terms.attention_entropy * entropy
+    if terms.attention_supervision > 0 and looks is not None:
         logs = attention.float().clamp(min=1e-8).log()
-        total = total - asked.boxes * (looks.to(logs.device) * logs).sum() / counts.tokens
+        total = (
+            total
+            - terms.attention_supervision * (looks.to(logs.device) * logs).sum() / counts.tokens
+        )
     return total
 
 
