@@ -19,6 +19,7 @@ from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.header import bundled_checkpoint, check_head, read_header
 from captioner.image import MAX_PIXELS, open_image
 from captioner.terminal import printable
+from captioner.verbs.machine import add_machine_arguments
 from captioner.verbs.model import check_model
 from captioner.verbs.pictures import make_folders, plan_pictures
 
@@ -85,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    model.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
     model.add_argument(
         "--max-pixels",
         type=int,
@@ -93,12 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}",
     )
-    model.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="auto|float32|bfloat16",
-        help="default: auto, which is bfloat16 where the hardware has it",
-    )
+    add_machine_arguments(model)
 
 
 def run(arguments: argparse.Namespace) -> int:

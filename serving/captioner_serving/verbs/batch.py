@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import ConfigError
 from captioner.header import bundled_checkpoint, check_head, read_header
+from captioner.verbs.machine import add_machine_arguments
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
@@ -64,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--maps-to", metavar="DIR", help="the folder for them")
     add("--head", type=int, metavar="N", help="of their attention; default: the mean of all")
     add_wording(outputs)
-    add = parser.add_argument_group("model and speed").add_argument
+    model = parser.add_argument_group("model and speed")
+    add = model.add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
-    add("--device", default="auto", metavar="auto|cpu|cuda")
-    add("--dtype", default="auto", metavar="TYPE", help="auto, float32 or bfloat16")
+    add_machine_arguments(model)
     add("--batch-size", type=int, metavar="N", help="default: what suits the device")
     add("--workers", type=int, metavar="N", help="decoding processes; default: one per core")
     add("--max-pixels", type=int, metavar="N", help="larger photos are refused")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from captioner.errors import ConfigError, OutputError
 from captioner.image import MAX_PIXELS
+from captioner.verbs.machine import add_machine_arguments
 
 if TYPE_CHECKING:
     from captioner_serving.server.app import Application
@@ -38,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    add("--dtype", default="auto", metavar="TYPE",
-        help="float32 or bfloat16; default: auto, bfloat16 where the hardware has it")  # fmt: skip
+    add_machine_arguments(parser)
     add("--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept")
     add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captioner.verbs.machine import add_machine_arguments
+
 HELP = "Train every variant of attention alike, and put what they reach side by side."
 EXAMPLES = """examples:
   captioner ablate ablation --data.root ~/flickr8k --out runs/ablation
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="validation images whose captions get the deletion test; default: 500",
     )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    add_machine_arguments(parser, dtype=False)
 
 
 def run(arguments: argparse.Namespace) -> int:

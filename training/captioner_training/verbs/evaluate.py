@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.errors import ConfigError
+from captioner.verbs.machine import add_machine_arguments
 from captioner_training.verbs.evaluate_files import PATHS, check_files
 
 if TYPE_CHECKING:
@@ -35,13 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _data_arguments(parser)
     _measure_arguments(parser)
     _output_arguments(parser)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="auto|float32|bfloat16",
-        help="default: auto, which is bfloat16 where the hardware has it",
-    )
+    add_machine_arguments(parser)
 
 
 def _data_arguments(parser: argparse.ArgumentParser) -> None:

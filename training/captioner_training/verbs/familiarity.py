@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.errors import DataError
+from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Let a checkpoint tell photos like those that it has learned from from others."
 EXAMPLES = """examples:
@@ -37,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="photos drawn from train, half as many from val; default: 3000",
     )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
-    parser.add_argument(
-        "--dtype", default="auto", metavar="auto|float32|bfloat16", help="default: auto"
-    )
+    add_machine_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.errors import ConfigError
+from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="smoke, own, flickr8k, coco, coco-fast, coco-scst, bundled, or a .yaml file",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    add_machine_arguments(parser, dtype=False)
     parser.add_argument("--show", action="store_true", help="print the recipe's file, and end")
     parser.add_argument(
         "--fields",
