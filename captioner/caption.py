@@ -17,6 +17,7 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
 from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError, ImageError
+from captioner.familiarity_file import UNFAMILIAR
 from captioner.geometry import Box
 from captioner.word import Word
 
@@ -106,6 +107,11 @@ class Caption:
         if not any(word.guessed for word in self.words):
             return None
         return GUESSED_CHECKED if self.checked else GUESSED_BY_GATE
+
+    @property
+    def unfamiliar(self) -> bool:
+        """Whether the photo is unlike all that the model has learned from, as far as is known."""
+        return self.familiarity is not None and self.familiarity < UNFAMILIAR
 
     @property
     def checked(self) -> bool:

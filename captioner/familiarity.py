@@ -24,13 +24,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from captioner.errors import CheckpointFormatError
-from captioner.familiarity_file import digest_header, familiarity_file
+from captioner.familiarity_file import digest_encoder, familiarity_file
 from captioner.files import replace_file
 
-__all__ = ["UNFAMILIAR", "Familiarity"]
-
-UNFAMILIAR = 0.01
-"""A photo below it is unlike the training photos: of a hundred such photos at most one is so."""
+__all__ = ["Familiarity"]
 
 _KEY = "familiarity"
 _DIRECTIONS = 64  # 160 kB
@@ -42,7 +39,7 @@ class Familiarity:
 
     mean: (D,), its middle; directions: (D, K), its K widest, orthonormal; widths: (K,), the
     variances along them; rest: (), the mean variance along all others; quantiles: (Q,), distances
-    of photos kept back, rising from the nearest to the farthest. checkpoint: see digest_header.
+    of photos kept back, rising from the nearest to the farthest. encoder: see digest_encoder.
     """
 
     mean: Tensor
@@ -50,16 +47,16 @@ class Familiarity:
     widths: Tensor
     rest: Tensor
     quantiles: Tensor
-    checkpoint: str
+    encoder: str
 
     @classmethod
-    def fit(cls, seen: Tensor, kept_back: Tensor, *, checkpoint: str) -> Familiarity:
+    def fit(cls, seen: Tensor, kept_back: Tensor, *, encoder: str) -> Familiarity:
         """Describe the cloud.
 
         Args:
             seen: (N, D), the means of the grids of training photos.
             kept_back: (M, D), of other photos of the same kind.
-            checkpoint: that made the grids, see digest_header.
+            encoder: that made the grids, see digest_encoder.
 
         """
         seen = seen.double()
@@ -73,7 +70,7 @@ class Familiarity:
             widths=values[-count:].clamp(min=1e-12).float(),
             rest=values[:-count].mean().clamp(min=1e-12).float(),
             quantiles=torch.zeros(1),
-            checkpoint=checkpoint,
+            encoder=encoder,
         )
         steps = torch.linspace(0, 1, min(201, len(kept_back)))
         quantiles = torch.quantile(cloud.distances(kept_back), steps)
@@ -101,13 +98,13 @@ class Familiarity:
 
         """
         tensors = {name: one.contiguous() for name, one in self._tensors().items()}
-        told = {_KEY: json.dumps({"checkpoint": self.checkpoint})}
+        told = {_KEY: json.dumps({"encoder": self.encoder})}
         with replace_file(path) as file:
             file.write(save(tensors, metadata=told))
 
     @classmethod
     def beside(cls, path: str | os.PathLike[str]) -> Familiarity | None:
-        """Read the statistics of a checkpoint; None where there are none, or are another's.
+        """Read the statistics of a checkpoint; None where none are, or those of another encoder.
 
         Raises:
             CheckpointFormatError: the file is damaged.
@@ -119,10 +116,10 @@ class Familiarity:
         try:
             with safe_open(path, framework="pt") as file:
                 told = json.loads((file.metadata() or {})[_KEY])
-                if told["checkpoint"] != digest_header(checkpoint):
+                if told["encoder"] != digest_encoder(checkpoint):
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(**tensors, checkpoint=told["checkpoint"])
+            return cls(**tensors, encoder=told["encoder"])
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointFormatError(
                 f"{path} is damaged or holds something else ({error}): remove it, or write it "
@@ -131,5 +128,5 @@ class Familiarity:
 
     def _tensors(self) -> dict[str, Tensor]:
         values = dict(self.__dict__)
-        del values["checkpoint"]
+        del values["encoder"]
         return values

@@ -1,12 +1,21 @@
-"""The file of a checkpoint's familiarity: where it lies, and whose it is, told without torch."""
+"""A checkpoint's familiarity: what counts as unlike, its file, and whose it is; without torch."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
-__all__ = ["digest_header", "familiarity_file"]
+from captioner.header import HEADER_KEY
+
+__all__ = ["UNFAMILIAR", "digest_encoder", "familiarity_file"]
+
+UNFAMILIAR = 0.01
+"""Below it a photo counts as unlike those of the training: one in a hundred of that kind does too.
+
+A warning that ordinary photos get more often would be overlooked where it is true.
+"""
 
 
 def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
@@ -14,11 +23,27 @@ def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
     return Path(checkpoint).expanduser().with_suffix(".familiarity.safetensors")
 
 
-def digest_header(checkpoint: Path) -> str:
-    """Tell a checkpoint from others by its header, in a millisecond.
+def digest_encoder(checkpoint: Path) -> str:
+    """Digest what makes a checkpoint's grids: its encoder's weights as they lie in the file.
 
-    The weights themselves take longer; words, scores and sizes differ where they do.
+    The settings of encoder and transform are in it too, but for those that are off, which older
+    files leave out. Words and decoder are not: statistics of grids stay true for another decoder on
+    the same encoder. 12 MB of weights take 20 ms.
     """
     with checkpoint.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        return hashlib.sha256(file.read(size)).hexdigest()[:16]
+        entries = json.loads(file.read(size))
+        header = json.loads(entries.pop("__metadata__")[HEADER_KEY])
+        settings = [
+            sorted(
+                (key, value) for key, value in header[part].items() if value not in (None, False)
+            )
+            for part in ("encoder", "transform")
+        ]
+        told = hashlib.sha256(json.dumps(settings).encode())
+        for name in sorted(name for name in entries if name.startswith("encoder.")):
+            start, end = entries[name]["data_offsets"]
+            file.seek(8 + size + start)
+            told.update(name.encode())
+            told.update(file.read(end - start))
+    return told.hexdigest()[:16]

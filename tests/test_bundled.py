@@ -42,6 +42,7 @@ def test_sample_photos_get_captions_with_attention(run_captioner: Run) -> None:
     assert [record["image"] for record in records] == [str(sample) for sample in SAMPLES]
     assert len({record["caption"] for record in records}) == len(SAMPLES)
     for record in records:
+        assert 0.01 <= record["familiarity"] <= 1
         assert len(record["words"]) >= 4
         for word in record["words"]:
             attention = word["attention"]
@@ -66,6 +67,7 @@ def test_the_wheel_alone_captions_from_anywhere(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
         names = archive.namelist()
     assert "captioner/assets/captioner.safetensors" in names
+    assert "captioner/assets/captioner.familiarity.safetensors" in names
     assert "captioner_training/recipes/smoke.yaml" in names
     assert "captioner/py.typed" in names
     tops = {name.split("/")[0].split("-")[0] for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -15,7 +16,7 @@ from torch import nn
 from captioner import Captioner
 from captioner.errors import CheckpointFormatError
 from captioner.familiarity import Familiarity
-from captioner.familiarity_file import digest_header, familiarity_file
+from captioner.familiarity_file import digest_encoder, familiarity_file
 from captioner_training.evaluation.familiar import auroc
 from tests.conftest import make_tiny
 
@@ -29,7 +30,7 @@ def cloud(count: int, *, seed: int) -> torch.Tensor:
 
 def test_distances_are_mahalanobis() -> None:
     seen = cloud(500, seed=0)
-    known = Familiarity.fit(seen, cloud(200, seed=1), checkpoint="x")
+    known = Familiarity.fit(seen, cloud(200, seed=1), encoder="x")
     offset = (cloud(20, seed=2) - seen.mean(dim=0)).double()
     inverse = torch.linalg.inv(torch.cov(seen.double().T))
     wanted = torch.einsum("ni,ij,nj->n", offset, inverse, offset).sqrt()
@@ -39,7 +40,7 @@ def test_distances_are_mahalanobis() -> None:
 
 def test_familiarity_is_the_share_of_photos_farther_out() -> None:
     kept_back = cloud(200, seed=1)
-    known = Familiarity.fit(cloud(500, seed=0), kept_back, checkpoint="x")
+    known = Familiarity.fit(cloud(500, seed=0), kept_back, encoder="x")
     middle, far = known.of(torch.stack([known.mean.float().expand(4, 3), torch.full((4, 3), 99.0)]))
     assert middle == pytest.approx(1, abs=0.01) and far == 0
     shares = torch.tensor(known.of(kept_back.unsqueeze(1)))  # of photos of this very kind
@@ -52,17 +53,34 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     assert path.name == "tiny.familiarity.safetensors"
     assert Familiarity.beside(tiny_file) is None
     seen = cloud(500, seed=0), cloud(200, seed=1)
-    known = Familiarity.fit(*seen, checkpoint=digest_header(tiny_file))
+    known = Familiarity.fit(*seen, encoder=digest_encoder(tiny_file))
     known.save(path)
     again = Familiarity.beside(tiny_file)
     points = cloud(5, seed=3)
     assert again is not None
     assert torch.equal(again.distances(points), known.distances(points))
-    Familiarity.fit(*seen, checkpoint="another").save(path)
+    Familiarity.fit(*seen, encoder="another").save(path)
     assert Familiarity.beside(tiny_file) is None
     path.write_bytes(b"no statistics")
     with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
         Familiarity.beside(tiny_file)
+
+
+def test_statistics_stay_those_of_the_encoder(tmp_path: Path) -> None:
+    """Words, decoder and name may change; weights, grid and transform may not."""
+    made = make_tiny()
+    made.save(first := tmp_path / "first.safetensors")
+    with torch.no_grad():
+        made.model.decoder.embedding.weight.zero_()
+    renamed = replace(made, name="other", metrics={"CIDEr": 1.0})
+    renamed.save(second := tmp_path / "second.safetensors")
+    assert digest_encoder(second) == digest_encoder(first)
+    wider = replace(made, transform=replace(made.transform, size=128))
+    wider.save(third := tmp_path / "third.safetensors")
+    with torch.no_grad():
+        next(made.model.encoder.parameters())[0, 0, 0, 0] += 1
+    made.save(fourth := tmp_path / "fourth.safetensors")
+    assert len({digest_encoder(path) for path in (first, third, fourth)}) == 3
 
 
 @pytest.mark.parametrize("photos", [100, 1000])
@@ -74,7 +92,7 @@ def test_what_was_never_seen_is_less_familiar(photos: int) -> None:
     def drawn(count: int) -> torch.Tensor:
         return torch.randn(count, 300, generator=chance) * spread
 
-    known = Familiarity.fit(drawn(photos), drawn(50), checkpoint="x")
+    known = Familiarity.fit(drawn(photos), drawn(50), encoder="x")
     alike, unlike = drawn(200), drawn(200) + 1
     shares = torch.tensor(known.of(alike.unsqueeze(1)))
     assert shares.mean().item() == pytest.approx(0.5, abs=0.12)
@@ -83,7 +101,7 @@ def test_what_was_never_seen_is_less_familiar(photos: int) -> None:
 
 
 def test_photos_that_are_all_the_same_have_no_width() -> None:
-    known = Familiarity.fit(torch.ones(100, 30), torch.ones(50, 30), checkpoint="x")
+    known = Familiarity.fit(torch.ones(100, 30), torch.ones(50, 30), encoder="x")
     same, other = known.distances(torch.stack([torch.ones(30), torch.zeros(30)])).tolist()
     assert same == 0 and 0 < other < float("inf")
 

@@ -82,6 +82,7 @@ def describe(
         "box": list(caption.box),
         "words": [_describe_word(word, caption.box, head) for word in caption.words],
         "note": caption.note,
+        "unfamiliar": caption.unfamiliar,
         "head": head,
         "heads": max(
             (0 if word.heads is None else len(word.heads) for word in caption.words), default=0

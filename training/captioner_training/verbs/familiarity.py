@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner.checkpoint import load_checkpoint
     from captioner.familiarity import Familiarity
-    from captioner.familiarity_file import digest_header, familiarity_file
+    from captioner.familiarity_file import digest_encoder, familiarity_file
     from captioner.predictor import Captioner
     from captioner_training.evaluation.familiar import pooled_grids, some_photos
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     seen = pooled_grids(captioner, train)
     kept_back = pooled_grids(captioner, some_photos(folders, "val", arguments.photos // 2))
     path = familiarity_file(arguments.checkpoint)
-    checkpoint = digest_header(arguments.checkpoint.expanduser())
-    Familiarity.fit(seen, kept_back, checkpoint=checkpoint).save(path)
+    encoder = digest_encoder(arguments.checkpoint.expanduser())
+    Familiarity.fit(seen, kept_back, encoder=encoder).save(path)
     print(path)
     return 0

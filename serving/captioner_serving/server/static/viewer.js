@@ -75,6 +75,7 @@ export function start(element, props) {
     },
     async shown(state) {
       const mine = value = state.value;
+      viewer.toggleAttribute("data-unfamiliar", value.unfamiliar);
       const same = before?.token === value.token && before.sentence === value.sentence;  // another head of it
       const word = same ? before.word : value.first;
       before = { token: value.token, sentence: value.sentence, word };
@@ -84,7 +85,7 @@ export function start(element, props) {
       listHeads();
       showWord(-1);
       photo.alt = value.caption;
-      status.textContent = "Caption: " + value.caption;
+      status.textContent = "Caption: " + value.caption + (value.unfamiliar ? ". " + find(".unlike").textContent : "");
       const ready = await stage(photoOf(value));
       if (value !== mine) return;
       if (!ready) return tellWhyUnseen(mine);

@@ -30,6 +30,20 @@ def test_hover_and_focus_show_a_word_without_asking_the_server(visit: Visit) -> 
     assert [url for url in visit.requests[asked:] if not url.startswith("data:")] == []
 
 
+def test_a_picture_unlike_all_photos_comes_with_a_warning(visit: Visit, tmp_path: Path) -> None:
+    warning = visit.tab.locator(".unlike")
+    assert not warning.is_visible()  # of the sample
+    squares = bytes(255 * ((at // 16 + at) % 2) for at in range(256))
+    board = Image.frombytes("L", (16, 16), squares).resize((240, 240), Image.Resampling.NEAREST)
+    board.save(tmp_path / "board.png")
+    visit.choose(tmp_path / "board.png")
+    assert warning.is_visible() and "unlike the photos" in warning.inner_text()
+    assert "unlike the photos" in visit.tab.inner_text('[role="status"]')
+    visit.choose(SAMPLES / "coffee.jpg")
+    assert not warning.is_visible()
+    assert "unlike" not in visit.tab.inner_text('[role="status"]')
+
+
 def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     tab = visit.tab
     tab.locator(".word").nth(0).focus()
