@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MemoryCeiling", "return_memory"]
+__all__ = ["MemoryCeiling", "bound_arenas", "return_memory"]
+
+_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 
 
 def return_memory() -> None:
@@ -16,10 +19,26 @@ def return_memory() -> None:
     glibc keeps, for each thread, what was freed between blocks still in use: hundreds of megabytes
     once that thread has decoded a very large photo. Other allocators return it by themselves.
     """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(0)
+    if (trim := _of_glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def bound_arenas(most: int) -> None:
+    """Let all threads share so many of the allocator's arenas; call it before there are threads.
+
+    glibc gives threads arenas of their own, up to eight times the cores, and what one thread has
+    freed another cannot use.
+    """
+    if (set_option := _of_glibc("mallopt")) is not None:
+        set_option(_ARENA_MAX, most)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Find a function that other systems and musl do not have."""
+    if sys.platform != "linux":
+        return None
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
+    return found
 
 
 class MemoryCeiling:

@@ -38,7 +38,9 @@ from typing import Any
 from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
 from tests.serving.server.conftest import Server, serve
 
-KEEP = 30  # seconds that the server keeps uploads, so that it can come to rest within a minute
+# Seconds that the server keeps uploads: more than the slowest caption under attack takes (half a
+# minute), whose visitor then wants the photo, and few, so that it comes to rest soon.
+KEEP = 90
 REST = KEEP + 45  # it sweeps every 20 s
 RETRIES = 30  # of a 503, as Retry-After asks; then the photo counts as lost
 SLOWER, LARGER = 3.0, 1.10  # the bars
@@ -168,8 +170,8 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"warming up; all ends in about {arguments.minutes * 1.25 + 2 * REST / 60:.0f} minutes")
     await run.run(max(60.0, 0.15 * seconds), attacked=True)
     await asyncio.sleep(REST)
-    before, workers, began = memory(server), processes(server), server.process.pid
-    say(f"at rest with {before:.0f} MB; the honest clients alone")
+    before, workers, began = memory_of_each(server), processes(server), server.process.pid
+    say(f"at rest with {sum(before):.0f} MB; the honest clients alone")
     alone = await run.run(max(30.0, seconds / 10), attacked=False)
     say(f"{len(alone.seconds)} photos; now the attack")
     attacked = await run.run(seconds, attacked=True)
@@ -180,6 +182,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         health = (await client.exchange(client.head("GET", "/api/health")))[9:12].decode()
     except (OSError, TimeoutError) as error:
         health = type(error).__name__
+    after = memory_of_each(server) if server.process.poll() is None else [0.0]
     lines = [line for line in server.lines if "Traceback" in line or "Error" in line]
     return {
         "minutes": arguments.minutes,
@@ -191,9 +194,11 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         "under_attack": attacked.record(),
         "memory_mb": {
             "fresh": round(fresh),
-            "before": round(before),
+            "before": round(sum(before)),
+            "before_by_process": [round(size) for size in before],
             "highest": round(max(size for _, size in run.memory)),
-            "after": round(memory(server)) if server.process.poll() is None else 0,
+            "after": round(sum(after)),
+            "after_by_process": [round(size) for size in after],
             "every_10_s": [(second, round(size)) for second, size in run.memory],
         },
         "restarts": int(server.process.poll() is not None or server.process.pid != began),
@@ -250,14 +255,20 @@ def text(found: dict[str, Any]) -> str:
 
 def memory(server: Server) -> float:
     """Megabytes of the server and its decoding processes, shared pages counted once."""
-    total = 0
-    for pid in (server.process.pid, *processes(server)):
+    return sum(memory_of_each(server))
+
+
+def memory_of_each(server: Server) -> list[float]:
+    """Megabytes of the server, and of each of its decoding processes."""
+    found = []
+    for pid in (server.process.pid, *sorted(processes(server))):
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:  # it has just ended
             continue
-        total += int(re.search(r"^Pss: *(\d+) kB", rollup, re.MULTILINE)[1])  # type: ignore[index]
-    return total * 1024 / 1e6
+        size = re.search(r"^Pss: *(\d+) kB", rollup, re.MULTILINE)
+        found.append(int(size[1]) * 1024 / 1e6 if size else 0.0)
+    return found
 
 
 def processes(server: Server) -> set[int]:

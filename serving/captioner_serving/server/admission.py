@@ -27,7 +27,7 @@ __all__ = ["Admission"]
 
 _SILENT = 1.0  # seconds after which an upload may have to make way for another
 # Pictures wanted and not yet taken, of all clients and of one; each has up to 10 MB.
-_PICTURES, _PICTURES_EACH = 64, 16
+_PICTURES, _PICTURES_EACH = 44, 16
 _PIECE = 65_536  # bytes of an answer; uvicorn waits between two until the first is nearly taken
 
 
@@ -51,6 +51,8 @@ class _Places:
         each: of one.
         full: what to say when there are no more.
 
+    There is half as much again for clients that are at nothing of the kind, so that a few others
+    cannot take all there is.
     """
 
     def __init__(self, most: int, each: int, full: str) -> None:
@@ -64,7 +66,9 @@ class _Places:
             BusyError: there is none.
 
         """
-        if self._taken.total() >= self._most or self._taken[client] >= self._each:
+        first = self._taken[client] == 0
+        most = self._most + first * (self._most // 2)
+        if self._taken.total() >= most or self._taken[client] >= self._each:
             raise BusyError(5, f"{self._full}: try again in a moment")
         self._taken[client] += 1
 

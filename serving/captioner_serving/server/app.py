@@ -40,6 +40,7 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
 from captioner_serving.server.elements import STATIC, read_static
+from captioner_serving.server.fair_threads import FairThreads
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders
@@ -58,6 +59,8 @@ __all__ = ["Application"]
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
 Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`."""
+
+_DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
 class Application:
@@ -111,7 +114,8 @@ class Application:
             api.add_exception_handler(kind, self._answer)
         api.include_router(make_router(self.service))
         api.include_router(make_caption_router(page))
-        api.include_router(make_picture_router(shelf, self.service.photos))
+        self._drawing = FairThreads(_DRAWN, name="drawing")
+        api.include_router(make_picture_router(shelf, self.service.photos, self._drawing))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
@@ -138,6 +142,7 @@ class Application:
 
     def close(self) -> None:
         """Finish what was accepted, and delete every upload."""
+        self._drawing.close()
         self.service.close()
         self.store.close()
 

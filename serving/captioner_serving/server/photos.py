@@ -15,7 +15,7 @@ from PIL import Image
 from captioner.errors import ImageNotFoundError
 from captioner.geometry import TransformConfig
 from captioner.predictor import PreparedImage
-from captioner_serving.decoding.decoder import Decoded, EncodedPhoto
+from captioner_serving.decoding.decoder import EncodedPhoto
 from captioner_serving.decoding.pool import DecodePool
 from captioner_serving.decoding.prepared import prepared_images
 
@@ -57,24 +57,28 @@ class PhotoReader:
             CaptionerError: no process can be started, or memory is short.
 
         """
-        encoded = await _read(photo)
+        if isinstance(photo, bytes):
+            encoded = EncodedPhoto("the image", photo)
+        else:
+            encoded = await asyncio.to_thread(_read, photo)
         pool = self._quick if is_ordinary(encoded.data) else self._patient
-        decoded = await _result(pool, encoded, longest=None, client=client)
+        decoded = await asyncio.wrap_future(pool.submit(encoded, client=client))
+        if (error := decoded.exception()) is not None:
+            raise error
         (prepared,) = prepared_images([(encoded.name, decoded)])
         return prepared
 
-    async def picture(
-        self, photo: bytes | str | Path, *, longest: int, client: str = ""
-    ) -> Image.Image:
-        """Open a whole photo, neither side longer than `longest` pixels.
+    def picture(self, photo: str | Path, *, longest: int, client: str = "") -> Image.Image:
+        """Open a whole photo, neither side longer than `longest` pixels; the caller's thread waits.
 
         Raises:
             ImageError: it cannot be opened.
             CaptionerError: no process can be started, or memory is short.
 
         """
-        encoded = await _read(photo)
-        decoded = await _result(self._patient, encoded, longest=longest, client=client)
+        decoded = self._patient.submit(_read(photo), longest=longest, client=client).result()
+        if (error := decoded.exception()) is not None:
+            raise error
         return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 
     def close(self) -> None:
@@ -83,24 +87,12 @@ class PhotoReader:
         self._patient.close()
 
 
-async def _read(photo: bytes | str | Path) -> EncodedPhoto:
-    if isinstance(photo, bytes):
-        return EncodedPhoto("the image", photo)
+def _read(photo: str | Path) -> EncodedPhoto:
     try:
-        return EncodedPhoto(str(photo), await asyncio.to_thread(Path(photo).read_bytes))
+        return EncodedPhoto(str(photo), Path(photo).read_bytes())
     except OSError as error:
         reason = f"{photo} cannot be read ({error.strerror}): check the path"
         raise ImageNotFoundError(reason) from error
-
-
-async def _result(
-    pool: DecodePool, photo: EncodedPhoto, *, longest: int | None, client: str
-) -> Decoded:
-    decoded = await asyncio.wrap_future(pool.submit(photo, longest=longest, client=client))
-    error = decoded.exception()
-    if error is not None:
-        raise error
-    return decoded
 
 
 def is_ordinary(data: bytes) -> bool:

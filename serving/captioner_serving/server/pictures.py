@@ -14,11 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
-from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
-from starlette.concurrency import run_in_threadpool
 
 from captioner.caption import Caption
 from captioner.drawing.colors import DEFAULT_COLORS
@@ -27,6 +25,7 @@ from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.cookies import COOKIE
+from captioner_serving.server.fair_threads import FairThreads
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import GoneError
 
@@ -39,7 +38,6 @@ GONE = "photos are deleted within ten minutes: choose it again"
 _LONGEST_SIDE = 2400
 # Sharp at 720 points on a high-density screen.
 _SHOWN_SIDE = 1440
-_DRAWN = 2  # at once; a picture takes up to 100 MB while it is drawn
 _MOST = 1000  # captions; one takes a few kilobytes, for the photo lies in the store
 
 
@@ -106,22 +104,21 @@ Head = Annotated[int | None, Query(ge=1)]
 Picture = Literal["photo.jpg", "overlay.png", "sheet.png", "words.webp"]
 
 
-def make_picture_router(shelf: CaptionShelf, photos: PhotoReader) -> APIRouter:
-    """The links under the caption."""
+def make_picture_router(
+    shelf: CaptionShelf, photos: PhotoReader, threads: FairThreads
+) -> APIRouter:
+    """The links under the caption, drawn by the threads."""
     router = APIRouter(prefix="/page/captions", include_in_schema=False)
-    turn = asyncio.Semaphore(_DRAWN)
-    # One of a client at a time, so that nobody waits for all that another wants.
-    turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def answer(
         caption: Caption, side: int, client: str, draw: Callable[[Caption], Response]
     ) -> Response:
-        own = turns.setdefault(client, asyncio.Lock())
+        def work() -> Response:
+            photo = photos.picture(caption.image or "", longest=side, client=client)
+            return draw(replace(caption, open_photo=photo.copy))
+
         try:
-            async with own, turn:
-                photo = await photos.picture(str(caption.image), longest=side, client=client)
-                small = replace(caption, open_photo=photo.copy)
-                return await run_in_threadpool(draw, small)
+            return await asyncio.wrap_future(threads.submit(work, client))
         except ImageNotFoundError as error:
             raise GoneError(GONE) from error
 

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, TextIO
 from captioner.errors import ConfigError, OutputError
 from captioner.image import MAX_PIXELS
 from captioner.verbs.machine import add_machine_arguments
+from captioner_serving.allocator import bound_arenas
 
 if TYPE_CHECKING:
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
     from captioner_serving.server.credentials import Credentials
+
+# Of memory: the model's two threads, the loop's and one more seldom wait for each other.
+_ARENAS = 4
 
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
@@ -133,6 +137,7 @@ def _load(
     log: TextIO | None,
 ) -> Application:
     _say("loading the model ...")
+    bound_arenas(_ARENAS)
     from captioner.bundled import sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application

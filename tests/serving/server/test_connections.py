@@ -208,26 +208,34 @@ def test_a_large_answer_goes_out_whole_in_pieces(size: int) -> None:
 
 
 def test_one_client_wants_only_so_many_pictures_at_once() -> None:
-    async def statuses() -> tuple[list[int], int]:
-        taken = asyncio.Event()
-
-        async def drawing(scope: Scope, receive: Receive, send: Send) -> None:
-            await taken.wait()
-            await PlainTextResponse("a picture")(scope, receive, send)
-
-        door = Door(Admission(drawing, ServerConfig(), Metrics()), root_path="", trusted_proxies=[])
-
-        async def want(address: str) -> int:
-            transport = httpx.ASGITransport(door, client=(address, 1))
-            async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
-                return (await client.get("/page/captions/token/photo.jpg")).status_code
-
-        wanted = [asyncio.create_task(want("192.0.2.1")) for _ in range(20)]
-        await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED)
-        other = asyncio.create_task(want("192.0.2.2"))
-        await asyncio.sleep(0)
-        taken.set()
-        return await asyncio.gather(*wanted), await other
-
-    first, other = asyncio.run(statuses())
+    first, other = asyncio.run(_pictures_at_once({"192.0.2.1": 20}))
     assert sorted(first) == [200] * 16 + [503] * 4 and other == 200
+
+
+def test_clients_who_want_many_pictures_leave_places_for_others() -> None:
+    first, other = asyncio.run(_pictures_at_once({f"192.0.2.{n}": 16 for n in range(3, 8)}))
+    assert sorted(first) == [200] * 46 + [503] * 34  # 44, and one each for the last two clients
+    assert other == 200
+
+
+async def _pictures_at_once(wanted: dict[str, int]) -> tuple[list[int], int]:
+    """Want so many pictures for each address at once, and then one for another: the statuses."""
+    taken = asyncio.Event()
+
+    async def drawing(scope: Scope, receive: Receive, send: Send) -> None:
+        await taken.wait()
+        await PlainTextResponse("a picture")(scope, receive, send)
+
+    door = Door(Admission(drawing, ServerConfig(), Metrics()), root_path="", trusted_proxies=[])
+
+    async def want(address: str) -> int:
+        transport = httpx.ASGITransport(door, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            return (await client.get("/page/captions/token/photo.jpg")).status_code
+
+    first = [asyncio.create_task(want(one)) for one, count in wanted.items() for _ in range(count)]
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    other = asyncio.create_task(want("192.0.2.1" if len(wanted) > 1 else "192.0.2.2"))
+    await asyncio.sleep(0)
+    taken.set()
+    return await asyncio.gather(*first), await other
