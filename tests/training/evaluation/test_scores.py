@@ -17,7 +17,7 @@ from captioner import DataError
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bleu import bleu_tables
 from captioner_training.evaluation.bootstrap import estimate, mean_table
-from captioner_training.evaluation.java import tokenize_ptb
+from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.evaluation.rouge import common_words
 from captioner_training.evaluation.scores import human_scores, official_scores, score_tables
 
@@ -74,6 +74,25 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     assert same == pytest.approx((300, 300, 300))
 
 
+def test_people_are_scored_as_captions_against_the_other_references() -> None:
+    references, _ = made_up()
+    several = [each for each in references if len(each) > 1]
+    found = human_scores(references)
+    sums: dict[str, np.ndarray] = {}
+    for turn in range(5):
+        said = [each[turn % len(each)] for each in several]
+        others = [
+            [one for at, one in enumerate(each) if at != turn % len(each)] for each in several
+        ]
+        tables = score_tables(others, said, corpus=references)
+        for name, table in tables.items():
+            sums[name] = sums.get(name, 0) + table.rows.sum(axis=0)
+    assert found.keys() == tables.keys()
+    for name, table in tables.items():
+        assert found[name].value == pytest.approx(float(table.score(sums[name])), rel=1e-9), name
+    assert human_scores([[["a", "dog"]], [["two", "cats"]]]) == {}  # nobody else's caption
+
+
 @pytest.mark.skipif(not COCO.is_file(), reason="COCO's captions are not here")
 def test_people_reach_what_is_published_of_them() -> None:
     references = defaultdict(list)
@@ -95,6 +114,10 @@ def test_official_scores_know_a_right_caption_from_a_wrong_one() -> None:
     assert right["BLEU-4"] == pytest.approx(100)  # every n-gram is in a reference
     assert right["METEOR"] == pytest.approx(100)
     assert isinstance(wrong["METEOR"], float) and wrong["METEOR"] < 10
+    pair = ["a red dog runs", "the dog is running"]
+    either = meteor_table([[one] for one in reversed(pair)], pair).value()
+    assert isinstance(right["human"], dict)
+    assert right["human"]["METEOR"] == pytest.approx(either)
     assert isinstance(right["intervals"], dict) and right["intervals"]["METEOR"][1] <= 100
 
 
@@ -129,6 +152,7 @@ def test_meteor_that_dies_costs_meteor_alone(
     assert found["BLEU-2"] == pytest.approx(100)
     assert isinstance(found["METEOR"], dict)
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
+    assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference
 
 
 def test_bleu_is_papineni_s_worked_example() -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner_training.evaluation.bootstrap import Table
 
-__all__ = ["ORDERS", "bleu_counts", "bleu_of_sums", "bleu_tables", "n_grams"]
+__all__ = [
+    "ORDERS",
+    "bleu_counts",
+    "bleu_of_each",
+    "bleu_of_sums",
+    "bleu_tables",
+    "n_grams",
+    "tables_of_counts",
+]
 
 Floats = NDArray[np.float64]
 Words = Sequence[str]
@@ -26,6 +35,30 @@ def n_grams(words: Words, order: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(words[at:] for at in range(order)), strict=False))
 
 
+class _Sentence(NamedTuple):
+    """A sentence as BLEU sees it: its length, and its n-grams of each order."""
+
+    length: int
+    grams: tuple[Counter[tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, words: Words) -> _Sentence:
+        return cls(len(words), tuple(n_grams(words, order) for order in ORDERS))
+
+
+def _row(mine: _Sentence, others: Sequence[_Sentence]) -> list[int]:
+    matches = []
+    for at, counted in enumerate(mine.grams):
+        theirs = [other.grams[at] for other in others]
+        clipped = (
+            min(count, max(one.get(gram, 0) for one in theirs)) for gram, count in counted.items()
+        )
+        matches.append(sum(clipped))
+    said = [max(0, mine.length - order + 1) for order in ORDERS]
+    closest = min((abs(other.length - mine.length), other.length) for other in others)[1]
+    return [*matches, *said, mine.length, closest]
+
+
 def bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
     """Count what BLEU needs of one image.
 
@@ -34,16 +67,13 @@ def bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
         words of the reference that is closest in length; the shorter one of two.
 
     """
-    matches, said = [], []
-    for order in ORDERS:
-        mine = n_grams(caption, order)
-        most: Counter[tuple[str, ...]] = Counter()
-        for reference in references:
-            most |= n_grams(reference, order)
-        matches.append((mine & most).total())
-        said.append(max(0, len(caption) - order + 1))
-    closest = min((abs(len(one) - len(caption)), len(one)) for one in references)[1]
-    return [*matches, *said, len(caption), closest]
+    return _row(_Sentence.of(caption), [_Sentence.of(one) for one in references])
+
+
+def bleu_of_each(sentences: Sequence[Words]) -> list[list[int]]:
+    """Count for each sentence of an image what `bleu_counts` counts of it against the others."""
+    made = [_Sentence.of(words) for words in sentences]
+    return [_row(one, [*made[:at], *made[at + 1 :]]) for at, one in enumerate(made)]
 
 
 def bleu_of_sums(sums: Floats, *, order: int) -> Floats:
@@ -60,5 +90,9 @@ def bleu_tables(
 ) -> dict[str, Table]:
     """Make the tables of BLEU-1 to BLEU-4 from tokens."""
     pairs = zip(references, captions, strict=True)
-    rows = np.array([bleu_counts(*pair) for pair in pairs], dtype=np.float64)
+    return tables_of_counts(np.array([bleu_counts(*pair) for pair in pairs], dtype=np.float64))
+
+
+def tables_of_counts(rows: Floats) -> dict[str, Table]:
+    """Make the tables of BLEU-1 to BLEU-4 from the `bleu_counts` (N, 10) of images."""
     return {f"BLEU-{order}": Table(rows, partial(bleu_of_sums, order=order)) for order in ORDERS}

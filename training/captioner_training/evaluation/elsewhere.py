@@ -47,7 +47,9 @@ class CaptionsElsewhere:
         self.words = [tokenize(caption) for caption in self.captions]
         self._corpus = split if corpus is None else corpus
         self._references = [[tokenize(text) for text in one.references] for one in self.targets]
-        self._whole = [[tokenize(text) for text in one.references] for one in self._corpus]
+        self._whole = self._references
+        if corpus is not None or len(self.targets) < len(split):
+            self._whole = [[tokenize(text) for text in one.references] for one in self._corpus]
 
     def parts(self, *, official: bool, training: Path | None, boxes: Path | None) -> Parts:
         """Name what is asked for; each is measured when it is called."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-__all__ = ["common_words", "rouge_l"]
+__all__ = ["common_words", "rouge_l", "rouge_of_each"]
 
 Words = Sequence[str]
 
@@ -30,8 +30,30 @@ def common_words(one: Words, other: Words) -> int:
 def rouge_l(references: Sequence[Words], caption: Words) -> float:
     """Score one caption, 0 to 1: the best precision and the best recall of its references."""
     common = [common_words(reference, caption) for reference in references]
-    precision = max(common) / max(1, len(caption))
-    recall = max(n / max(1, len(one)) for n, one in zip(common, references, strict=True))
+    return _score(common, [len(one) for one in references], len(caption))
+
+
+def rouge_of_each(sentences: Sequence[Words]) -> list[float]:
+    """Score each sentence of an image against the others."""
+    lengths = [len(one) for one in sentences]
+    # The words that two sentences have in common are the same either way round.
+    common = {
+        (at, to): common_words(sentences[at], sentences[to])
+        for to in range(len(sentences))
+        for at in range(to)
+    }
+    found = []
+    for at, length in enumerate(lengths):
+        others = [to for to in range(len(sentences)) if to != at]
+        shared = [common[min(at, to), max(at, to)] for to in others]
+        found.append(_score(shared, [lengths[to] for to in others], length))
+    return found
+
+
+def _score(common: Sequence[int], lengths: Sequence[int], length: int) -> float:
+    """Score a caption of `length` words by those that it has in common with its references."""
+    precision = max(common) / max(1, length)
+    recall = max(n / max(1, many) for n, many in zip(common, lengths, strict=True))
     if not precision or not recall:
         return 0.0
     return (1 + _BETA**2) * precision * recall / (recall + _BETA**2 * precision)

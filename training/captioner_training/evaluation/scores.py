@@ -6,19 +6,21 @@ intervals, and faster. COCO's tokens and METEOR come from the Java programs in i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from captioner.errors import CaptionerError
-from captioner_training.evaluation.bleu import bleu_tables
+from captioner_training.evaluation.bleu import bleu_of_each, bleu_tables, tables_of_counts
 from captioner_training.evaluation.bootstrap import Estimate, Table, estimate, mean_table, told
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
-from captioner_training.evaluation.rouge import rouge_l
+from captioner_training.evaluation.rouge import rouge_l, rouge_of_each
 from captioner_training.objectives.cider import CiderD
 
 __all__ = ["fallback_scores", "human_scores", "official_scores", "score_tables"]
 
+Floats = NDArray[np.float64]
 Words = Sequence[str]
 
 FALLBACK_TOKENIZER = "Treebank, lower case, without punctuation: close to COCO's, not the same"
@@ -71,52 +73,31 @@ def official_scores(
     """
     wanted, given = _nested(references), tokenize_ptb(captions)
     whole = None if corpus is None else _nested(corpus)
-    tables = score_tables(wanted, given, corpus=whole)
-    scores: dict[str, Estimate] = estimate(tables)
-    report: dict[str, object] = {"tokenizer": OFFICIAL_TOKENIZER}
-    failed: dict[str, object] = {}
+
+    def meteor() -> dict[str, Estimate]:
+        texts = [[" ".join(words) for words in each] for each in wanted]
+        return estimate({"METEOR": meteor_table(texts, [" ".join(words) for words in given])})
+
+    return {
+        "tokenizer": OFFICIAL_TOKENIZER,
+        **_with_meteor(estimate(score_tables(wanted, given, corpus=whole)), meteor),
+        "human": _with_meteor(human_scores(wanted, corpus=whole), lambda: _human_meteor(wanted)),
+    }
+
+
+def _with_meteor(
+    scores: dict[str, Estimate], meteor: Callable[[], dict[str, Estimate]]
+) -> dict[str, object]:
     try:
-        meteor = meteor_table(
-            [[" ".join(words) for words in each] for each in wanted],
-            [" ".join(words) for words in given],
-        )
-        scores |= estimate({"METEOR": meteor})
+        return told(scores | meteor())
     except CaptionerError as error:
-        failed = {"METEOR": {"error": error.record()}}
-    return {**report, **told(scores), **failed, "human": told(human_scores(wanted, corpus=whole))}
+        return {**told(scores), "METEOR": {"error": error.record()}}
 
 
 def _nested(references: Sequence[Sequence[str]]) -> list[list[list[str]]]:
     """Tokenize references in one go, and give each image its own back."""
     flat = iter(tokenize_ptb([text for texts in references for text in texts]))
     return [[next(flat) for _ in texts] for texts in references]
-
-
-def human_scores(
-    references: Sequence[Sequence[Words]], *, corpus: Sequence[Sequence[Words]] | None = None
-) -> dict[str, Estimate]:
-    """Score each reference against the others of its image: what people reach.
-
-    An image with a single reference is left out. A person is compared with one reference fewer than
-    the model, which costs people some BLEU.
-    """
-    several = [each for each in references if len(each) > 1]
-    if not several:
-        return {}
-    rounds = max(len(each) for each in several)
-    made: list[Mapping[str, Table]] = []
-    for turn in range(rounds):
-        # An image with fewer references than rounds takes its turns again.
-        said = [each[turn % len(each)] for each in several]
-        others = [
-            [one for at, one in enumerate(each) if at != turn % len(each)] for each in several
-        ]
-        made.append(score_tables(others, said, corpus=references if corpus is None else corpus))
-    tables = {
-        name: Table(np.sum([one[name].rows for one in made], axis=0), table.score)
-        for name, table in made[0].items()
-    }
-    return estimate(tables)
 
 
 def fallback_scores(
@@ -136,3 +117,63 @@ def fallback_scores(
         **told(estimate(score_tables(references, captions, corpus=corpus))),
         "human": told(human_scores(references, corpus=corpus)),
     }
+
+
+def human_scores(
+    references: Sequence[Sequence[Words]], *, corpus: Sequence[Sequence[Words]] | None = None
+) -> dict[str, Estimate]:
+    """Score each reference of an image against the others: what people reach.
+
+    An image with a single reference is left out. A person is compared with one reference fewer than
+    the model, which costs people some BLEU. Everybody has a turn; an image with fewer references
+    than another takes its turns again, so that all images weigh the same.
+    """
+    several = _several(references)
+    if not several:
+        return {}
+    cider = CiderD(references if corpus is None else corpus)
+    tables = tables_of_counts(_turns([np.array(bleu_of_each(each), float) for each in several]))
+    each_alone = {
+        "ROUGE-L": [np.array(rouge_of_each(each)) for each in several],
+        "CIDEr": cider.score_each_other(several),
+    }
+    for name, values in each_alone.items():
+        rows = _turns([np.stack([100 * one, np.ones_like(one)], axis=1) for one in values])
+        tables[name] = Table(rows, _mean)
+    return estimate(tables)
+
+
+def _human_meteor(references: Sequence[Sequence[Words]]) -> dict[str, Estimate]:
+    """METEOR 1.5 of people, in percent, from PTB tokens.
+
+    Raises:
+        MissingExtraError, DataError: see java.meteor_table.
+
+    """
+    several = _several(references)
+    if not several:
+        return {}
+    said = [" ".join(words) for each in several for words in each]
+    others = [
+        [" ".join(words) for to, words in enumerate(each) if to != at]
+        for each in several
+        for at in range(len(each))
+    ]
+    table = meteor_table(others, said)
+    ends = np.cumsum([len(each) for each in several])[:-1]
+    return estimate({"METEOR": Table(_turns(np.split(table.rows, ends)), table.score)})
+
+
+def _several(references: Sequence[Sequence[Words]]) -> list[Sequence[Words]]:
+    return [each for each in references if len(each) > 1]
+
+
+def _turns(rows: Sequence[Floats]) -> Floats:
+    """Sum what was counted of each image's references (R, P) over the turns: (N, P)."""
+    turns = np.arange(max(len(each) for each in rows))
+    return np.stack([each[turns % len(each)].sum(axis=0) for each in rows])
+
+
+def _mean(sums: Floats) -> Floats:
+    found: Floats = sums[..., 0] / sums[..., 1]
+    return found

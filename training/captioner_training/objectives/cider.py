@@ -71,9 +71,29 @@ class CiderD:
             ]
         )
 
+    def score_each_other(self, references: Sequence[Sequence[Words]]) -> list[_Floats]:
+        """Score each reference of an image, two at least, against the others of it."""
+        found: list[_Floats] = []
+        for at in range(0, len(references), _CHUNK):
+            part = references[at : at + _CHUNK]
+            most = max(len(each) for each in part)
+            pairs = self._compare(part, [[*each, *[()] * (most - len(each))] for each in part])
+            pairs[:, np.arange(most), np.arange(most)] = 0
+            for each, mine in zip(part, pairs.sum(axis=2), strict=True):
+                found.append(mine[: len(each)] / (len(each) - 1))
+        return found
+
     def _score(
         self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
     ) -> _Floats:
+        counts = np.array([len(each) for each in references])
+        found: _Floats = self._compare(references, captions).sum(axis=2) / counts[:, None]
+        return found
+
+    def _compare(
+        self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
+    ) -> _Floats:
+        """Score captions against each reference alone: (B, K, R); one that is not there gives 0."""
         images, drawn = len(captions), len(captions[0])
         most = max(len(each) for each in references)
         counts = np.array([len(each) for each in references])
@@ -90,11 +110,10 @@ class CiderD:
         bigrams = np.maximum(lengths - 1, 0).reshape(images, drawn + most)
         apart = bigrams[:, :drawn, None] - bigrams[:, None, drawn:]
         penalty = np.exp(-(apart.astype(np.float64) ** 2) / (2 * _SIGMA**2))
-        total = np.zeros((images, drawn))
+        total = np.zeros((images, drawn, most))
         for order in _ORDERS:
-            similarity = self._similarity(tokens, lengths, images, drawn, order)
-            total += (similarity * penalty).sum(axis=2) / counts[:, None]
-        total *= 10 / len(_ORDERS)
+            total += self._similarity(tokens, lengths, images, drawn, order)
+        total *= penalty * 10 / len(_ORDERS)
         return total
 
     def _similarity(
