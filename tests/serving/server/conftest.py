@@ -40,6 +40,14 @@ class Server:
     def uploads(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
+    def said(self, start: int, last: str) -> str:
+        """What it has said from a line on, as soon as one of these lines has such words."""
+        deadline = time.monotonic() + 10
+        while not any(re.search(last, line) for line in self.lines[start:]):
+            assert time.monotonic() < deadline, self.lines[start:]
+            time.sleep(0.01)
+        return "".join(self.lines[start:])
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,12 @@ FLAGS = [
     "--disable-component-update",
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
+    # One process for all tabs: another takes a second to begin and to read the scripts again.
+    "--renderer-process-limit=1",
+    "--process-per-site",
+    "--in-process-gpu",
 ]
+DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {
     "viewport": {"width": 360, "height": 740},
     "device_scale_factor": 3,
@@ -54,16 +60,37 @@ def browser(server: Server) -> Iterator[Any]:
         running.close()
 
 
-class Visit:
-    """One visitor's tab, with what it asked for and what went wrong in it."""
+@pytest.fixture(scope="module")
+def desk(browser: Any) -> Iterator[Any]:
+    """A browser's store for a file of tests: its scripts come from the server once."""
+    context = browser.new_context(**DESK)
+    yield context
+    context.close()
 
-    def __init__(self, browser: Any, server: Server, *, script: str = "", **options: Any) -> None:
-        self.context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 900}, **options}
-        )
-        self.tab = self.context.new_page()
+
+@pytest.fixture(scope="module")
+def pocket(browser: Any) -> Iterator[Any]:
+    """The same of a phone."""
+    context = browser.new_context(**PHONE)
+    yield context
+    context.close()
+
+
+class Visit:
+    """One visitor's tab, with what it asked for and what went wrong in it.
+
+    Nobody has been there before: of what the context keeps, only the page's scripts are left.
+    """
+
+    def __init__(self, context: Any, server: Server, *, script: str = "", **media: Any) -> None:
+        self.context = context
+        self.tab = context.new_page()
+        kept = {"origin": server.url, "storageTypes": "cookies,indexeddb,local_storage"}
+        context.new_cdp_session(self.tab).send("Storage.clearDataForOrigin", kept)
         if script:
             self.tab.add_init_script(script)
+        if media:
+            self.tab.emulate_media(**media)
         self.hosts: set[str | None] = set()
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -72,6 +99,8 @@ class Visit:
         self.tab.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
         self.tab.goto(server.url)
         self.settled()
+        for other in context.pages[:-1]:
+            other.close()
 
     def _note(self, request: Any) -> None:
         self.requests.append(request.url)
@@ -121,18 +150,34 @@ class Visit:
         return self.tab.inner_text('.failure[role="alert"]')
 
 
-@pytest.fixture
-def visit(browser: Any, server: Server) -> Iterator[Visit]:
-    made = Visit(browser, server)
-    yield made
-    made.context.close()
+@contextmanager
+def visiting(context: Any, server: Server, **options: Any) -> Iterator[Visit]:
+    made = Visit(context, server, **options)
+    try:
+        yield made
+    finally:
+        # Empty, but not closed before the next one is there: what the browser has read of the
+        # page's scripts, it keeps for as long as it has a tab.
+        made.tab.goto("about:blank")
+        context.set_offline(False)
+        context.clear_permissions()
     assert made.errors == []
     assert made.hosts == {"127.0.0.1"}
 
 
 @pytest.fixture
-def phone(browser: Any, server: Server) -> Iterator[Visit]:
-    made = Visit(browser, server, **PHONE)
-    yield made
-    made.context.close()
-    assert made.errors == []
+def visit(desk: Any, server: Server) -> Iterator[Visit]:
+    with visiting(desk, server) as made:
+        yield made
+
+
+@pytest.fixture
+def clipboard(desk: Any) -> None:
+    """Let the next tab read and write the clipboard unasked."""
+    desk.grant_permissions(["clipboard-read", "clipboard-write"])
+
+
+@pytest.fixture
+def phone(pocket: Any, server: Server) -> Iterator[Visit]:
+    with visiting(pocket, server) as made:
+        yield made

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.page.conftest import Visit
+from tests.serving.server.page.conftest import Visit, visiting
 
 
 def test_a_phone_needs_no_sideways_scrolling(phone: Visit) -> None:
@@ -68,15 +68,15 @@ def test_a_finger_taps_and_a_mouse_points(phone: Visit, visit: Visit) -> None:
         assert seen.tab.inner_text(".about").startswith(said)
 
 
-def test_a_wide_screen_has_the_page_in_its_middle(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, viewport={"width": 1920, "height": 1080})
+def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
+    visit.tab.set_viewport_size({"width": 1920, "height": 1080})
     box = visit.tab.locator("#columns").bounding_box()
     assert box["x"] == pytest.approx(1920 - box["x"] - box["width"], abs=16)
     assert box["width"] < 1300
     visit.tab.route("**/page/captions", lambda route: route.abort())
     visit.choose(SAMPLES / "rocket.jpg", state="failed")
     assert visit.tab.locator("#columns").bounding_box()["width"] == box["width"]  # nothing jumps
-    visit.context.close()
+    visit.errors.clear()  # the browser's own, about the network
 
 
 def luminance(color: str) -> float:
@@ -86,25 +86,23 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(browser: Any, server: Server, scheme: str) -> None:
+def test_text_can_be_read_in_light_and_dark(desk: Any, server: Server, scheme: str) -> None:
     """WCAG 2.1, 1.4.3: a contrast of at least 4.5."""
-    visit = Visit(browser, server, color_scheme=scheme)
-    background = visit.tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (luminance(background) > 0.5) == (scheme == "light")
-    parts = ("#header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
-    for part in parts:
-        color = visit.tab.locator(part).first.evaluate("x => getComputedStyle(x).color")
-        low, high = sorted((luminance(color), luminance(background)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, part
-    visit.context.close()
+    with visiting(desk, server, color_scheme=scheme) as visit:
+        background = visit.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (luminance(background) > 0.5) == (scheme == "light")
+        parts = ("#header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
+        for part in parts:
+            color = visit.tab.locator(part).first.evaluate("x => getComputedStyle(x).color")
+            low, high = sorted((luminance(color), luminance(background)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, part
 
 
-def test_nobody_is_moved_who_asked_not_to_be(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, reduced_motion="reduce")
-    visit.tab.route("**/page/captions", lambda route: None)
-    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
-    moving = visit.tab.evaluate(
-        "document.getAnimations().filter(a => a.playState === 'running').length"
-    )
-    assert moving == 0
-    visit.context.close()
+def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
+    with visiting(desk, server, reduced_motion="reduce") as visit:
+        visit.tab.route("**/page/captions", lambda route: None)
+        visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+        moving = visit.tab.evaluate(
+            "document.getAnimations().filter(a => a.playState === 'running').length"
+        )
+        assert moving == 0

@@ -11,7 +11,7 @@ from PIL import Image
 
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.page.conftest import Visit
+from tests.serving.server.page.conftest import Visit, visiting
 
 INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
 for (const name of ['mediaDevices', 'clipboard'])
@@ -69,8 +69,7 @@ def test_a_photo_may_be_dropped_or_pasted_anywhere(visit: Visit) -> None:
         )
 
 
-def test_the_paste_button_captions_what_it_pastes(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, permissions=["clipboard-read", "clipboard-write"])
+def test_the_paste_button_captions_what_it_pastes(clipboard: None, visit: Visit) -> None:
     visit.tab.evaluate("navigator.clipboard.writeText('no picture')")
     words = visit.words()
     visit.tab.click(".paste")
@@ -93,7 +92,6 @@ def test_the_paste_button_captions_what_it_pastes(browser: Any, server: Server) 
     assert visit.words() != words
     assert visit.tab.locator(".json").get_attribute("download") == "pasted.json"
     assert visit.tab.inner_text(".reason") == ""
-    visit.context.close()
 
 
 def test_the_camera_photographs_and_may_be_cancelled(visit: Visit) -> None:
@@ -110,17 +108,16 @@ def test_the_camera_photographs_and_may_be_cancelled(visit: Visit) -> None:
     assert visit.tab.locator(".json").get_attribute("download") == "camera.json"
 
 
-def test_over_plain_http_camera_and_paste_say_why_they_cannot(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, script=INSECURE)
-    words = visit.words()
-    visit.tab.click(".take")
-    assert "plain http" in visit.tab.inner_text(".reason")
-    visit.tab.click(".paste")
-    assert "Ctrl+V" in visit.tab.inner_text(".reason")
-    visit.tab.click(".copy")  # which has another way
-    visit.tab.wait_for_function("document.querySelector('.about').textContent.startsWith('Copied')")
-    assert visit.words() == words
-    visit.context.close()
+def test_over_plain_http_camera_and_paste_say_why_they_cannot(desk: Any, server: Server) -> None:
+    with visiting(desk, server, script=INSECURE) as visit:
+        tab, words = visit.tab, visit.words()
+        tab.click(".take")
+        assert "plain http" in tab.inner_text(".reason")
+        tab.click(".paste")
+        assert "Ctrl+V" in tab.inner_text(".reason")
+        tab.click(".copy")  # which has another way
+        tab.wait_for_function("document.querySelector('.about').textContent.startsWith('Copied')")
+        assert visit.words() == words
 
 
 def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit: Visit) -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image, ImageChops, ImageStat
 
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.page.conftest import Visit
+from tests.serving.server.page.conftest import DESK, Visit, visiting
 
 
 def test_hover_and_focus_show_a_word_without_asking_the_server(visit: Visit) -> None:
@@ -124,8 +125,7 @@ def test_a_touch_says_what_a_number_means(visit: Visit) -> None:
     assert not any(tab.locator(".meaning").all_inner_texts())
 
 
-def test_an_alternative_has_words_attention_and_alt_text(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, permissions=["clipboard-read", "clipboard-write"])
+def test_an_alternative_has_words_attention_and_alt_text(clipboard: None, visit: Visit) -> None:
     tab, before, heat = visit.tab, visit.words(), visit.heat()
     second = tab.locator(".sentences li button:first-child").nth(1)
     said = second.inner_text()
@@ -147,7 +147,6 @@ def test_an_alternative_has_words_attention_and_alt_text(browser: Any, server: S
     tab.reload()
     visit.settled()
     assert " ".join(visit.words()) == said
-    visit.context.close()
 
 
 def test_the_sentence_that_was_chosen_last_is_shown(visit: Visit) -> None:
@@ -171,7 +170,17 @@ def test_the_sentence_that_was_chosen_last_is_shown(visit: Visit) -> None:
             visit.settled()
 
 
-def test_play_runs_through_the_words(visit: Visit) -> None:
+@pytest.fixture
+def clocked(browser: Any, server: Server) -> Iterator[Visit]:
+    """A visitor whose clock may be set: it is that of all tabs, which have a store of their own."""
+    context = browser.new_context(**DESK)
+    with visiting(context, server) as made:
+        yield made
+    context.close()
+
+
+def test_play_runs_through_the_words(clocked: Visit) -> None:
+    visit = clocked
     tab, pinned = visit.tab, visit.tab.locator(".heat").get_attribute("data-word")
     tab.clock.install()
     tab.click(".play")
@@ -238,10 +247,8 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     assert record["caption"] == " ".join(visit.words()) and record["image"] == "rocket"
 
 
-def test_the_alt_text_is_copied_as_a_sentence(browser: Any, server: Server) -> None:
-    visit = Visit(browser, server, permissions=["clipboard-read", "clipboard-write"])
+def test_the_alt_text_is_copied_as_a_sentence(clipboard: None, visit: Visit) -> None:
     visit.tab.click(".copy")
     visit.tab.wait_for_function("document.querySelector('.about').textContent.startsWith('Copied')")
     text = visit.tab.evaluate("navigator.clipboard.readText()")
     assert text == " ".join(visit.words()).capitalize() + "."
-    visit.context.close()
