@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(found, len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage pass over the modules of torch and the tests themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 def make_tiny() -> Checkpoint:

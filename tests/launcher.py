@@ -12,9 +12,11 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import gc
 import io
 import json
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -47,12 +49,25 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": PATH, "PYTHONWARNINGS": "error", **more}
 
 
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Start `captioner ARGUMENTS`, without waiting for it; options are those of Popen."""
+def start(
+    *arguments: object, file_size: int | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Start `captioner ARGUMENTS`, without waiting for it; options are those of Popen.
+
+    file_size: no file may grow beyond so many bytes: what a full disk does, at once.
+    """
     defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {**defaults, "env": environment(), **options}
     command = [sys.executable, "-m", "captioner", *map(str, arguments)]
-    return (_Forked if _can_fork(options) else subprocess.Popen)(command, **options)
+    if _can_fork(options):
+        return _Forked(command, file_size=file_size, **options)
+    if file_size is not None:
+        options["preexec_fn"] = lambda: _limit(file_size)
+    return subprocess.Popen(command, **options)
+
+
+def _limit(file_size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
 
 
 def run(
@@ -112,6 +127,10 @@ def _can_fork(options: dict[str, Any]) -> bool:
 class _Forked(subprocess.Popen[str]):
     """A Popen whose process is a fork of the nursery, which waits for it in our place."""
 
+    def __init__(self, command: list[str], *, file_size: int | None, **options: Any) -> None:
+        self._file_size = file_size
+        super().__init__(command, **options)
+
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (_, _, _, _, cwd, env, _, _, _, *pipes, _, _, _, _, _, new_session, _) = rest
         stdin, _, _, stdout, _, stderr = pipes
@@ -120,6 +139,7 @@ class _Forked(subprocess.Popen[str]):
             "env": {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()},
             "cwd": os.fspath(cwd or Path.cwd()),
             "session": bool(new_session),
+            "file_size": self._file_size,
         }
         ours = [
             number if pipe == -1 else pipe for number, pipe in enumerate((stdin, stdout, stderr))
@@ -201,6 +221,8 @@ def nurse(descriptor: int) -> None:
         warnings.simplefilter("ignore")  # a command imports them under its own filters, or not
         for name in _PRELOADED:
             import_module(name)
+    gc.collect()
+    gc.freeze()  # or every command would look through what there is, and copy its pages for it
     wake, woken = socket.socketpair()
     for each in (wake, woken):
         each.setblocking(False)
@@ -273,6 +295,8 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     if request["session"]:
         os.setsid()
+    if request["file_size"] is not None:
+        _limit(request["file_size"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -16,15 +16,15 @@ encoder_weights: random
 encoder: {name: mobilenet_v3_small, stride: 16}
 transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.2}
-data: {scenes: {train: 120, validation: 20}, minimum_count: 1, workers: 2}
+data: {scenes: {train: 60, validation: 10}, minimum_count: 1, workers: 2}
 generation: {beam_size: 2}
 log_every: 1
 save_every_steps: 4
 keep_files: true
 stages:
-  - {epochs: 2, batch_size: 12, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
-  - {epochs: 1, batch_size: 12, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
-  - {epochs: 1, batch_size: 12, warmup: 2, self_critical: {samples: 3}}
+  - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
+  - {epochs: 1, batch_size: 6, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
+  - {epochs: 1, batch_size: 6, warmup: 2, self_critical: {samples: 3}}
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -200,12 +199,7 @@ def test_disk_full_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) ->
 def test_file_too_large_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
     """The states of the frozen stage can be written; those of fine-tuning are larger."""
     out = tmp_path / "run"
-    limit = 8_000_000
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    process = start("train", recipe, "--out", out, preexec_fn=limited)
+    process = start("train", recipe, "--out", out, file_size=8_000_000)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "cannot be written (File too large)" in errors and "Traceback" not in errors

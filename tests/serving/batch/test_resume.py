@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import time
@@ -101,9 +100,7 @@ def test_a_full_disk_costs_nothing_that_was_done(
     arguments = (folder, "--output", output, "--batch-size", 4)
     # The limit on the size of a file is met as a full disk is: in the middle of a write.
     size = (tmp_path / "whole.jsonl").stat().st_size // 2
-    result = run_batch(
-        *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    )
+    result = run_batch(*arguments, file_size=size)
     assert result.returncode == 1
     assert f"{output} cannot be written" in result.stderr and "File too large" in result.stderr
     assert "the same command goes on from there" in result.stderr

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
-import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import SceneConfig, draw_scene
 from captioner_training.prepare.coco import CocoFiles
 from captioner_training.prepare.manifest import Manifest
+from tests.launcher import start
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,23 +120,16 @@ def test_free_disk_is_asked_before_the_first_byte(
     assert [p for method, p, *_ in server.requests if method == "GET"] == ["/SHA256SUMS"]
 
 
-def test_a_full_disk_while_downloading(miniature: Path, serve: Any, tmp_path: Path) -> None:
+def test_a_full_disk_while_downloading(
+    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+) -> None:
     url, to = serve(miniature).url, tmp_path / "coco"
-    line = [sys.executable, "-m", "captioner", "prepare", "coco", "--to", to, "--mirror", url]
-
-    def limit() -> None:  # a file may not grow beyond this: what a full disk does, at once
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    environment = {**os.environ, "PYTHONPATH": path}
-    result = subprocess.run(line, env=environment, capture_output=True, text=True, preexec_fn=limit)
+    line = ("prepare", "coco", "--to", to, "--mirror", url)
+    result = run_captioner(*line, file_size=30_000)
     assert result.returncode == 1, result.stderr
     assert "val2014.zip.part cannot be written: File too large" in result.stderr
     assert "Traceback" not in result.stderr
-    result = subprocess.run(
-        [*line, "--keep-downloads"], env=environment, capture_output=True, text=True
-    )
+    result = run_captioner(*line, "--keep-downloads")
     assert result.returncode == 0, result.stderr
     kept = sorted(path.name for path in (to / ".prepare" / "downloads").iterdir())
     assert kept == [
@@ -211,13 +202,7 @@ def _size(path: Path) -> int:
 
 def _kill_when(arguments: list[object], ready: Callable[[], bool]) -> None:
     """Start the command and kill -9 it at a moment of its work."""
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "captioner", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(30_000):
         if ready() or process.poll() is not None:
             break

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
+from tests import launcher
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,12 +45,8 @@ def command(scenes: Path, to: Path, *options: object) -> list[str]:
 def prepared(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scenes prepared, which no test may change."""
     to = tmp_path_factory.mktemp("prepared") / "set"
-    subprocess.run(
-        [sys.executable, "-m", "captioner", *command(scenes, to, "--shard-images", 16)],
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
+    result = launcher.run(*command(scenes, to, "--shard-images", 16))
+    assert result.returncode == 0, result.stderr
     return to
 
 
@@ -60,11 +55,6 @@ def own(prepared: Path, tmp_path: Path) -> Path:
     """A copy of the prepared set that a test may damage."""
     subprocess.run(["cp", "-r", prepared, tmp_path / "own"], check=True)
     return tmp_path / "own"
-
-
-def environment() -> dict[str, str]:
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -149,15 +139,13 @@ def test_killed_at_random_moments_it_ends_the_same(
     scenes: Path, prepared: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "to"
-    line = [sys.executable, "-m", "captioner", *command(scenes, to, "--shard-images", 16)]
+    line = command(scenes, to, "--shard-images", 16)
     chance = random.Random(7)
     kills = 0
     for _ in range(40):
-        process = subprocess.Popen(
-            line, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = launcher.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            process.wait(timeout=chance.uniform(0.1, 0.9))
+            process.wait(timeout=chance.uniform(0, 0.5))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -167,7 +155,7 @@ def test_killed_at_random_moments_it_ends_the_same(
         # Never taken for whole before it is; the second is before anything was done.
         with pytest.raises(DataError, match=r"is not finished|there is no folder"):
             read_dataset(to, split="train")
-    result = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    result = launcher.run(*line)
     assert result.returncode == 0, result.stderr
     assert kills >= 1
     assert files(to) == files(prepared)  # every byte, and nothing else
@@ -177,7 +165,7 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
     to = tmp_path / "to"
     process = subprocess.Popen(
         [sys.executable, "-m", "captioner", *command(scenes, to, "--workers", 2)],
-        env={**environment(), "CAPTIONER_TEST_MARK": str(to)},
+        env={**launcher.environment(), "CAPTIONER_TEST_MARK": str(to)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -250,21 +238,15 @@ def test_two_at_work_in_one_folder_are_one_too_many(
     assert result.returncode == 1 and "another `captioner prepare` is at work" in result.stderr
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_half(scenes: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing_half(
+    run_captioner: Run, scenes: Path, tmp_path: Path
+) -> None:
     to = tmp_path / "to"
-
-    def limit() -> None:  # a file may not grow beyond this: what a full disk does, at once
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    line = [sys.executable, "-m", "captioner", *command(scenes, to)]
-    result = subprocess.run(
-        line, env=environment(), capture_output=True, text=True, preexec_fn=limit
-    )
+    result = run_captioner(*command(scenes, to), file_size=60_000)
     assert result.returncode == 1, result.stderr
     assert "train-00000.tar cannot be written: File too large" in result.stderr
     assert "Traceback" not in result.stderr and not to.exists()
-    assert subprocess.run(line, env=environment(), capture_output=True).returncode == 0
+    assert run_captioner(*command(scenes, to)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -295,7 +277,7 @@ def test_help_of_each_kind_is_short_and_imports_no_torch(kind: str) -> None:
         [sys.executable, "-c", script, "prepare", kind, "--help"],
         capture_output=True,
         text=True,
-        env=environment(),
+        env=launcher.environment(),
     )
     assert (result.returncode, result.stderr.strip()) == (0, "False")
     assert f"captioner prepare {kind} " in result.stdout.split("examples:")[1]
