@@ -18,7 +18,15 @@ from captioner.errors import ConfigError
 from captioner.masks import masked_softmax
 from captioner.scores import ProductScore, build_score, split_heads
 
-__all__ = ["Attention", "ProjectedGrid", "average", "average_folded", "fold", "maps"]
+__all__ = [
+    "Attention",
+    "ProjectedGrid",
+    "attend_fused",
+    "average",
+    "average_folded",
+    "fold",
+    "maps",
+]
 
 
 class ProjectedGrid(NamedTuple):
@@ -46,7 +54,10 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
     heads = weights.shape[2]
     if heads == 1:
         return torch.bmm(weights.squeeze(2), values)
-    return torch.einsum("bkhl,blhv->bkhv", weights, split_heads(values, heads)).flatten(2)
+    # Each head averages the parts of all, and its own is taken: without a copy of the values.
+    every = torch.bmm(weights.flatten(1, 2), values)  # (B, K * H, V)
+    own = every.view(*weights.shape[:3], heads, -1).diagonal(dim1=2, dim2=3)  # (B, K, V / H, H)
+    return own.transpose(2, 3).flatten(2)
 
 
 def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
@@ -80,6 +91,30 @@ def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
     """
     rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
     return torch.bmm(rows, folded.flatten(1, 2))
+
+
+def attend_fused(
+    queries: Tensor, keys: Tensor, values: Tensor, *, heads: int, mask: Tensor | None = None
+) -> Tensor:
+    """Average values by products of queries and keys, with PyTorch's fused attention.
+
+    Args:
+        queries: (B, K, A), projected and scaled.
+        keys: (B, L, A).
+        values: (B, L, V).
+        heads: H, which share the numbers of each.
+        mask: (K, L) or (B, K, L), True where a query may see a key; None: everywhere.
+
+    Returns:
+        The context (B, K, V).
+
+    """
+    queries, keys, values = (
+        split_heads(part.to(keys.dtype), heads).transpose(1, 2) for part in (queries, keys, values)
+    )
+    mask = None if mask is None else mask.unsqueeze(-3)
+    context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+    return context.transpose(1, 2).flatten(2)
 
 
 def maps(weights: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -177,20 +212,10 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
         """Do as `forward` does where nobody asks for the weights: the context (B, K, V) alone.
 
-        A product's weights are then never written to memory (PyTorch's fused attention).
+        A product's weights are then never written to memory (PyTorch's fused attention), where a
+        head's keys are as long as its values: otherwise PyTorch has nothing fused on a CPU.
         """
-        if not isinstance(self.score, ProductScore):
+        if not isinstance(self.score, ProductScore) or grid.keys.shape[-1] != grid.values.shape[-1]:
             return average(self.weigh(query, grid.keys, mask), grid.values)
-        if mask is not None:
-            mask = mask.unsqueeze(-3)
-        heads = self.score.heads
-        queries, keys, values = (
-            split_heads(part, heads).transpose(1, 2)
-            for part in (
-                self.score.project_query(query).to(grid.keys.dtype),
-                grid.keys,
-                grid.values.to(grid.keys.dtype),
-            )
-        )
-        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
-        return context.transpose(1, 2).flatten(2)
+        queries = self.score.project_query(query)
+        return attend_fused(queries, grid.keys, grid.values, heads=self.score.heads, mask=mask)

@@ -156,8 +156,10 @@ class ProductScore(nn.Module):
         queries = self.project_query(query).to(keys.dtype)
         if self.heads == 1:
             return torch.bmm(queries, keys.transpose(1, 2)).unsqueeze(2)
-        by_head = split_heads(queries, self.heads), split_heads(keys, self.heads)
-        return torch.einsum("bkha,blha->bkhl", *by_head)
+        # Each head's query with zeros for the parts of the others: without a copy of the keys.
+        parts = split_heads(queries, self.heads).transpose(2, 3)
+        own = torch.diag_embed(parts, dim1=2, dim2=3).flatten(3)  # (B, K, H, A)
+        return torch.bmm(own.flatten(1, 2), keys.transpose(1, 2)).view(*own.shape[:3], -1)
 
     def project_query(self, query: Tensor) -> Tensor:
         """Turn queries (B, K, Q) into projected and scaled queries (B, K, A)."""

@@ -10,7 +10,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from captioner.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
@@ -46,9 +45,10 @@ class LSTMDecoder(RecurrentDecoder):
         if config.query == "previous":
             self.gate = nn.Linear(n, 1)
             self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
-        self.word_table: Tensor | None
-        self.register_buffer("word_table", None, persistent=False)
-        self._tabulated: tuple[tuple[Tensor, int], ...] = ()
+
+    def tabulate(self) -> None:
+        """Work out once, for use, what each word adds to the LSTM's gates."""
+        self._tabulate(first=self.word_gates)
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) and begin one hypothesis an image (K = 1).
@@ -70,32 +70,10 @@ class LSTMDecoder(RecurrentDecoder):
             },
         )
 
-    @torch.no_grad()
-    def tabulate(self) -> None:
-        """Work out once what each word adds to the LSTM's gates.
-
-        A table of words x 4n numbers takes the place of a matrix product in every step, until the
-        weights that it was made from change.
-        """
-        self.word_table = self.word_gates(self.embedding.weight)
-        self._tabulated = tuple((weight, _version(weight)) for weight in self._table_weights())
-
-    def _table(self) -> Tensor | None:
-        """Give the table, or forget it where the weights are not those that it was made from."""
-        if self.word_table is not None:
-            pairs = zip(self._table_weights(), self._tabulated, strict=True)
-            if any(now is not then or _version(now) != version for now, (then, version) in pairs):
-                self.word_table, self._tabulated = None, ()
-        return self.word_table
-
-    def _table_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.embedding.weight, self.word_gates.weight, self.word_gates.bias
-
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
         words = self._embed(tokens)
-        table = self._table()
-        word_gates = self.word_gates(words) if table is None else F.embedding(tokens, table)
+        word_gates = self._enter(tokens, words, self.word_gates)
         deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)
@@ -150,8 +128,3 @@ class LSTMDecoder(RecurrentDecoder):
         deep = self.deep_hidden(hidden) + deep_context
         deep = words + deep if self.config.query == "previous" else torch.tanh(deep)
         return cast(Tensor, self.dropout(deep))
-
-
-def _version(weight: Tensor) -> int:
-    """Count the changes made to a tensor in place; torch does not count those in inference mode."""
-    return 0 if weight.is_inference() else weight._version

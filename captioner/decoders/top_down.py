@@ -5,7 +5,7 @@ Section 3.2 of the paper, over the cells of the grid instead of detected regions
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,10 @@ class TopDownDecoder(RecurrentDecoder):
         self.speak_hidden = nn.Linear(n, 4 * n, bias=False)
         self.deep_hidden = nn.Linear(n, m)
 
+    def tabulate(self) -> None:
+        """Work out once, for use, what each word adds to the gates, and what scores it."""
+        self._tabulate(first=self.look_word, last=self.deep_hidden)
+
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) and begin one hypothesis an image (K = 1), from zeros."""
         keys, values = self.attention.project(self.positions.in_grid(features))
@@ -65,9 +69,9 @@ class TopDownDecoder(RecurrentDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
-        done = self._recur(self.look_word(self._embed(tokens)), state)
+        done = self._recur(self._enter(tokens, self._embed(tokens), self.look_word), state)
         attention, heads = maps(done.weights)
-        logits = self._step_logits(self._deep_output(done.hidden))
+        logits = self._leave(done.hidden, self.deep_hidden)
         return StepOutput(logits, done.state, attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
@@ -83,7 +87,7 @@ class TopDownDecoder(RecurrentDecoder):
             hidden.append(done.hidden)
             weights.append(done.weights)
         attention, _ = maps(torch.stack(weights, dim=2))
-        return DecoderOutput(self._deep_output(torch.stack(hidden, dim=2)), attention)
+        return DecoderOutput(self.dropout(self.deep_hidden(torch.stack(hidden, dim=2))), attention)
 
     def _recur(self, gates: Tensor, state: State) -> _Step:
         """Advance both LSTMs, with the attention between them.
@@ -116,6 +120,3 @@ class TopDownDecoder(RecurrentDecoder):
             "speak_cell": speak_cell,
         }
         return _Step(speak, weights, State(state.image, hypothesis))
-
-    def _deep_output(self, hidden: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.deep_hidden(hidden)))

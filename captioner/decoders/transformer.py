@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from captioner.attention import Attention, ProjectedGrid, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
+from captioner.decoders.self_attention import SelfAttention
 from captioner.decoders.state import State, StepOutput
 from captioner.decoders.words import WordDecoder
 from captioner.masks import causal
@@ -50,47 +51,39 @@ class TransformerDecoder(WordDecoder):
         """Bring words with appended bits back to the width of the layers."""
         return nn.Identity() if given == width else nn.Linear(given, width)
 
+    def tabulate(self) -> None:
+        """Work out once, for use, how each word enters, what scores it, and how layers read."""
+        self._tabulate(first=self.enter_word, last=self.deep_hidden)
+        for layer in self._layers():
+            layer.read.tabulate()
+
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) for every layer, and begin one hypothesis (K = 1) each."""
         image = {}
         for number, grid in enumerate(self._grids(features)):
             image[f"keys{number}"], image[f"values{number}"] = grid
-        memory = features.new_zeros(
-            len(features), 0, 2 * self.config.layers * self.config.hidden_dim
-        )
+        nothing = features.new_zeros(len(features), 0, 2 * self.config.hidden_dim)
         path = torch.zeros(len(features), 1, 0, dtype=torch.long, device=features.device)
-        return State(image, {"path": path}, {"memory": memory})
+        said = {f"layer{number}": nothing for number in range(self.config.layers)}
+        return State(image, {"path": path}, said)
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
-        memory, path = state.words["memory"], state.hypothesis["path"]
-        said, count = memory.shape[1], tokens.shape[1]
-        own = torch.arange(said, said + count, device=tokens.device)
-        path = torch.cat([path, own[None, :, None].expand(len(path), -1, -1)], dim=-1)
-        mask = None  # where all that was said is its own: in a search with a single hypothesis
-        if path.shape[-1] < said + count:
-            mask = torch.zeros(*tokens.shape, said + count, dtype=torch.bool, device=tokens.device)
-            mask.scatter_(-1, path, True)
-        words = self._entered(tokens.unsqueeze(-1), first=path.shape[-1] - 1).squeeze(2)
-        newest: list[Tensor] = []
-        before = memory.chunk(2 * self.config.layers, dim=-1)
+        before = state.words["layer0"].shape[1]
+        path = _longer(state.hypothesis["path"], said=before)
+        mask = _on_path(path, said=before + tokens.shape[1])
+        entered = self._enter(tokens, self._embed(tokens), self.enter_word)
+        words = self._placed(entered.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
+        said: dict[str, Tensor] = {}
         weights = words  # there is at least one layer
         for number, layer in enumerate(self._layers()):
-            entering = layer.enter(words, 0)
-            both = layer.read.project(entering)
-            newest += both
-            pairs = zip(before[2 * number :], both, strict=False)
-            sentences = ProjectedGrid(*(torch.cat(pair, dim=1) for pair in pairs))
-            words = layer.add(
-                words, layer.read_output(layer.read.attend(entering, sentences, mask)), 0
-            )
+            name = f"layer{number}"
+            words, said[name] = layer.read_newest(words, state.words[name], mask)
             grid = ProjectedGrid(state.image[f"keys{number}"], state.image[f"values{number}"])
             words, weights = layer.look_and_think(words, grid, tell=self._is_last(number))
-        memory = torch.cat([memory, torch.cat(newest, dim=-1)], dim=1)
         attention, heads = maps(weights)
-        logits = self._step_logits(self._deep_output(self.final_norm(words)))
-        following = State(state.image, {"path": path}, {"memory": memory})
-        return StepOutput(logits, following, attention, None, heads)
+        logits = self._leave(self.final_norm(words), self.deep_hidden)
+        return StepOutput(logits, State(state.image, {"path": path}, said), attention, None, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).
@@ -98,7 +91,7 @@ class TransformerDecoder(WordDecoder):
         The output at t is for the token that follows tokens[..., t]; all T at once.
         """
         images, captions, length = tokens.shape
-        words = self._entered(tokens)
+        words = self._placed(self.enter_word(self._embed(tokens)))
         mask = causal(length, length, device=tokens.device)
         weights = words
         for number, (layer, grid) in enumerate(
@@ -111,27 +104,24 @@ class TransformerDecoder(WordDecoder):
             flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
             words = flat.view(words.shape)
         weights = weights.view(images, captions, length, *weights.shape[2:])
-        return DecoderOutput(self._deep_output(self.final_norm(words)), maps(weights)[0])
+        deep = self.dropout(self.deep_hidden(self.final_norm(words)))
+        return DecoderOutput(deep, maps(weights)[0])
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""
         cells = self.grid_positions.in_grid(self.enter_grid(features))
         return [layer.look.project(cells) for layer in self._layers()]
 
-    def _entered(self, tokens: Tensor, *, first: int = 0) -> Tensor:
-        """Embed the tokens (B, K, T), whose first stands at that place: (B, K, T, n)."""
-        places = word_places(tokens.shape[-1], first=first, device=tokens.device)
-        words = self.word_positions(self.enter_word(self._embed(tokens)), places)
-        return cast(Tensor, self.place_word(words))
+    def _placed(self, words: Tensor, *, first: int = 0) -> Tensor:
+        """Tell words (B, K, T, n), whose first stands at that place, where they are."""
+        places = word_places(words.shape[2], first=first, device=words.device)
+        return cast(Tensor, self.place_word(self.word_positions(words, places)))
 
     def _is_last(self, number: int) -> bool:
         return number == self.config.layers - 1
 
     def _layers(self) -> list[_Layer]:
         return cast("list[_Layer]", list(self.layers))
-
-    def _deep_output(self, words: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.deep_hidden(words)))
 
 
 class _Layer(nn.Module):
@@ -141,14 +131,7 @@ class _Layer(nn.Module):
         super().__init__()
         n = config.hidden_dim
         self.first = config.norm == "pre"
-        self.read = Attention(
-            score="scaled_dot",
-            query_dim=n,
-            key_dim=n,
-            attention_dim=n,
-            value_dim=n,
-            heads=config.heads,
-        )
+        self.read = SelfAttention(dim=n, heads=config.heads)
         self.look = Attention(
             score=config.score,
             query_dim=n,
@@ -164,6 +147,13 @@ class _Layer(nn.Module):
         if self.first and config.score == "none":
             self.norms[1] = nn.Identity()  # nobody reads the queries
         self.dropout = nn.Dropout(config.dropout)
+
+    def read_newest(
+        self, words: Tensor, before: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Let the newest words (B, K, n) read what was said; see SelfAttention.read_newest."""
+        read, said = self.read.read_newest(self.enter(words, 0), before, mask)
+        return self.add(words, self.read_output(read), 0), said
 
     def look_and_think(
         self, words: Tensor, grid: ProjectedGrid, *, tell: bool
@@ -196,3 +186,21 @@ class _Layer(nn.Module):
         """Add to words what one of the three parts says of them."""
         words = words + self.dropout(said)
         return words if self.first else cast(Tensor, self.norms[part](words))
+
+
+def _longer(path: Tensor, *, said: int) -> Tensor:
+    """Let the paths (B, K, t) go on to the newest words, which stand behind those said before."""
+    own = torch.arange(said, said + path.shape[1], device=path.device)
+    return torch.cat([path, own[None, :, None].expand(len(path), -1, -1)], dim=-1)
+
+
+def _on_path(path: Tensor, *, said: int) -> Tensor | None:
+    """Mark the words of the paths (B, K, t) among all that are said: (B, K, S).
+
+    None where each path has them all, as in a search with a single hypothesis.
+    """
+    images, count, length = path.shape
+    if length == said:
+        return None
+    mask = torch.zeros(images, count, said, dtype=torch.bool, device=path.device)
+    return mask.scatter_(-1, path, True)

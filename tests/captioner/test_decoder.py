@@ -66,11 +66,11 @@ def test_the_table_of_words_says_the_same(decoder: LSTMDecoder) -> None:
     computed = decoder.step(tokens, state).logits
     decoder.tabulate()
     with torch.no_grad():
-        decoder.word_table += 1  # type: ignore[operator]  # or this test would not see it used
+        decoder.words_in.matrix += 1  # type: ignore[operator]  # or this test would not see it used
     assert not torch.allclose(decoder.step(tokens, state).logits, computed)
     decoder.tabulate()
     torch.testing.assert_close(decoder.step(tokens, state).logits, computed)
-    assert "word_table" not in decoder.state_dict()
+    assert not any("words_in" in name for name in decoder.state_dict())
 
 
 def _train(decoder: LSTMDecoder) -> None:

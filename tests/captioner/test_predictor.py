@@ -164,7 +164,7 @@ def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
     # The model that was given is still one to train: nothing folded, cast, or switched off.
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
     after = model.state_dict()
-    assert after.keys() == before.keys() and model.decoder.word_table is None
+    assert after.keys() == before.keys() and model.decoder.words_in.matrix is None
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.int64}
     assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in exact.model.modules())

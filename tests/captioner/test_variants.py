@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -64,9 +65,28 @@ def made(variant: dict[str, Any]) -> Decoder:
     return decoder.eval()
 
 
+def as_made(_: Decoder) -> None:
+    """Leave a decoder as it is."""
+
+
+def tabulated(decoder: Decoder) -> None:
+    decoder.tabulate()
+
+
+def changed_behind_its_tables(decoder: Decoder) -> None:
+    decoder.tabulate()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+@pytest.mark.parametrize("prepare", [as_made, tabulated, changed_behind_its_tables])
 @every_variant
-def test_steps_with_their_cache_are_teacher_forcing(variant: dict[str, Any]) -> None:
+def test_steps_with_their_cache_are_teacher_forcing(
+    variant: dict[str, Any], prepare: Callable[[Decoder], None]
+) -> None:
     decoder, heads = made(variant), variant.get("heads", 1)
+    prepare(decoder)
     features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
     whole = decoder(features, tokens)
     logits = decoder.logits(whole.deep)
