@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -173,40 +173,27 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if not is_many(images):
-            return _or_raise(self._caption_batch([images], config, as_source, check_attention)[0])
+            return _or_raise(self._caption_batch([images], config, check_attention)[0])
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[ImageSource]", images))
         while batch := list(islice(waiting, _BATCH)):
-            results += self._caption_batch(batch, config, as_source, check_attention)
+            results += self._caption_batch(batch, config, check_attention)
             if errors == "raise":
                 for result in results[-len(batch) :]:
                     _or_raise(result)
         return results
 
-    def caption_each(
-        self, sources: Sequence[ImageSource | PreparedImage], config: GenerationConfig | None = None
-    ) -> list[Caption | ImageError]:
-        """Caption many images, no addresses, as one batch; one that cannot be opened fails alone.
-
-        Raises:
-            GenerationError: the model's scores are not numbers.
-
-        """
-        return self._caption_batch(sources, config, rereadable)
-
     def _caption_batch(
         self,
         images: Sequence[Any],
         config: GenerationConfig | None,
-        take: Callable[[Any], ImageSource],
-        check_attention: bool = False,
+        check_attention: bool,
     ) -> list[Caption | ImageError]:
         results: dict[int, Caption | ImageError] = {}
         prepared: dict[int, PreparedImage] = {}
         for position, image in enumerate(images):
             try:
-                ready = isinstance(image, PreparedImage)
-                prepared[position] = image if ready else self.prepare(take(image))
+                prepared[position] = self.prepare(as_source(image))
             except ImageError as error:
                 results[position] = error
         captions = self.caption_prepared(
@@ -215,10 +202,8 @@ class Captioner:
         results.update(zip(prepared, captions, strict=True))
         return [results[position] for position in range(len(images))]
 
-    def prepare(self, source: ImageSource | PreparedImage) -> PreparedImage:
-        """Decode an image to the encoder's square, unless it is there, or raise ImageError."""
-        if isinstance(source, PreparedImage):
-            return source
+    def prepare(self, source: ImageSource) -> PreparedImage:
+        """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
         return prepare_image(rereadable(source), self.transform, max_pixels=self.max_pixels)
 
     def caption_prepared(

@@ -130,6 +130,12 @@ def test_a_batch_draws_a_head_and_checks_its_words(
     assert refused.returncode == 2 and "--head 1 is for the pictures of maps" in refused.stderr
 
 
+def test_a_model_that_never_says_less_than_three_words_is_healthy(running: Server) -> None:
+    """The first that asks: nobody has had a caption yet."""
+    with running.client() as client:
+        assert client.get("/api/health").status_code == 200
+
+
 def test_the_api_and_the_page_tell_the_same(
     running: Server, variant: tuple[Path, int], photo: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Interval
 
 from captioner.bounds import Positive, check_bounds
+from captioner.errors import ConfigError
 
 __all__ = ["MAX_BEAM_SIZE", "GenerationConfig"]
 
@@ -68,12 +69,14 @@ class GenerationConfig:
         Args:
             beam_size: 1 to MAX_BEAM_SIZE; None takes these settings' own, made as wide as
                 `captions` needs.
-            captions: 1 to the beam size.
+            captions: 1 to the beam size, or to MAX_BEAM_SIZE where captions are drawn.
 
         Raises:
             ConfigError: one of them is out of range.
 
         """
+        if self.sample and captions > MAX_BEAM_SIZE:
+            raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")
         if beam_size is None:
             beam_size = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
         return replace(self, beam_size=beam_size, captions=captions)

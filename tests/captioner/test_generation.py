@@ -535,3 +535,5 @@ def test_what_is_asked_for_follows_one_rule() -> None:
     for asked in ({"beam_size": 2, "captions": 3}, {"captions": 21}, {"beam_size": 21}):
         with pytest.raises(ConfigError, match="is out of range"):
             own.asked(**asked)
+    with pytest.raises(ConfigError, match="it is at most 20"):
+        replace(own, sample=True).asked(captions=21)

@@ -92,7 +92,8 @@ def test_the_record_is_that_of_the_contract(captioner: Captioner, photo: Path) -
 def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_text("no image")
-    results = captioner.caption_each([photo, bad, tmp_path / "missing.jpg", photo])
+    several = [photo, bad, tmp_path / "missing.jpg", photo]
+    results = captioner.caption(several, errors="return")
     assert isinstance(results[1], ImageFormatError)
     assert isinstance(results[2], ImageNotFoundError)
     assert isinstance(results[0], Caption) and isinstance(results[3], Caption)

@@ -183,8 +183,8 @@ def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) 
     assert caption.contact_sheet().width > 120  # the photo is kept, not downloaded again
     assert captioner.caption(f"{host}/moved").text == caption.text
     # Front ends that are given addresses by strangers follow none.
-    (refused,) = captioner.caption_each([f"{host}/photo.jpg"])
-    assert isinstance(refused, ImageNotFoundError) and "not followed" in str(refused)
+    with pytest.raises(ImageNotFoundError, match="not followed"):
+        captioner.prepare(f"{host}/photo.jpg")
 
 
 def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:

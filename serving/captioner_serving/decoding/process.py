@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,8 +100,7 @@ class DecodeProcess:
         return answer  # type: ignore[return-value]
 
     def _receive(self) -> Decoded | int:
-        deadline = time.monotonic() + self._limits.seconds
-        if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+        if not self._connection.poll(self._limits.seconds):
             self.kill()
             self.end()
             raise SlowError

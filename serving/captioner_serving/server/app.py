@@ -94,7 +94,7 @@ class Application:
         self.store = UploadStore(keep=config.keep, max_bytes=config.max_store)
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
-        shelf = CaptionShelf(keep=config.keep)
+        self._shelf = shelf = CaptionShelf(keep=config.keep)
         page = PageCaptions(
             service=self.service, store=self.store, shelf=shelf, samples=samples or {}
         )
@@ -151,6 +151,7 @@ class Application:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(min(20.0, self.config.keep))
+                self._shelf.sweep()
                 await asyncio.to_thread(self.store.sweep)
                 await asyncio.to_thread(return_memory)
 

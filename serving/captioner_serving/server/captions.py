@@ -85,9 +85,10 @@ class PageCaptions:
             max_files=1,
             fields=_FIELDS,
         )
+        captions = _number(form.fields, "captions")
         config = self.service.captioner.generation.asked(
             beam_size=_number(form.fields, "beam_size"),
-            captions=_number(form.fields, "captions") or 1,
+            captions=1 if captions is None else captions,
         )
         return _Request(
             photo=await self._photo(form, request.cookies.get(COOKIE)),

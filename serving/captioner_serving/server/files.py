@@ -17,6 +17,7 @@ from captioner_serving.server.uploads import read_form
 
 __all__ = ["make_file_router"]
 
+_GONE = "this browser has no such file, or it has been deleted"
 # What a browser may show in place; anything else is handed over as bytes.
 _TYPES = {
     b"\xff\xd8\xff": "image/jpeg",
@@ -51,9 +52,12 @@ def make_file_router(store: UploadStore, config: ServerConfig) -> APIRouter:
     @router.get("/file={path:path}")
     def show(path: str, request: Request) -> Response:
         if not store.owns(path, request.cookies.get(COOKIE)):
-            raise ForbiddenError("this browser has no such file, or it has been deleted")
-        with open(path, "rb") as file:  # noqa: PTH123 - the very string that the store knows
-            head = file.read(16)
+            raise ForbiddenError(_GONE)
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - the very string that the store knows
+                head = file.read(16)
+        except FileNotFoundError as error:  # at this very moment
+            raise ForbiddenError(_GONE) from error
         kind = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)
         kind = kind or ("image/avif" if b"ftypavif" in head else "application/octet-stream")
         return FileResponse(path, media_type=kind)

@@ -79,7 +79,8 @@ class GradioGuard:
                 raise RequestError(f"the page has no function {call.fn_index}: load it again")
             # Gradio itself refuses calls from before a function took one more.
             call.data += self._functions[call.fn_index][len(call.data) :]
-        self._unread.make_room(call.session_hash)
+        if call.fn_index is not None:  # what ends a call has no result
+            self._unread.make_room(call.session_hash)
         for file in call.files():
             if not self._store.claim(file.path, call.session_hash):
                 raise ForbiddenError(

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -92,7 +93,8 @@ class AccessLog:
             "ms": round(1000 * seconds, 1),
             "bytes": answer.size,
         }
-        print(json.dumps(line), file=self._stream, flush=True)
+        with suppress(OSError):  # a full disk is no reason to answer nobody
+            print(json.dumps(line), file=self._stream, flush=True)
 
 
 def _one_line(path: str) -> str:

@@ -38,7 +38,7 @@ GONE = "photos are deleted within ten minutes: choose it again"
 _LONGEST_SIDE = 2400
 # Sharp at 720 points on a high-density screen.
 _SHOWN_SIDE = 1440
-_MOST = 1000  # captions; one takes a few kilobytes, for the photo lies in the store
+_MOST = 3000  # sentences; one takes a few kilobytes, for the photo lies in the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,16 @@ class CaptionShelf:
     def sweep(self) -> None:
         """Forget what has been kept long enough."""
         now = time.monotonic()
-        fading = [token for token, (_, until) in self._kept.items() if until < math.inf]
-        surplus = len(fading) - _MOST
-        for position, token in enumerate(fading):
-            if position < surplus or self._kept[token][1] < now:
+        fading = {token: one for token, one in self._kept.items() if one[1] < math.inf}
+        sentences = sum(_sentences(kept) for kept, _ in fading.values())
+        for token, (kept, until) in fading.items():
+            if sentences > _MOST or until < now:
+                sentences -= _sentences(kept)
                 del self._kept[token]
+
+
+def _sentences(kept: KeptCaption) -> int:
+    return 1 + len(kept.caption.alternatives)
 
 
 Strength = Annotated[float, Query(ge=0, le=1)]

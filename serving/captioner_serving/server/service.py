@@ -152,7 +152,8 @@ class CaptionService:
         side = self.captioner.transform.config.size
         pixels = torch.full((3, side, side), 128, dtype=torch.uint8)
         blank = PreparedImage(source=b"", pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
-        short = replace(self.captioner.generation, beam_size=1, captions=1, maximum_length=1)
+        own = self.captioner.generation
+        short = replace(own, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
         try:
             future = self._batcher.submit(blank, Order(short))
             await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
@@ -185,8 +186,6 @@ class CaptionService:
             result = await asyncio.wrap_future(self._batcher.submit(prepared, order, on_place))
         except ImageError as error:
             result = error
-        except ClosedError:
-            raise
         except Exception as error:
             _LOGGER.exception("a photo failed")
             reason = error.detail if isinstance(error, CaptionerError) else "its log says how"

@@ -63,9 +63,8 @@ class UploadStore:
             self._make_room(len(data))
             until = time.monotonic() + self._keep
             self._entries[str(path)] = _Entry(owner, None, until, len(data), used)
-        folder.mkdir(mode=0o700)
-        with path.open("xb") as file:
-            file.write(data)
+            folder.mkdir(mode=0o700)
+            path.write_bytes(data)
         return str(path)
 
     def claim(self, path: str, session: str | None) -> bool:

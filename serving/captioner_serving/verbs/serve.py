@@ -6,6 +6,7 @@ import argparse
 import signal
 import socket
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -162,7 +163,8 @@ def _load(
 
 
 def _say(text: str) -> None:
-    print(f"captioner: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it any more, or a disk is full: that is no failed photo
+        print(f"captioner: {text}", file=sys.stderr, flush=True)
 
 
 def _serve(application: Application, listener: socket.socket) -> None:

@@ -24,6 +24,7 @@ from captioner_serving.server.connections import make_protocol
 from captioner_serving.server.door import Door
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.verbs.serve import _say
 
 PATIENCE = 1.0
 ANSWER = 6_000_000  # bytes; more than the system keeps for a client that takes none
@@ -239,3 +240,21 @@ async def _pictures_at_once(wanted: dict[str, int]) -> tuple[list[int], int]:
     await asyncio.sleep(0)
     taken.set()
     return await asyncio.gather(*first), await other
+
+
+def test_a_full_disk_beneath_the_logs_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w")  # noqa: PTH123, SIM115 - that it cannot be flushed is the point
+    monkeypatch.setattr("sys.stderr", full)
+    log = AccessLog(PlainTextResponse("fine"), Metrics(), full, _say)
+
+    async def status() -> int:
+        transport = httpx.ASGITransport(Door(log, root_path="", trusted_proxies=[]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            return (await client.get("/")).status_code
+
+    try:
+        assert asyncio.run(status()) == 200
+        _say("captioned a photo")
+    finally:
+        with contextlib.suppress(OSError):
+            full.close()
