@@ -103,7 +103,8 @@ def attend_fused(
         keys: (B, L, A).
         values: (B, L, V).
         heads: H, which share the numbers of each.
-        mask: (K, L) or (B, K, L), True where a query may see a key; None: everywhere.
+        mask: (K, L) or (B, K, L), True where a query may see a key, or numbers that are added to
+            its scores; None: everywhere.
 
     Returns:
         The context (B, K, V).

@@ -52,7 +52,7 @@ class SelfAttention(Attention):
         Args:
             words: (B, K, n), the newest of each hypothesis.
             before: (B, S, 2n), keys and values of the words that any hypothesis has said.
-            mask: (B, K, S + K), True where a word is of the hypothesis; None: all are.
+            mask: (B, K, S + K), 0 where a word is of the hypothesis, -inf elsewhere; None: all are.
 
         Returns:
             The context (B, K, n), and keys and values with the newest (B, S + K, 2n).

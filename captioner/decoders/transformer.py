@@ -69,9 +69,9 @@ class TransformerDecoder(WordDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
-        before = state.words["layer0"].shape[1]
-        path = _longer(state.hypothesis["path"], said=before)
-        mask = _on_path(path, said=before + tokens.shape[1])
+        before = state.words["layer0"]
+        path = _longer(state.hypothesis["path"], said=before.shape[1])
+        mask = _on_path(path, said=before.shape[1] + tokens.shape[1], like=before)
         entered = self._enter(tokens, self._embed(tokens), self.enter_word)
         words = self._placed(entered.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
         said: dict[str, Tensor] = {}
@@ -194,13 +194,12 @@ def _longer(path: Tensor, *, said: int) -> Tensor:
     return torch.cat([path, own[None, :, None].expand(len(path), -1, -1)], dim=-1)
 
 
-def _on_path(path: Tensor, *, said: int) -> Tensor | None:
-    """Mark the words of the paths (B, K, t) among all that are said: (B, K, S).
+def _on_path(path: Tensor, *, said: int, like: Tensor) -> Tensor | None:
+    """Give what is added to scores over all that is said (B, K, S): 0 for the words of a path.
 
-    None where each path has them all, as in a search with a single hypothesis.
+    Elsewhere -inf. None where each path (B, K, t) has all words, as with a single hypothesis.
     """
     images, count, length = path.shape
     if length == said:
         return None
-    mask = torch.zeros(images, count, said, dtype=torch.bool, device=path.device)
-    return mask.scatter_(-1, path, True)
+    return like.new_full((images, count, said), -torch.inf).scatter_(-1, path, 0.0)
