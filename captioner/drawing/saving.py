@@ -6,17 +6,26 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image
 
 from captioner.errors import OutputError
 from captioner.files import replace_file
 
-__all__ = ["check_suffix", "encode_animation", "is_drawn", "save_animation", "save_image"]
+__all__ = [
+    "check_suffix",
+    "drawn_from",
+    "encode_animation",
+    "encode_image",
+    "is_drawn",
+    "save_animation",
+    "save_image",
+]
 
 _MARK = "Captioner"
 _SOFTWARE = 0x0131  # the tag of EXIF that names what made a picture
+_SOURCE = 0x010D  # DocumentName: what the picture was made from
 
 _Formats = dict[str, dict[str, Any]]
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
@@ -34,9 +43,8 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
 
     Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
     """
-    target, options = _target(path, _STILL)
-    picture = image if image.mode == "L" else image.convert("RGB")
-    _write(target, lambda: _encode(picture, options))
+    target, _ = _target(path, _STILL)
+    _write(target, lambda: encode_image(image, target.suffix))
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
@@ -51,6 +59,17 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
     if not frames:
         raise OutputError(f"{target} cannot be written: there are no frames")
     _write(target, lambda: encode_animation(frames, target.suffix))
+
+
+def encode_image(image: Image.Image, suffix: str, *, source: str = "") -> bytes:
+    """Give the bytes of the file that `save_image` would write; suffix is one of its suffixes.
+
+    `source` says what the picture was drawn from, for `drawn_from`.
+
+    Raises OSError or ValueError if the format cannot hold the picture.
+    """
+    picture = image if image.mode == "L" else image.convert("RGB")
+    return _encode(picture, _STILL[suffix.lower()], source)
 
 
 def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
@@ -70,22 +89,33 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
 
 def is_drawn(path: str | PathLike[str]) -> bool:
     """Say whether a file is a picture that Captioner wrote, which may be written over."""
+    return drawn_from(path) is not None
+
+
+def drawn_from(file: str | PathLike[str] | IO[bytes]) -> str | None:
+    """Give the source that `encode_image` was told of, "" if of none.
+
+    None stands for a file that Captioner did not write.
+    """
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             if image.format == "GIF":
-                return bool(image.info.get("comment") == _MARK.encode())
-            return bool(image.getexif().get(_SOFTWARE) == _MARK)
+                return "" if image.info.get("comment") == _MARK.encode() else None
+            exif = image.getexif()
+            return str(exif.get(_SOURCE, "")) if exif.get(_SOFTWARE) == _MARK else None
     except Exception:  # of any file at all: not a picture, or one that nobody can read
-        return False
+        return None
 
 
-def _encode(image: Image.Image, options: dict[str, Any]) -> bytes:
-    """Encode a picture with the mark that `is_drawn` looks for."""
+def _encode(image: Image.Image, options: dict[str, Any], source: str = "") -> bytes:
+    """Encode a picture with the marks that `drawn_from` looks for."""
     if options["format"] == "GIF":
         options = {**options, "comment": _MARK.encode()}
     else:
         exif = Image.Exif()
         exif[_SOFTWARE] = _MARK
+        if source:
+            exif[_SOURCE] = source
         options = {**options, "exif": exif}
     image.save(buffer := BytesIO(), **options)
     return buffer.getvalue()

@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.drawing.saving import save_image
+from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
+from captioner.files import replace_file
 from captioner.image import open_image
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
+from captioner_serving.batch.outputs.existing import read_existing
 from captioner_serving.digest import digest
 
 if TYPE_CHECKING:
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["MapWriter", "check_maps_folder"]
 
 _LONGEST = 200  # bytes of a file name; file systems take 255
+_LARGEST = 1 << 30  # bytes of a map, which has its photo's size; it is read into memory
 
 
 class MapWriter:
     """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
 
-    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png. Each is noted in
-    `written`, where a run keeps that.
+    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png. Where the map of another
+    photo is there (that of ../a/b.jpg, say), a digest of the photo's name is added. Each is noted
+    in `written`, where a run keeps that.
     """
 
     def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
@@ -42,7 +46,8 @@ class MapWriter:
         """Draw one photo.
 
         Raises:
-            OutputError: the picture cannot be written, or the photo not be read again.
+            OutputError: the picture cannot be written, the photo not be read again, or somebody's
+                file is in the picture's place.
 
         """
         path = _path(self._folder, photo.name)
@@ -52,6 +57,17 @@ class MapWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
+        source = digest(photo.name).hex()
+        path, old = _place(path, source)
+        new = self._drawn(photo, caption, source)
+        if new == old:
+            return
+        if self._written is not None:
+            self._written.note(path, new, old=old)
+        with replace_file(path) as file:
+            file.write(new)
+
+    def _drawn(self, photo: Photo, caption: Caption, source: str) -> bytes:
         try:
             data = photo.read()
             caption = dataclasses.replace(caption, open_photo=partial(_open, data, photo.name))
@@ -59,11 +75,9 @@ class MapWriter:
                 picture = caption.overlay(head=self._head)
             else:
                 picture = caption.contact_sheet(head=self._head)
-        except (ImageError, ConfigError) as error:
+            return encode_image(picture, ".png", source=source)
+        except (ImageError, ConfigError, OSError, ValueError) as error:
             raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
-        save_image(picture, path)
-        if self._written is not None:
-            self._written.note(path, path.read_bytes())
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
@@ -90,6 +104,29 @@ def _path(folder: str, name: str) -> Path:
     parts = [part for part in name.replace("://", "/").split("/") if part not in ("", ".", "..")]
     short = [_short(part) for part in parts] or ["photo"]
     return Path(folder, *short[:-1], f"{short[-1]}.png")
+
+
+def _place(path: Path, source: str) -> tuple[Path, bytes | None]:
+    """Find where a photo's map belongs, and read the one that an earlier run left there.
+
+    Raises:
+        OutputError: the place is somebody else's.
+
+    """
+    for place in (path, path.with_name(f"{path.stem}~{source[:8]}.png")):
+        try:
+            old = read_existing(place, kind="a map", largest=_LARGEST)
+        except OSError as error:
+            raise OutputError(f"{place} cannot be read: {error.strerror}") from error
+        theirs = None if old is None else drawn_from(io.BytesIO(old))
+        if place.is_symlink() or (old is not None and theirs is None):
+            raise OutputError(
+                f"{place} is there already, and is no map that Captioner drew: move it away, or "
+                "name another folder for maps"
+            )
+        if not theirs or theirs == source:  # "": of a version that did not note it
+            return place, old
+    raise OutputError(f"{place} is the map of another photo: name another folder for maps")
 
 
 def _same_folder(one: Path, other: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from typing import Any
 
 from captioner.errors import OutputError
@@ -18,6 +17,7 @@ from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
+from captioner_serving.batch.outputs.existing import read_existing
 from captioner_serving.batch.outputs.merging import combine
 from captioner_serving.batch.outputs.xmp import merge_xmp
 
@@ -57,7 +57,7 @@ class SidecarWriter:
         try:
             if os.path.exists(path) and os.path.samefile(path, photo.path):
                 raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
-            old = _read(path)
+            old = read_existing(path, kind="a sidecar", largest=_LARGEST)
         except OSError as error:
             raise OutputError(f"{path} cannot be read: {error.strerror}") from error
         new = self._content(path, old, record)
@@ -126,26 +126,3 @@ def _is_inside(path: str, folder: str) -> bool:
     """Whether a resolved path lies in a folder or below it."""
     real = os.path.realpath(folder)
     return os.path.commonpath((path, real)) == real
-
-
-def _read(path: str) -> bytes | None:
-    """Read a sidecar, if there is one; a pipe of its name must not hold the run up.
-
-    Raises:
-        OSError: it cannot be read, or is no file of a sidecar's size.
-
-    """
-    try:
-        with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            if status.st_size > _LARGEST:
-                raise OSError(
-                    errno.EINVAL, f"it has {status.st_size:,} bytes, too many for a sidecar"
-                )
-            return file.read()
-    except FileNotFoundError:
-        return None
