@@ -61,8 +61,9 @@ class Inputs:
     def countable(self) -> bool:
         """Whether the photos can be counted beforehand without reading anything twice over."""
         sources = (*self.sources, *self.lists)
-        once = (s == "-" or is_url(s) or s.endswith(COMPRESSED) or _is_pipe(s) for s in sources)
-        return not any(once)
+        return not any(
+            s == "-" or is_url(s) or s.lower().endswith(COMPRESSED) or _is_pipe(s) for s in sources
+        )
 
     def check(self) -> None:
         """Refuse what names nothing, before the work.
