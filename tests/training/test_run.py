@@ -152,6 +152,9 @@ def test_words_of_the_model_are_kept_and_it_is_compared_with(
     best, last = (place / "still" / f"{name}.safetensors" for name in ("best", "last"))
     assert load_checkpoint(best).name == "tiny" and load_checkpoint(last).name == "kept"
     assert load_checkpoint(best).fingerprint() == load_checkpoint(tiny_file).fingerprint()
+    assert load_checkpoint(best).model.config.decoder.dropout == 0.3  # the recipe's is 0.0
+    again = run_captioner(*command(place, "still", *fields, *still))
+    assert (again.returncode, again.stdout.strip()) == (0, str(best)), again.stderr
     other = run_captioner(*command(place, "none", *fields, "--decoder.hidden_dim", 25))
     assert other.returncode == 1
     assert "decoder.hidden_dim is 25 here and 24 there" in other.stderr

@@ -62,7 +62,9 @@ class Run:
         run = cls(folder, corpus, origin)
         if run.state.progress.finished:
             if run.processes.main:
-                _say_finished(folder)
+                print(
+                    f"this run is finished: {folder.best} is its best checkpoint", file=sys.stderr
+                )
             yield run
             return
         folder.begin()
@@ -280,12 +282,6 @@ class Run:
         self.report.finished(best=self.folder.best, last=self.folder.last)
         progress.finished, progress.log_bytes = True, self.report.force()
         self.folder.finish(digest=self._digest, progress=asdict(progress))
-
-
-def _say_finished(folder: RunFolder) -> None:
-    """Say that there is nothing left to do."""
-    folder.checkpoint_of_finished()
-    print(f"this run is finished: {folder.best} is its best checkpoint", file=sys.stderr)
 
 
 def _conditions(processes: Processes) -> str:

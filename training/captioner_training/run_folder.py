@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,10 @@ class RunFolder:
                 f"remove {self.out / 'finished.json'} and start again"
             )
         checkpoint = load_checkpoint(self.best)
-        ours = ModelConfig(encoder=self.recipe.encoder, decoder=self.recipe.decoder)
-        if checkpoint.model.config != ours:
+        there = checkpoint.model.config
+        # An untouched model has its own dropout, in which a recipe may differ from it.
+        ours = replace(self.recipe.decoder, dropout=there.decoder.dropout)
+        if there != ModelConfig(encoder=self.recipe.encoder, decoder=ours):
             raise ConfigError(
                 f"{self.best} is not the checkpoint of the run that is finished there: put that "
                 f"back, or remove {self.out / 'finished.json'} and start again"
