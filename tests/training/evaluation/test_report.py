@@ -237,9 +237,24 @@ def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(
 
 def test_the_page_says_which_words_it_shows(evaluated: Evaluated) -> None:
     assert "words that drew most on the photo" in (evaluated.report / "report.html").read_text()
-    row = ImageRow(
-        id=1, name="1.jpg", caption="a dog", references=("a dog",), cider=1.0, rouge_l=1.0
-    )
-    gallery = Gallery(picture=lambda _: "data:,", looks=lambda _: [("dog", "data:,")])
-    text = looked_at([row], gallery)
+    text = looked_at(rows(1.0), NOWHERE)
     assert "its first words for things" in text and "drew most" not in text
+
+
+NOWHERE = Gallery(picture=lambda _: "data:,", looks=lambda _: [("dog", "data:,")])
+
+
+def rows(*cider: float) -> list[ImageRow]:
+    return [
+        ImageRow(id=n, name=f"{one}", caption="a dog", references=("a dog",), cider=one, rouge_l=1)
+        for n, one in enumerate(cider)
+    ]
+
+
+def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
+    for cider, shown in (
+        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["9.0", "5.0", "1.0"]),
+        ([1.0, 2.0], ["2.0", "1.0"]),
+        ([1.0], ["1.0"]),
+    ):
+        assert re.findall(r'alt="(\d\.\d)"', looked_at(rows(*cider), NOWHERE)) == shown

@@ -74,9 +74,9 @@ def looked_at(rows: Sequence[ImageRow], gallery: Gallery) -> str:
     if not rows:
         return ""
     order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
-    wanted = dict.fromkeys(order[len(order) * part // 8] for part in (0, 2, 6))
+    last = len(order) - 1
     found = []
-    for at in list(wanted)[:_LOOKED]:
+    for at in dict.fromkeys(order[last * part // (_LOOKED - 1)] for part in range(_LOOKED)):
         looks, picture = gallery.looks(at), gallery.picture(at)
         if not looks or picture is None:
             continue
