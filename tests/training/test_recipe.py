@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from captioner.scores import SCORES
 from captioner_training.recipe_fields import fields_text
 from captioner_training.recipe_file import load_recipe, shipped_recipes
 from captioner_training.run_recipe import plain
+from captioner_training.verbs import train
 from tests import launcher
 
 
@@ -31,6 +34,8 @@ def test_shipped_recipes_load() -> None:
     assert set(shipped_recipes()) == shipped
     for name in shipped_recipes():
         assert load_recipe(name).name == name
+    train.add_arguments(parser := argparse.ArgumentParser())
+    assert shipped <= set(re.findall(r"[\w-]+", parser.format_help()))
 
 
 def test_fields_can_be_set_anew() -> None:

@@ -24,12 +24,10 @@ output."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        nargs="?",
-        help="smoke, own, flickr8k, coco, coco-fast, coco-scst, bundled, or a .yaml file",
-    )
+    from captioner_training.recipe_file import shipped_recipes
+
+    known = f"{', '.join(shipped_recipes())}, or a .yaml file"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=known)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
     parser.add_argument("--show", action="store_true", help="print the recipe's file, and end")
