@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captioner.geometry import Box
+from captioner_training.evaluation.categories import PERSON_WORDS
 from captioner_training.evaluation.grounding import (
-    PERSON_WORDS,
     box_coverage,
     center_weighted_attention,
     mass_in_boxes,

@@ -17,7 +17,6 @@ from torch import Tensor
 from captioner.geometry import Box
 
 __all__ = [
-    "PERSON_WORDS",
     "box_coverage",
     "center_weighted_attention",
     "mass_in_boxes",
@@ -164,35 +163,3 @@ def _checked(boxes: Sequence[Box]) -> Tensor:
 def _check_grid(rows: int, columns: int) -> None:
     if rows < 1 or columns < 1:
         raise ValueError(f"a grid needs at least one row and one column, not {rows} x {columns}")
-
-
-_PEOPLE = """
-person persons people humans someone somebody individuals
-man men woman women guy guys lady ladies gentleman gentlemen dude dudes adults males females
-boy boys girl girls child children kid kids baby babies toddler toddlers infant infants
-teenager teenagers teen teens youths youngster youngsters
-family families mother mothers father fathers mom moms dad dads parent parents
-son sons daughter daughters brother brothers sister sisters grandmother grandfather
-husband wife friend friends bride brides groom grooms groomsmen bridesmaid bridesmaids
-crowd crowds audience spectator spectators onlooker onlookers pedestrians passengers
-player players athlete athletes teammate teammates opponent opponents competitor competitors
-batter batters pitcher pitchers catcher catchers hitter baseman batsman umpire umpires
-referee referees goalie goalkeeper footballer footballers ballplayer quarterback
-skateboarder skateboarders skater skaters rollerblader snowboarder snowboarders
-boarder boarders skier skiers skiier skiiers surfer surfers windsurfer wakeboarder waterskier
-swimmer swimmers diver divers kayaker kayakers rower rowers sailor sailors
-rider riders biker bikers bicyclist bicyclists cyclist cyclists motorcyclist motorcyclists
-racer racers jockey jockeys horseman runner runners jogger joggers
-hiker hikers climber climbers backpacker backpackers mountaineer
-wrestler wrestlers gymnast acrobat cheerleader cheerleaders
-worker workers officer officers policeman policemen soldier soldiers fireman firemen
-firefighter firefighters driver drivers chef chefs waiter waitress bartender farmer farmers
-fisherman fishermen vendor vendors customer customers shopper shoppers tourist tourists
-student students teacher instructor businessman businesswoman businessmen doctor nurse
-photographer photographers cameraman artist artists musician musicians singer singers
-guitarist drummer dancer dancers performer performers clown clowns
-"""
-# Words that name people in English captions, after COCO's and Flickr8k's. Left out: words that as
-# often name something else there ("male" player, "passenger" train, "coach" bus, "boxer" dog,
-# "fighter" jet, "couple" of birds, "team" uniform, "cowboy" hat), and pronouns: they point back.
-PERSON_WORDS: frozenset[str] = frozenset(_PEOPLE.split())

@@ -39,7 +39,10 @@ def check_java() -> None:
     """
     _jar(_TOKENIZER)
     if shutil.which("java") is None:
-        raise DataError("pycocoevalcap's tokenizer and METEOR run on Java: install a Java runtime")
+        raise DataError(
+            "pycocoevalcap's tokenizer and METEOR run on Java: install a Java runtime, or leave "
+            "out --official"
+        )
 
 
 def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:

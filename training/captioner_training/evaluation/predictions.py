@@ -76,14 +76,14 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
         name, caption = _named(entry, where)
         at: int | None = places.get(name, places.get(Path(name).name))
         if at is None:
-            problem = "for images that are not in the split, left out"
+            problem = "whose image is not in the split, left out"
         elif caption is None:
-            problem = "that say the image failed"
+            problem = "missing: the records say the image failed"
         elif captions[at] is not None:
             problem = "for an image that has one already, left out: the first counts"
         else:
             captions[at] = caption
-            problem = "" if caption.strip() else "without a word, scored as they are"
+            problem = "" if caption.strip() else "without a word, scored all the same"
         if problem:
             counts[problem] += 1
             first.setdefault(problem, name)
@@ -93,8 +93,10 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             f"{path} has captions for none of the {len(images):,} images of the split: image_id is "
             "to be the image's id there, or image its file name"
         )
-    told = [f"{path}: {n:,} captions {problem} ({first[problem]} the first)"
-            for problem, n in counts.items()]  # fmt: skip
+    told = [
+        f"{path}: {n:,} caption{'s' * (n > 1)} {problem} ({first[problem]} the first)"
+        for problem, n in counts.items()
+    ]
     if missing:
         told.append(
             f"{path} has no caption for {len(missing):,} of {len(images):,} images ({missing[0]} "

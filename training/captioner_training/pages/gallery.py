@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 from captioner.geometry import Framing
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.image_row import ImageRow, best_and_worst
 from captioner_training.pages.pictures import draw_looks, open_small, picture_address
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds, and captions of a file need none
+    from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["Gallery", "all_images", "best_and_worst_photos", "looked_at", "photos_of"]
 

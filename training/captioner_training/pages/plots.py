@@ -10,6 +10,7 @@ __all__ = ["coverage_plot", "dots_plot", "histogram", "reliability_plot"]
 
 _WIDTH, _HEIGHT = 420, 300
 _LEFT, _BOTTOM, _TOP, _RIGHT = 46, 40, 14, 14
+_LETTER = 8  # the width of one in a name
 
 
 class _Frame:
@@ -147,16 +148,17 @@ def dots_plot(
         least: its left end.
 
     """
-    height, left = 34 * len(rows) + 34, 190
+    height = 34 * len(rows) + 34
+    left = 20 + _LETTER * max(len(name) for name, _ in rows)
     step_size = _round_up(most - least) / 4
     least = step_size * math.floor(least / step_size)
     span = step_size * math.ceil((most - least) / step_size - 1e-9)
 
     def x(value: float) -> float:
-        return round(left + (value - least) / span * (_WIDTH + 165 - left), 1)
+        return round(left + (value - least) / span * _WIDTH * 0.94, 1)
 
     parts = [
-        f'<svg class="plot wide" viewBox="0 0 {_WIDTH + 190} {height}" role="img" '
+        f'<svg class="plot wide" viewBox="0 0 {left + _WIDTH} {height}" role="img" '
         f'aria-label="{escape(title)}"><title>{escape(title)}</title>'
     ]
     for step in range(round(span / step_size) + 1):
