@@ -125,7 +125,7 @@ class Stage:
     crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
     # How much of the weights that the encoder began the run with is mixed into those that it has
     # learned, where they are validated and kept (Wortsman et al. 2022): it knows the training
-    # photos less by heart. docs/results.md has what 0.2 gained.
+    # photos less by heart. docs/results.md has what 0.2 did.
     pretrained_share: Fraction = 0.0
     # Asks the words to look at different cells; see objectives/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05
