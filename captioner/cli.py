@@ -7,7 +7,9 @@ which returns the exit status; it imports torch no earlier than in `run`.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
+import gc
 import io
 import os
 import re
@@ -59,6 +61,9 @@ Exit status: 0 all done; 1 something was not done, standard error says what; 2 w
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    if argv is None:
+        # Nothing is left to collect in a process that ends; to look takes half a second.
+        atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from captioner import __version__
 from captioner.cli import VERBS
 from captioner.header import FORMAT_VERSION, HEADER_KEY
-from tests.launcher import refuse
+from tests.launcher import environment, refuse
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,6 +27,17 @@ def test_version(run_captioner: Run) -> None:
     assert (result.returncode, result.stdout.strip()) == (0, f"captioner {__version__}")
 
 
+def test_a_process_that_ends_collects_no_garbage() -> None:
+    """Looking for some takes half a second, once torch is imported."""
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "from captioner.cli import main; main()"
+    )
+    line = [sys.executable, "-c", code, "--version"]
+    result = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True)
+    assert result.stdout.splitlines() == [f"captioner {__version__}", "True"]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_is_short_has_examples_and_imports_no_torch(verb: str) -> None:
     script = (
@@ -34,12 +45,11 @@ def test_help_is_short_has_examples_and_imports_no_torch(verb: str) -> None:
         "try: main(sys.argv[1:])\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )
-    path = os.pathsep.join(part for part in sys.path if part)
     result = subprocess.run(
         [sys.executable, "-c", script, verb, "--help"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
     )
     assert result.returncode == 0
     assert result.stderr.strip() == "False"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -156,11 +153,6 @@ def test_numbers_are_read_as_people_write_them() -> None:
 
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     """What takes seconds to import comes after what can be known at once."""
-    script = (
-        "import sys; from captioner.cli import main\n"
-        "status = main(sys.argv[1:])\n"
-        "print(status, 'torch' in sys.modules)"
-    )
     (tmp_path / "data").mkdir()
     (tmp_path / "mine.yaml").write_text("{}")
     (tmp_path / "notes.json").write_text("a dog")
@@ -171,7 +163,7 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "done").mkdir()
     note = {"recipe": plain(load_recipe("smoke", {"seed": "1"})), "data": "", "progress": {}}
     (tmp_path / "done" / "finished.json").write_text(json.dumps(note))
-    for arguments, status, message in (
+    wanted = (
         ("train smoke --seed 2 --out done", 2, "the run of another recipe:\n  seed: 1 there"),
         ("train flickr8k --data.root date", 1, "did you mean data?"),
         ("train flickr8k --data.root data", 1, "captioner prepare KIND"),
@@ -193,16 +185,11 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         ("evaluate --captions notes.json --images data", 1, "notes.json is not JSON"),
         ("evaluate --captions one.json --images date", 1, "tar file date, did you mean data?"),
         ("evaluate --captions one.json --images data", 1, "images that are not in data: 1, 1.jpg"),
-    ):  # fmt: skip
-        result = subprocess.run(
-            [sys.executable, "-c", script, *arguments.split()],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": launcher.PATH},
-        )
-        assert message in result.stderr
-        assert result.stdout.splitlines()[-1:] == [f"{status} False"], result.stderr
+    )  # fmt: skip
+    told = launcher.refuse(*(arguments for arguments, _, _ in wanted), cwd=tmp_path)
+    for (_, status, message), (ended, loaded, said) in zip(wanted, told, strict=True):
+        assert message in f"{said}\n"
+        assert (ended, loaded) == (str(status), False), said
 
 
 def test_backbones_and_scores_are_known_without_torch() -> None:
