@@ -9,11 +9,13 @@ __all__ = ["add_machine_arguments"]
 
 def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: bool = True) -> None:
     """Declare `--device`, and `--dtype` unless the command has its own way with that."""
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="default: auto")
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto"
+    )
     if dtype:
         parser.add_argument(
             "--dtype",
             default="auto",
-            metavar="auto|float32|bfloat16",
-            help="default: auto, which is bfloat16 where the hardware has it",
+            metavar="NAME",
+            help="auto (bfloat16 where it is fast), float32, bfloat16",
         )
