@@ -41,7 +41,7 @@ def older(recipe: dict[str, Any]) -> None:
     """Take from a recipe, as a run notes it, what runs did not note in their first version."""
     del recipe["data"]["boxes"], recipe["generation"]["exact"]
     for stage in recipe["stages"]:
-        del stage["attention_supervision"], stage["pretrained_share"]
+        del stage["attention_supervision"]
 
 
 def newest_state(out: Path) -> dict[str, Any]:

@@ -119,15 +119,6 @@ def test_every_field_is_listed_with_its_reason() -> None:
         ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
         ({"stages.1.encoder_learning_rate": "1e-4"}, "encoder_learning_rate has no effect"),
-        ({"stages.1.pretrained_share": "0.2"}, "pretrained_share has no effect"),
-        (
-            {
-                "encoder_weights": "random",
-                "stages.1.pretrained_share": "0.2",
-                "stages.1.fine_tune_from": "0",
-            },
-            "pretrained_share needs an encoder that has learned something before",
-        ),
         (
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
             "scheduled_sampling has no effect in a self-critical stage",

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from captioner.checkpoint import load_checkpoint
 from captioner.header import bundled_checkpoint
@@ -121,15 +120,8 @@ def test_words_of_the_model_are_kept_and_it_is_compared_with(
 ) -> None:
     rate = ("--stages.1.learning_rate", 2e-2, "--stages.1.epochs", 12)
     fields = ("--weights", tiny_file, *rate, "--name", "kept")
-    share = ("--stages.2.encoder_learning_rate", 1e-3, "--stages.2.pretrained_share", 0.999)
-    result = run_captioner(*command(place, "kept", *fields, *share), timeout=300)
+    result = run_captioner(*command(place, "kept", *fields), timeout=300)
     assert result.returncode == 0, result.stderr
-    # All but a thousandth of what the encoder has learned is left out of the checkpoint.
-    encoders = [
-        torch.nn.utils.parameters_to_vector(load_checkpoint(path).model.encoder.parameters())
-        for path in (tiny_file, place / "kept" / "last.safetensors")
-    ]
-    assert torch.allclose(*encoders, atol=1e-5)
     theirs = load_checkpoint(tiny_file).vocabulary.words
     ours = load_checkpoint(place / "kept" / "best.safetensors").vocabulary.words
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]

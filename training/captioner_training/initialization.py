@@ -18,7 +18,7 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_weights import weights_file
 
-__all__ = ["build_model", "check_encoder", "first_weights", "load_origin"]
+__all__ = ["build_model", "check_encoder", "load_origin"]
 
 
 def check_encoder(recipe: Recipe) -> None:
@@ -56,7 +56,10 @@ def build_model(
         CheckpointError: the encoder's weights are missing, or are another encoder's.
 
     """
-    encoder = _build_encoder(recipe, recipe.encoder_weights if origin is None else "random")
+    start = recipe.encoder_weights if origin is None else "random"
+    encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
+    if start not in ("torchvision", "random"):
+        _load_encoder(encoder, weights_file(start))
     if recipe.stochastic_depth is not None:
         for module in encoder.modules():
             if isinstance(module, StochasticDepth):
@@ -66,36 +69,6 @@ def build_model(
     if origin is not None:
         _take_over(model, vocabulary, origin, named=str(recipe.weights))
     return model
-
-
-def first_weights(recipe: Recipe, *, origin: Checkpoint | None = None) -> dict[str, Tensor]:
-    """Give the weights that the encoder of a run begins with, by their names in the model.
-
-    None where no stage of the recipe asks for a share of them.
-
-    Args:
-        recipe: of the run.
-        origin: of `load_origin`.
-
-    Raises:
-        CheckpointError: the encoder's weights are missing, or are another encoder's.
-
-    """
-    if not any(stage.pretrained_share > 0 for stage in recipe.stages):
-        return {}
-    if origin is None:
-        encoder = _build_encoder(recipe, recipe.encoder_weights)
-    else:
-        encoder = origin.model.encoder
-    return {f"encoder.{name}": tensor.detach() for name, tensor in encoder.named_parameters()}
-
-
-def _build_encoder(recipe: Recipe, start: str) -> Encoder:
-    """Make the encoder of a recipe from what `encoder_weights` can be."""
-    encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
-    if start not in ("torchvision", "random"):
-        _load_encoder(encoder, weights_file(start))
-    return encoder
 
 
 def _take_over(

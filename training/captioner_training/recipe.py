@@ -123,10 +123,6 @@ class Stage:
     warmup: Annotated[int, Ge(0)] = 200  # steps; Adam's second moments need them
     flip: bool = False  # mirror images whose captions do not tell left from right
     crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
-    # How much of the weights that the encoder began the run with is mixed into those that it has
-    # learned, where they are validated and kept (Wortsman et al. 2022): it knows the training
-    # photos less by heart. docs/results.md has what 0.2 did.
-    pretrained_share: Fraction = 0.0
     # Asks the words to look at different cells; see objectives/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05
     attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
@@ -147,7 +143,6 @@ class Stage:
                 "flip": self.flip,
                 "crop": self.crop > 0,
                 "encoder_learning_rate": self.encoder_learning_rate is not None,
-                "pretrained_share": self.pretrained_share > 0,
             }
             if names := [name for name, there in given.items() if there]:
                 yield (
@@ -225,13 +220,6 @@ class Recipe:
             yield "a recipe needs at least one stage"
         if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
             yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
-        if (self.weights, self.encoder_weights) == (None, "random") and any(
-            one.pretrained_share > 0 for one in self.stages
-        ):
-            yield (
-                "pretrained_share needs an encoder that has learned something before: set "
-                "encoder_weights or weights, or leave it out"
-            )
         size, stride = self.transform.size, self.encoder.stride
         if size % stride:
             below = size - size % stride

@@ -16,7 +16,7 @@ from captioner_training.data.batches import stage_sampler
 from captioner_training.data.corpus import Corpus
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.validation import validate
-from captioner_training.initialization import build_model, first_weights
+from captioner_training.initialization import build_model
 from captioner_training.machinery.interrupts import Interrupts
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.supervision import SupervisedAttention
@@ -96,13 +96,12 @@ class Run:
         finished = folder.finished
         origin = folder.checkpoint_of_finished() if finished else self.origin
         model = build_model(recipe, self.corpus.vocabulary, origin=origin).to(processes.device)
-        first = first_weights(recipe, origin=self.origin)
         model.requires_grad_(True)
         model.encoder.to(memory_format=torch.channels_last)
         if recipe.compile:
             model.encoder.compile()
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # each drops out other units
-        state = TrainState(model, processes=processes, first=first)
+        state = TrainState(model, processes=processes)
         if finished is not None:
             state.progress = Progress(**finished["progress"])
             if folder.longer:

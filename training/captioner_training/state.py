@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from captioner.errors import GenerationError
 from captioner.model import CaptionModel
 from captioner_training.machinery.averaged_weights import AveragedWeights
-from captioner_training.machinery.mixed_weights import mixed
 from captioner_training.machinery.optimizer import build_optimizer, build_scheduler
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.random_numbers import capture_random, restore_random
@@ -51,8 +49,6 @@ class TrainState:
     Args:
         model: on the device of this process.
         processes: of the run; each has random numbers and sums of its own.
-        first: the weights that the encoder began the run with, by their names in the model, where
-            a stage asks for a share of them.
 
     """
 
@@ -62,15 +58,8 @@ class TrainState:
     sums: Tensor  # (4,), on the device: of what the steps of this epoch returned
     steps: int  # of the whole stage
 
-    def __init__(
-        self,
-        model: CaptionModel,
-        *,
-        processes: Processes,
-        first: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
         self.model, self.processes = model, processes
-        self._first, self._first_share = first, 0.0
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None  # the averaged weights at stage_best
         self._in_stage = False
@@ -86,7 +75,6 @@ class TrainState:
 
         """
         self.steps, self._in_stage = steps, True
-        self._first_share = stage.pretrained_share
         self.optimizer = build_optimizer(self.model, recipe, stage)
         self.scheduler = build_scheduler(
             self.optimizer, stage, steps=steps, taken=self.progress.taken
@@ -137,12 +125,8 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the model have the weights that are validated and kept, for a while.
-
-        They are the averaged ones; in a stage with `pretrained_share`, the encoder's are mixed with
-        those that it began the run with.
-        """
-        with self.average.applied(), mixed(self.model, self._first, share=self._first_share):
+        """Let the model have the averaged weights, which are validated and kept, for a while."""
+        with self.average.applied():
             yield
 
     def count_epoch(self, cider: float) -> bool:
