@@ -28,11 +28,17 @@ WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 # the collection then end at about the same time.
 LONGEST = (
     "training/test_resume.py",
+    "test_front_ends.py",
+    "serving/server/page/test_photos.py",
+    "training/test_train.py",
+    "serving/server/test_attacks.py",
     "serving/server/page/",
+    "training/ablation/",
+    "training/prepare/test_prepared.py",
     "training/test_distributed.py",
-    "training/prepare/",
+    "serving/server/",
+    "serving/batch/",
     "training/",
-    "serving/",
 )
 
 
