@@ -116,7 +116,8 @@ class Familiarity:
         try:
             with safe_open(path, framework="pt") as file:
                 told = json.loads((file.metadata() or {})[_KEY])
-                if told["encoder"] != digest_encoder(checkpoint):
+                # Earlier versions named the checkpoint, and not its encoder.
+                if told.get("encoder") != digest_encoder(checkpoint):
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return cls(**tensors, encoder=told["encoder"])

@@ -73,7 +73,7 @@ class LSTMDecoder(RecurrentDecoder):
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
         words = self._embed(tokens)
-        word_gates = self._enter(tokens, words, self.word_gates)
+        word_gates = self._enter(tokens, self.word_gates, words=words)
         deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)

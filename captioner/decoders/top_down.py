@@ -69,7 +69,7 @@ class TopDownDecoder(RecurrentDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
-        done = self._recur(self._enter(tokens, self._embed(tokens), self.look_word), state)
+        done = self._recur(self._enter(tokens, self.look_word), state)
         attention, heads = maps(done.weights)
         logits = self._leave(done.hidden, self.deep_hidden)
         return StepOutput(logits, done.state, attention, None, heads)

@@ -72,7 +72,7 @@ class TransformerDecoder(WordDecoder):
         before = state.words["layer0"]
         path = _longer(state.hypothesis["path"], said=before.shape[1])
         mask = _on_path(path, said=before.shape[1] + tokens.shape[1], like=before)
-        entered = self._enter(tokens, self._embed(tokens), self.enter_word)
+        entered = self._enter(tokens, self.enter_word)
         words = self._placed(entered.unsqueeze(2), first=path.shape[-1] - 1).squeeze(2)
         said: dict[str, Tensor] = {}
         weights = words  # there is at least one layer

@@ -64,10 +64,19 @@ class WordDecoder(Decoder):
     def _embed(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.dropout(self.embedding(tokens)))
 
-    def _enter(self, tokens: Tensor, words: Tensor, first: nn.Linear) -> Tensor:
-        """Bring tokens, embedded as words (..., m), through the first matrix (E, m): (..., E)."""
+    def _enter(self, tokens: Tensor, first: nn.Linear, *, words: Tensor | None = None) -> Tensor:
+        """Bring tokens (...) through the first matrix (E, m): (..., E).
+
+        Args:
+            tokens: of one step.
+            first: the matrix.
+            words: (..., m), the tokens embedded, where the caller has them.
+
+        """
         made = self.words_in.get(self._weights_in(first))
-        return cast(Tensor, first(words)) if made is None else F.embedding(tokens, made.matrix)
+        if made is not None:
+            return F.embedding(tokens, made.matrix)
+        return cast(Tensor, first(self._embed(tokens) if words is None else words))
 
     def _leave(self, hidden: Tensor, last: nn.Linear) -> Tensor:
         """Score the words from what the last matrix takes (B, K, n), of one step."""

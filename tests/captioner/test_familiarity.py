@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from captioner import Captioner
@@ -60,6 +61,9 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     assert again is not None
     assert torch.equal(again.distances(points), known.distances(points))
     Familiarity.fit(*seen, encoder="another").save(path)
+    assert Familiarity.beside(tiny_file) is None
+    told = {"familiarity": json.dumps({"checkpoint": "as earlier versions wrote it"})}
+    save_file({"mean": torch.zeros(2)}, path, metadata=told)
     assert Familiarity.beside(tiny_file) is None
     path.write_bytes(b"no statistics")
     with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):

@@ -15,6 +15,7 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
+from captioner.decoders.product import Product
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel, ModelConfig
@@ -108,6 +109,26 @@ def test_steps_with_their_cache_are_teacher_forcing(
         assert all(part.shape[:2] == (2, 9) for part in state.image.values())
         assert all(part.shape[:2] == (2, 3) for part in state.hypothesis.values())
         assert all(part.shape[:2] == (2, 3 * (t + 1)) for part in state.words.values())
+
+
+@every_variant
+def test_tables_are_used_and_go_where_the_decoder_goes(variant: dict[str, Any]) -> None:
+    decoder = made(variant)
+    state = decoder.start(torch.randn(1, 9, 6))
+    token = torch.tensor([[3]])
+    computed = decoder.step(token, state).logits
+    decoder.tabulate()
+    decoder.to(torch.bfloat16).to(torch.float32)
+    tables = [part for part in decoder.modules() if isinstance(part, Product)]
+    made_ones = [table for table in tables if table.matrix is not None]
+    assert made_ones
+    for table in made_ones:
+        said = decoder.step(token, state).logits
+        torch.testing.assert_close(said, computed, rtol=0.1, atol=0.1)
+        before = table.matrix
+        table.matrix = before.flip(-1)
+        assert not torch.allclose(decoder.step(token, state).logits, said, atol=1e-3)
+        table.matrix = before
 
 
 @every_variant

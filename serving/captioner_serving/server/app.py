@@ -142,8 +142,8 @@ class Application:
 
     def close(self) -> None:
         """Finish what was accepted, and delete every upload."""
+        self.service.close()  # and its decoding processes, so that no drawing waits for them
         self._drawing.close()
-        self.service.close()
         self.store.close()
 
     @contextlib.asynccontextmanager

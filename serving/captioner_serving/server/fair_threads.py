@@ -34,6 +34,7 @@ class FairThreads(Closing):
 
     def __init__(self, threads: int, *, name: str) -> None:
         self._tasks: Turns[_Task] = Turns(threads)
+        self._closed = False
         self._threads = [
             threading.Thread(target=self._attend, name=f"{name} {number}", daemon=True)
             for number in range(threads)
@@ -42,13 +43,20 @@ class FairThreads(Closing):
             thread.start()
 
     def submit(self, work: Callable[[], _T], client: str = "") -> Future[_T]:
-        """Have something done for a client; cancelled before its turn, it costs nothing."""
+        """Have something done for a client; cancelled before its turn, it costs nothing.
+
+        After `close` it comes back cancelled.
+        """
         task = _Task(work, Future())
-        self._tasks.put(task, client)
+        if self._closed:
+            task.future.cancel()
+        else:
+            self._tasks.put(task, client)
         return task.future
 
     def close(self) -> None:
         """Do what waits, and end."""
+        self._closed = True
         self._tasks.close()
         for thread in self._threads:
             thread.join()

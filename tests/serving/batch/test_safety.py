@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.inputs.photos import PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.journal.written import WrittenFiles
-from captioner_serving.batch.outputs.maps import MapWriter
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Photos = Callable[..., Path]
@@ -272,68 +268,3 @@ def test_an_input_that_a_list_names_stays(tiny: Captioner, photos: Photos, tmp_p
     listed.write_text(f"{photos(1) / 'p000.jpg'}\n")
     with pytest.raises(ConfigError, match="is an input"):
         list(caption_batch(Inputs(lists=(str(listed),)), output=listed, captioner=tiny))
-
-
-def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photo = photos(1) / "p000.jpg"
-    caption = tiny.caption(photo)
-    monkeypatch.chdir(tmp_path)
-    maps = tmp_path / "maps"
-    maps.mkdir()
-    (maps / "file.png").write_bytes(b"mine")
-    (tmp_path / "elsewhere.png").write_bytes(b"mine too")
-    (maps / "link.png").symlink_to(tmp_path / "elsewhere.png")
-    (maps / "dangling.png").symlink_to(tmp_path / "nowhere.png")
-    os.mkfifo(maps / "pipe.png")
-    noted: list[tuple[str, bool]] = []
-    real = WrittenFiles.note
-
-    def note(self: WrittenFiles, path: Path, new: bytes, **more: Any) -> None:
-        noted.append((path.name, path.exists()))
-        real(self, path, new, **more)
-
-    monkeypatch.setattr(WrittenFiles, "note", note)
-    logs = [WrittenFiles(tmp_path / f"{run}.written.jsonl") for run in "ab"]
-    for kind, log in zip(("overlay", "sheet"), logs, strict=True):
-        writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), log)  # type: ignore[arg-type]
-        for name, problem in {
-            "file": "is there already, and is no map that Captioner drew: move it away",
-            "link": "is there already",
-            "dangling": "is there already",
-            "pipe": "cannot be read: it is not a regular file",
-        }.items():
-            with pytest.raises(OutputError, match=f"maps/{name}.png {problem}"):
-                writer.write(PhotoFile(name=name, file=str(photo)), caption)
-        writer.write(PhotoFile(name="free", file=str(photo)), caption)
-        if kind == "overlay":
-            overlay = (maps / "free.png").read_bytes()
-    # Noted before it is there, or a run that was killed would not know of it.
-    assert noted == [("free.png", False), ("free.png", True)]
-    assert (maps / "free.png").read_bytes() != overlay
-    logs[1].take_back()
-    assert (maps / "free.png").read_bytes() == overlay
-    logs[0].take_back()
-    assert not (maps / "free.png").exists() and not (tmp_path / "nowhere.png").exists()
-    assert (maps / "file.png").read_bytes() == b"mine"
-    assert (tmp_path / "elsewhere.png").read_bytes() == b"mine too"
-
-
-def test_photos_whose_names_differ_in_dots_and_slashes_have_maps_of_their_own(
-    tiny: Captioner, photos: Photos, tmp_path: Path
-) -> None:
-    one, other = sorted(map(str, photos(2).iterdir()))
-    caption, maps = tiny.caption(one), tmp_path / "maps"
-    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)))
-    names = {"a/x.jpg": one, "../a/x.jpg": other, "./a/x.jpg": one, "/a/x.jpg": other}
-    for _ in range(2):
-        for name, file in names.items():
-            writer.write(PhotoFile(name=name, file=file), caption)
-        drawn = sorted(maps.rglob("*.png"))
-        assert [path.name[:6] for path in drawn] == ["x.jpg."] + ["x.jpg~"] * 3
-        pictures = []
-        for path in drawn:
-            with Image.open(path) as picture:
-                pictures.append(picture.tobytes())
-        assert sorted(map(pictures.count, pictures)) == [2, 2, 2, 2]

@@ -73,7 +73,7 @@ class WrittenFiles:
 
         """
         self.close()
-        for line in reversed(list(self._lines())):
+        for line in self._last_first():
             path, before = Path(line["path"]), line["before"]
             if not path.is_file():
                 continue
@@ -86,13 +86,17 @@ class WrittenFiles:
                     file.write(zlib.decompress(base64.b64decode(before)))
         self._path.unlink(missing_ok=True)
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _last_first(self) -> Iterator[dict[str, Any]]:
+        """Read the lines backwards, one at a time: together they may be larger than memory."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            for raw in file:
+            starts = [0]
+            starts += (file.tell() for _ in iter(file.readline, b""))
+            for start in reversed(starts):
+                file.seek(start)
                 try:
-                    line = json.loads(raw)
+                    line = json.loads(file.readline())
                 except ValueError:
                     continue  # torn: the file that it speaks of was not written
                 yield line

@@ -21,6 +21,8 @@ from captioner_serving.batch.outputs.existing import read_existing
 from captioner_serving.digest import digest
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from captioner.caption import Caption
 
 __all__ = ["MapWriter", "check_maps_folder"]
@@ -41,6 +43,7 @@ class MapWriter:
         self._written = written
         self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
+        self._max_pixels = config.max_pixels
 
     def write(self, photo: Photo, caption: Caption) -> None:
         """Draw one photo.
@@ -57,7 +60,7 @@ class MapWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
-        source = digest(photo.name).hex()
+        source = digest(os.path.normpath(photo.name)).hex()
         path, old = _place(path, source)
         new = self._drawn(photo, caption, source)
         if new == old:
@@ -70,7 +73,7 @@ class MapWriter:
     def _drawn(self, photo: Photo, caption: Caption, source: str) -> bytes:
         try:
             data = photo.read()
-            caption = dataclasses.replace(caption, open_photo=partial(_open, data, photo.name))
+            caption = dataclasses.replace(caption, open_photo=partial(self._open, data, photo.name))
             if self._kind == "overlay" and caption.words:
                 picture = caption.overlay(head=self._head)
             else:
@@ -78,6 +81,11 @@ class MapWriter:
             return encode_image(picture, ".png", source=source)
         except (ImageError, ConfigError, OSError, ValueError) as error:
             raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
+
+    def _open(self, data: bytes, name: str) -> Image.Image:
+        stream = io.BytesIO(data)
+        stream.name = name
+        return open_image(stream, max_pixels=self._max_pixels)
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
@@ -138,9 +146,3 @@ def _short(part: str) -> str:
     if len(raw) <= _LONGEST:
         return part
     return f"{os.fsdecode(raw[:_LONGEST])}~{digest(raw).hex()[:8]}"
-
-
-def _open(data: bytes, name: str):  # type: ignore[no-untyped-def]
-    stream = io.BytesIO(data)
-    stream.name = name
-    return open_image(stream)
