@@ -114,6 +114,7 @@ def test_one_connection_too_many_gets_a_problem(port: int, inside: Inside, said:
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["connection"] == "close"
         assert answer.json()["type"] == "busy"
+        assert until(lambda: said)  # told once the answer is out
         assert said == ["127.0.0.1 GET /: 503"]
     assert until(lambda: httpx.get(f"http://127.0.0.1:{port}/").status_code == 200)
 
