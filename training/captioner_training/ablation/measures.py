@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
+from captioner.encoder import Grid
 from captioner.geometry import Framing, TransformConfig
 from captioner.transforms import Transform
 from captioner_training.ablation.config import people_boxes
@@ -20,7 +21,7 @@ from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation.bootstrap import estimate, told
 from captioner_training.evaluation.boxes import check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.deletion import measure_deletion
+from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.grounded import category_grounding
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split
@@ -90,7 +91,11 @@ class Examination:
                 workers=self.workers,
             )
 
-        def captions(images: Sequence[CaptionedImage], grids: CachedGrids) -> list[Captioned]:
+        def captions(
+            images: Sequence[CaptionedImage],
+            after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
+        ) -> list[Captioned]:
+            grids = encoded(images)
             return caption_split(
                 model,
                 images,
@@ -99,27 +104,19 @@ class Examination:
                 config=checkpoint.generation,
                 autocast=exact,
                 grids=(grids, range(len(images))),
+                after_batch=after_batch,
             )
 
-        grids = encoded(self.images)
-        captioned = captions(self.images, grids)
+        test = DeletionTest(model.decoder, autocast=exact, insertion=False, images=self.deletion)
+        captioned = captions(self.images, test.add)
         found = self._scores(captioned)
-        part = captioned[: self.deletion]
-        effects = measure_deletion(
-            model,
-            part,
-            transform=transform,
-            autocast=exact,
-            grids=(grids, range(len(part))),
-            insertion=False,
-        )
-        if isinstance(content := effects.get("content"), dict):
+        if isinstance(content := test.result().get("content"), dict):
             found |= _picked(content, {"deletion effect": "effect"})
         if self.scenes is not None:
             right = scene_pointing(captioned, boxes=self.scenes, transform=transform)
             found["pointing"] = {"value": right}
         if self.people is not None:
-            shown = captions(self.people.images, encoded(self.people.images))
+            shown = captions(self.people.images)
             looks = category_grounding(shown, read_boxes(self.people.boxes, transform), "person")
             if looks is not None:  # a model that has learned little may speak of nobody
                 found |= _picked(looks, {"on people": "attention", "by chance": "uniform"})

@@ -15,17 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
-from captioner.model import CaptionModel
-from captioner.transforms import Transform
+from captioner.decoders.decoder import Decoder
+from captioner.encoder import Grid
 from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.dataset import collate, encode_captions
-from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import make_split_loader
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.reliability import measure_reliability
 
-__all__ = ["TEMPERATURES", "cross_fitted", "measure_calibration"]
+__all__ = ["TEMPERATURES", "Calibration", "cross_fitted"]
 
 Floats = NDArray[np.float64]
 
@@ -33,48 +31,60 @@ Floats = NDArray[np.float64]
 TEMPERATURES = tuple(round(0.6 + 0.05 * step, 2) for step in range(19))
 
 
-@torch.inference_mode()
-def measure_calibration(
-    model: CaptionModel,
-    images: Sequence[CaptionedImage],
-    *,
-    transform: Transform,
-    vocabulary: Vocabulary,
-    maximum_length: int,
-    autocast: torch.autocast,
-    workers: int = 2,
-    batch_size: int = 50,
-) -> dict[str, object]:
-    """Compare the likeliest next word after each start of a reference with what the reference says.
+class Calibration:
+    """Compares the likeliest next word after each start of a reference with what comes there.
 
-    Returns:
-        `tokens`: how many were compared, the ends of sentences among them; in percent, with
-        `intervals`: `confidence` and `accuracy`, the mean probability of the likeliest word, and
-        how often the reference says it; `error`, the expected calibration error, and
-        `error_calibrated`, the same after calibration; `temperature`, the best for all images;
-        `bins` and `bins_calibrated`, see reliability_bins.
+    Args:
+        decoder: of the captions.
+        vocabulary: of the model.
+        maximum_length: of references, in words; of a longer one the start counts.
+        autocast: how the decoder computes.
 
     """
-    device = next(model.parameters()).device
-    model.eval()
-    loader = make_split_loader(images, transform, workers=workers, batch_size=batch_size)
-    captions = encode_captions(images, vocabulary)
-    parts: list[tuple[Tensor, ...]] = []
-    for pixels, index in tqdm(loader, desc="calibration", leave=False, disable=None):
-        mine = [captions[at] for at in index.tolist()]
-        tokens = collate(pixels, mine, maximum_length=maximum_length).tokens.to(device)
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        vocabulary: Vocabulary,
+        maximum_length: int,
+        autocast: torch.autocast,
+    ) -> None:
+        self._decoder, self._autocast = decoder, autocast
+        self._vocabulary, self._maximum_length = vocabulary, maximum_length
+        self._parts: list[tuple[Tensor, ...]] = []
+        self._images = 0
+
+    @torch.inference_mode()
+    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Compare on the references of the next images of the split, with their grids."""
+        captions = encode_captions([one.image for one in captioned], self._vocabulary)
+        batch = collate(grid.features, captions, maximum_length=self._maximum_length)
+        tokens = batch.tokens.to(grid.features.device)
         targets = tokens[..., 1:]
         said = targets != PAD
-        with autocast:
-            grid = model.encode(transform.normalize(pixels.to(device)))
-            deep = model.decoder(grid.features, tokens[..., :-1]).deep[said]
-            logits = model.decoder.logits(deep).float()
-        owner = index.to(device)[said.nonzero()[:, 0]]
-        parts.append((owner, *_at_temperatures(logits, targets[said])))
-    owner, right, confidence, surprise = (
-        torch.cat([part[at] for part in parts]).cpu().double().numpy() for at in range(4)
-    )
-    return _told(owner.astype(int), right, confidence, surprise, images=len(images))
+        with self._autocast:
+            deep = self._decoder(grid.features, tokens[..., :-1]).deep[said]
+            logits = self._decoder.logits(deep).float()
+        owner = self._images + said.nonzero()[:, 0]
+        self._parts.append((owner, *_at_temperatures(logits, targets[said])))
+        self._images += len(captioned)
+
+    def result(self) -> dict[str, object]:
+        """Say how well the probabilities come true.
+
+        Returns:
+            `tokens`: how many were compared, the ends of sentences among them; in percent, with
+            `intervals`: `confidence` and `accuracy`, the mean probability of the likeliest word,
+            and how often the reference says it; `error`, the expected calibration error, and
+            `error_calibrated`, the same after calibration; `temperature`, the best for all
+            images; `bins` and `bins_calibrated`, see reliability_bins.
+
+        """
+        owner, right, confidence, surprise = (
+            torch.cat([part[at] for part in self._parts]).cpu().double().numpy() for at in range(4)
+        )
+        return _told(owner.astype(int), right, confidence, surprise, images=self._images)
 
 
 def _at_temperatures(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
+from captioner.encoder import Grid
 from captioner.errors import DataError
-from captioner.model import CaptionModel
-from captioner.transforms import Transform
 from captioner.word import SHUT_GATE
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.split import StoredGrids, encode_split
 
-__all__ = ["FUNCTION_WORDS", "measure_deletion", "summarize_effects"]
+__all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_effects"]
 
 _BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
 
@@ -32,56 +30,66 @@ some other another each very so than then also
 FUNCTION_WORDS = frozenset(_FUNCTION.split())
 
 
-def measure_deletion(
-    model: CaptionModel,
-    captioned: Sequence[Captioned],
-    *,
-    transform: Transform,
-    autocast: torch.autocast,
-    workers: int = 2,
-    seed: int = 0,
-    grids: tuple[StoredGrids, Sequence[int]] | None = None,
-    insertion: bool = True,
-) -> dict[str, object]:
-    """Test every word of the captions of a split; see summarize_effects.
+class DeletionTest:
+    """Tests every word of the captions of a split, batch by batch.
 
-    `grids` are those of the images, where they have been made before, and their places there.
-
-    Raises:
-        DataError: the model captions without attention.
+    Args:
+        decoder: of the captions.
+        autocast: how it computes.
+        seed: of the random cells.
+        insertion: see word_effects.
+        images: how many are tested, from the first; None: all.
 
     """
-    device = next(model.parameters()).device
-    model.eval()
-    draws = random_cells(torch.Generator().manual_seed(seed))
-    batches = encode_split(
-        model,
-        [one.image for one in captioned],
-        transform,
-        autocast=autocast,
-        workers=workers,
-        batch_size=_BATCH,
-        grids=grids,
-    )
-    found: list[WordEffect] = []
-    first = 0
-    with tqdm(desc="deletion", total=len(captioned), leave=False, disable=None) as bar:
-        for grid in batches:
-            tokens = [one.hypothesis.tokens for one in captioned[first : first + _BATCH]]
-            with autocast:
+
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        *,
+        autocast: torch.autocast,
+        seed: int = 0,
+        insertion: bool = True,
+        images: int | None = None,
+    ) -> None:
+        self._decoder, self._autocast, self._insertion = decoder, autocast, insertion
+        self._draws = random_cells(torch.Generator().manual_seed(seed))
+        self._images = images
+        self._effects: list[WordEffect] = []
+        self._captions: list[Sequence[str]] = []
+
+    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Test the next captions of the split, on their grids.
+
+        Raises:
+            GenerationError: the decoder's scores are not numbers.
+
+        """
+        if self._images is not None:
+            captioned = captioned[: self._images - len(self._captions)]
+        for at in range(0, len(captioned), _BATCH):
+            some = captioned[at : at + _BATCH]
+            with self._autocast:
                 effects = word_effects(
-                    model.decoder,
-                    grid.features.to(device),
-                    tokens,
-                    draws=draws,
-                    insertion=insertion,
+                    self._decoder,
+                    grid.features[at : at + len(some)],
+                    [one.hypothesis.tokens for one in some],
+                    draws=self._draws,
+                    insertion=self._insertion,
                 )
-            found += [one._replace(caption=first + one.caption) for one in effects]
-            first += len(tokens)
-            bar.update(len(tokens))
-    if not found:
-        raise DataError("the model captions without attention: there is nothing to delete")
-    return summarize_effects(found, [one.words for one in captioned])
+            first = len(self._captions)
+            self._effects += [one._replace(caption=first + one.caption) for one in effects]
+            self._captions += [one.words for one in some]
+
+    def result(self) -> dict[str, object]:
+        """Summarise the captions that were tested; see summarize_effects.
+
+        Raises:
+            DataError: the model captions without attention.
+
+        """
+        if not self._effects:
+            raise DataError("the model captions without attention: there is nothing to delete")
+        return summarize_effects(self._effects, self._captions)
 
 
 def summarize_effects(

@@ -6,19 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from captioner.encoder import Grid
+from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes, read_objects
-from captioner_training.evaluation.calibration import measure_calibration
+from captioner_training.evaluation.calibration import Calibration
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.confidence import measure_confidence
-from captioner_training.evaluation.deletion import measure_deletion
+from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.facts import describe_captions
-from captioner_training.evaluation.familiar import measure_familiarity, pooled_grids
+from captioner_training.evaluation.familiar import measure_familiarity
 from captioner_training.evaluation.grounded import object_grounding, person_grounding
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.predictions import Target, targets, write_predictions
@@ -44,12 +48,25 @@ class Asked:
     unlike: Path | None = None
 
 
+class BatchMeasure(Protocol):
+    """What is measured batch by batch while a split is captioned."""
+
+    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Measure the next images of the split."""
+
+    def result(self) -> dict[str, object]:
+        """Say what was found of all of them."""
+
+
 class CaptionedSplit:
     """A split with the captions that a checkpoint makes for it.
+
+    Each photo is opened and encoded once, whatever is measured.
 
     Args:
         captioner: the checkpoint, ready for use.
         images: the split.
+        asked: what is to be measured.
         beam_size: None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
 
@@ -60,10 +77,11 @@ class CaptionedSplit:
         captioner: Captioner,
         images: Sequence[CaptionedImage],
         *,
+        asked: Asked,
         beam_size: int | None,
         corpus: Sequence[Target] | None = None,
     ) -> None:
-        self.corpus = corpus
+        self.asked, self.corpus = asked, corpus
         tokenizer = captioner.vocabulary.tokenizer
         self._tokenized = None if corpus is None else tokenized(corpus, tokenizer)
         self.captioner = captioner
@@ -72,14 +90,28 @@ class CaptionedSplit:
         self.config = captioner.generation
         if beam_size is not None:
             self.config = replace(self.config, beam_size=beam_size)
-        self.autocast = torch.autocast(captioner.device.type, enabled=False)
+        autocast = torch.autocast(captioner.device.type, enabled=False)
+        decoder = captioner.model.decoder
+        self._means: list[Tensor] = []  # of the grids of each batch
+        self._beside: dict[str, BatchMeasure] = {}
+        self._failed: dict[str, CaptionerError] = {}
+        if asked.calibration:
+            self._beside["calibration"] = Calibration(
+                decoder,
+                vocabulary=captioner.vocabulary,
+                maximum_length=self.config.maximum_length,
+                autocast=autocast,
+            )
+        if asked.deletion:
+            self._beside["deletion"] = DeletionTest(decoder, autocast=autocast)
         self.captioned = caption_split(
             captioner.model,
             images,
             transform=captioner.transform,
             vocabulary=captioner.vocabulary,
             config=self.config,
-            autocast=self.autocast,
+            autocast=autocast,
+            after_batch=self._measure,
         )
         self.tokens = [one.words for one in self.captioned]
         self.captions = [captioner.vocabulary.join(words) for words in self.tokens]
@@ -97,8 +129,24 @@ class CaptionedSplit:
             },
         }
 
-    def parts(self, asked: Asked) -> Parts:
-        """Name what is asked for; each is measured when it is called."""
+    def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
+        """Measure a batch while its grids are there; a failure costs no more than itself."""
+        self._means.append(grid.features.float().mean(dim=1).cpu())
+        for name, one in self._beside.items():
+            if name not in self._failed:
+                try:
+                    one.add(grid, captioned)
+                except CaptionerError as error:
+                    self._failed[name] = error
+
+    def _measured(self, name: str) -> object:
+        if name in self._failed:
+            raise self._failed[name]
+        return self._beside[name].result()
+
+    def parts(self) -> Parts:
+        """Name what is asked for; the rest of the work on each is done when it is called."""
+        asked = self.asked
         references = [one.words for one in self.images]
         parts: Parts = {
             "nltk": lambda: {
@@ -128,12 +176,12 @@ class CaptionedSplit:
                 parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
         if asked.unlike or self.captioner.familiarity is not None:
             parts["familiarity"] = lambda: measure_familiarity(
-                self.captioner, self._means, [row.cider for row in self.rows], unlike=asked.unlike
+                self.captioner,
+                self._mean_grids,
+                [row.cider for row in self.rows],
+                unlike=asked.unlike,
             )
-        if asked.calibration:
-            parts["calibration"] = self._calibration
-        if asked.deletion:
-            parts["deletion"] = self._deletion
+        parts |= {name: partial(self._measured, name) for name in self._beside}
         if asked.predictions:
             parts["predictions"] = partial(self._write, asked.predictions)
         return parts
@@ -149,30 +197,12 @@ class CaptionedSplit:
             references=[one.words for one in self.images],
             corpus=self._tokenized,
             scores=[one.hypothesis.score for one in self.captioned],
-            familiarity=None if known is None else known.of(self._means.unsqueeze(1)),
+            familiarity=None if known is None else known.of(self._mean_grids.unsqueeze(1)),
         )
 
-    @cached_property
-    def _means(self) -> Tensor:
-        return pooled_grids(self.captioner, self.images)
-
-    def _calibration(self) -> object:
-        return measure_calibration(
-            self.captioner.model,
-            self.images,
-            transform=self.captioner.transform,
-            vocabulary=self.captioner.vocabulary,
-            maximum_length=self.config.maximum_length,
-            autocast=self.autocast,
-        )
-
-    def _deletion(self) -> object:
-        return measure_deletion(
-            self.captioner.model,
-            self.captioned,
-            transform=self.captioner.transform,
-            autocast=self.autocast,
-        )
+    @property
+    def _mean_grids(self) -> Tensor:
+        return torch.cat(self._means)
 
     def _write(self, path: Path) -> str:
         scores = [one.hypothesis.score for one in self.captioned]

@@ -22,9 +22,10 @@ from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.scores import score_tables
 
-__all__ = ["StoredGrids", "caption_split", "encode_split", "score_split"]
+__all__ = ["BATCH", "StoredGrids", "caption_split", "score_split"]
 
-_BATCH = 50  # images that are captioned at once
+BATCH = 50
+"""Images that are captioned at once."""
 
 
 class StoredGrids(Protocol):
@@ -46,7 +47,7 @@ def caption_split(
     workers: int = 2,
     no_bar: bool | None = None,
     grids: tuple[StoredGrids, Sequence[int]] | None = None,
-    after_batch: Callable[[int], None] | None = None,
+    after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
 ) -> list[Captioned]:
     """Caption every image, in order, on the model's device.
 
@@ -60,34 +61,28 @@ def caption_split(
         workers: processes that decode images.
         no_bar: as tqdm takes `disable`; None hides the bar where no terminal is.
         grids: of the images, where they have been made before, and their places there.
-        after_batch: called after each full batch with the number of images that are captioned.
+        after_batch: called with the grids and the captions of each batch: what is measured there
+            needs no photo to be opened and encoded again.
 
     """
     device = next(model.parameters()).device
     model.eval()
     captioned: list[Captioned] = []
     with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
-        batches = encode_split(
-            model,
-            images,
-            transform,
-            autocast=autocast,
-            workers=workers,
-            batch_size=_BATCH,
-            grids=grids,
-        )
-        for grid in batches:
+        for stored in _encoded(
+            model, images, transform, autocast=autocast, workers=workers, grids=grids
+        ):
+            grid = stored._replace(features=stored.features.to(device))
             with autocast:
-                results = generate(
-                    model.decoder, grid.features.to(device), config, vocabulary=vocabulary
-                )
-            captioned += [
+                results = generate(model.decoder, grid.features, config, vocabulary=vocabulary)
+            batch = [
                 _captioned(images[len(captioned) + at], hypotheses[0], grid, vocabulary)
                 for at, hypotheses in enumerate(results)
             ]
-            bar.update(len(results))
-            if after_batch is not None and len(results) == _BATCH:
-                after_batch(len(captioned))
+            captioned += batch
+            bar.update(len(batch))
+            if after_batch is not None:
+                after_batch(grid, batch)
     return captioned
 
 
@@ -102,26 +97,24 @@ def _captioned(
     )
 
 
-@torch.inference_mode()
-def encode_split(
+def _encoded(
     model: CaptionModel,
     images: Sequence[CaptionedImage],
     transform: Transform,
     *,
     autocast: torch.autocast,
     workers: int,
-    batch_size: int,
-    grids: tuple[StoredGrids, Sequence[int]] | None = None,
+    grids: tuple[StoredGrids, Sequence[int]] | None,
 ) -> Iterator[Grid]:
     """Give the grids of images, batch by batch; read those that have been made before."""
     if grids is not None:
         stored, places = grids
         side = transform.config.size // model.config.encoder.stride
-        for first in range(0, len(places), batch_size):
-            yield Grid(stored[places[first : first + batch_size]].float(), side, side)
+        for first in range(0, len(places), BATCH):
+            yield Grid(stored[places[first : first + BATCH]].float(), side, side)
         return
     device = next(model.parameters()).device
-    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=batch_size):
+    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=BATCH):
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
         yield grid

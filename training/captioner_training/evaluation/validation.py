@@ -14,7 +14,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
-from captioner_training.evaluation.split import StoredGrids, caption_split, score_split
+from captioner_training.evaluation.split import BATCH, StoredGrids, caption_split, score_split
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 
@@ -44,14 +44,17 @@ def validate(
         processes: of the run.
         boxes: of drawn scenes, to see whether attention points at the right shape.
         grids: of the images, where a frozen encoder has made them before.
-        together: called between batches, as often in every process.
+        together: called after full batches, as often in every process.
 
     """
     transform = Transform(recipe.transform)
-    common = len(images) // processes.world  # images that every process has
+    batches = len(images) // processes.world // BATCH  # full ones, which every process has
+    done = 0
 
-    def after_batch(done: int) -> None:
-        if together is not None and done <= common:
+    def after_batch(*_: object) -> None:
+        nonlocal done
+        done += 1
+        if together is not None and done <= batches:
             together()
 
     mine = list(range(len(images)))[processes.rank :: processes.world]

@@ -219,7 +219,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
     )
     corpus = read_corpus(arguments.corpus, targets(images))
-    captioned = CaptionedSplit(captioner, images, beam_size=arguments.beam_size, corpus=corpus)
     asked = Asked(
         official=arguments.official,
         boxes=arguments.boxes,
@@ -229,6 +228,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         predictions=arguments.predictions,
         unlike=arguments.unlike,
     )
+    captioned = CaptionedSplit(
+        captioner, images, asked=asked, beam_size=arguments.beam_size, corpus=corpus
+    )
     report: dict[str, object] = {
         **describe_data(arguments.data or arguments.captions, captioned.targets, corpus=corpus),
         **captioned.facts(),
@@ -236,7 +238,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     gallery = photos_of(
         images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
     )
-    return _finish(arguments, report, captioned.parts(asked), lambda: captioned.rows, gallery)
+    return _finish(arguments, report, captioned.parts(), lambda: captioned.rows, gallery)
 
 
 def _finish(

@@ -1,0 +1,126 @@
+"""What is measured of a split while it is captioned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from captioner.errors import GenerationError
+from captioner.familiarity import Familiarity
+from captioner.predictor import Captioner
+from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.evaluation.deletion import DeletionTest
+from captioner_training.evaluation.familiar import pooled_grids
+from captioner_training.evaluation.measures import Asked, CaptionedSplit
+from captioner_training.evaluation.report import measure_parts
+from tests.conftest import make_tiny
+
+EVERYTHING = Asked(calibration=True, deletion=True)
+
+
+class _Noted(ImageStore):
+    """Writes down which photos are read, in whatever process."""
+
+    note: Path
+
+    def read(self, name: str) -> bytes:
+        with self.note.open("a") as file:
+            file.write(f"{name}\n")
+        return super().read(name)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[CaptionedImage]:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(53):  # more than a batch
+        photo = Image.effect_noise((60, 60), 4 * number).convert("RGB")
+        photo.save(photos / f"{number}.png")
+    store = _Noted(photos)
+    store.note = tmp_path / "opened"
+    words = (("a", "dog", "runs"), ("the", "red", "ball"))
+    captions = tuple(map(" ".join, words))
+    return [
+        CaptionedImage(name=f"{at}.png", id=at, store=store, captions=captions, words=words)
+        for at in range(53)
+    ]
+
+
+@pytest.fixture
+def captioner() -> Captioner:
+    checkpoint = make_tiny()
+    short = replace(checkpoint.generation, maximum_length=4)
+    captioner = Captioner(replace(checkpoint, generation=short), device="cpu", dtype="float32")
+    cloud = torch.randn(9, 576, generator=torch.Generator().manual_seed(0))
+    captioner.familiarity = Familiarity.fit(cloud, cloud, encoder="")
+    return captioner
+
+
+def test_each_photo_is_opened_and_encoded_once(
+    images: list[CaptionedImage], captioner: Captioner, tmp_path: Path
+) -> None:
+    encoded: list[int] = []
+    watch = captioner.model.encoder.register_forward_hook(
+        lambda _, pixels, __: encoded.append(len(pixels[0]))
+    )
+    split = CaptionedSplit(captioner, images, asked=EVERYTHING, beam_size=2)
+    report: dict[str, object] = {}
+    assert measure_parts(report, split.parts()) == 0
+    rows = split.rows
+    opened = (tmp_path / "opened").read_text().split()
+    assert sorted(opened) == sorted(one.name for one in images) and sum(encoded) == len(images)
+
+    watch.remove()
+    known = captioner.familiarity
+    assert known is not None
+    told = known.of(pooled_grids(captioner, images).unsqueeze(1))
+    assert [row.familiarity for row in rows] == pytest.approx(told)
+    calibration, deletion = report["calibration"], report["deletion"]
+    assert isinstance(calibration, dict) and isinstance(deletion, dict)
+    assert calibration["tokens"] == 53 * 2 * 4  # three words and the end
+    words = sum(kind["words"] for kind in deletion.values())
+    assert words == sum(len(row.caption.split()) for row in rows)
+
+
+def test_a_measure_that_fails_costs_itself(
+    images: list[CaptionedImage], captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise GenerationError("no numbers")
+
+    monkeypatch.setattr(DeletionTest, "add", fail)
+    split = CaptionedSplit(captioner, images[:3], asked=EVERYTHING, beam_size=1)
+    report: dict[str, object] = {}
+    assert measure_parts(report, split.parts()) == 1
+    failed = report["deletion"]
+    assert isinstance(failed, dict) and failed["error"]["detail"] == "no numbers"
+    assert isinstance(calibration := report["calibration"], dict)
+    assert calibration["tokens"] == 3 * 2 * 4
+
+
+def test_the_deletion_test_ends_where_it_is_told_to(
+    images: list[CaptionedImage], captioner: Captioner
+) -> None:
+    captioned = CaptionedSplit(captioner, images[:9], asked=Asked(), beam_size=1).captioned
+    pixels = torch.stack(
+        [captioner.prepare(one.image.store.read(one.image.name)).pixels for one in captioned]
+    )
+    grid = captioner.encode(pixels)
+    exact = torch.autocast("cpu", enabled=False)
+    found = []
+    for most, cuts in ((7, (0, 5, 9)), (None, (0, 7))):
+        test = DeletionTest(captioner.model.decoder, autocast=exact, images=most)
+        for first, end in pairwise(cuts):
+            part = grid._replace(features=grid.features[first:end])
+            test.add(part, captioned[first:end])
+        found.append(test.result())
+    for kind, whole in found[1].items():  # all but what is drawn by chance
+        cut = found[0][kind]
+        assert isinstance(whole, dict) and isinstance(cut, dict)
+        for name in ("words", "deletion", "insertion", "cells", "entropy"):
+            assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-5)
