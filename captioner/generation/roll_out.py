@@ -12,7 +12,7 @@ from captioner.generation.constraints import Constraints
 from captioner.generation.trace import Trace
 from captioner.vocabulary import END, START
 
-__all__ = ["Sampler", "choose_likeliest", "filter_top", "roll_out"]
+__all__ = ["Sampler", "choose_likeliest", "draw", "filter_top", "roll_out"]
 
 
 def roll_out(
@@ -86,8 +86,28 @@ class Sampler:
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
         kept = filter_top(logs / self.temperature, top_k=self.top_k, top_p=self.top_p)
-        flat = kept.softmax(dim=-1).flatten(0, 1)
-        return torch.multinomial(flat, 1, generator=self.generator).view(logs.shape[:2])
+        return draw(kept.softmax(dim=-1), generator=self.generator)
+
+
+def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a word for each row of probabilities (..., words), by the inverse of their running sum.
+
+    torch.multinomial draws a random number for every word: on a CPU, more work than a step of the
+    decoder.
+
+    Args:
+        probabilities: need not sum to 1. A word of probability 0 is never drawn.
+        generator: on their device; None: torch's own.
+
+    """
+    sums = probabilities.cumsum(dim=-1)
+    # Where a random number next to 1 is rounded up to the whole sum, there is no word.
+    total = sums[..., -1:]
+    chance = torch.rand(total.shape, generator=generator, device=total.device, dtype=total.dtype)
+    chosen = torch.searchsorted(
+        sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
+    )
+    return chosen.squeeze(-1)
 
 
 def filter_top(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:

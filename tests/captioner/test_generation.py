@@ -17,7 +17,7 @@ from captioner.decoders.state import State, StepOutput
 from captioner.generation import beam_search
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
-from captioner.generation.roll_out import filter_top
+from captioner.generation.roll_out import draw, filter_top
 from captioner.vocabulary import END, PAD, START, UNK, Tokenizer, Vocabulary
 
 VOCABULARY = 7  # three words: 4, 5 and 6
@@ -537,3 +537,13 @@ def test_what_is_asked_for_follows_one_rule() -> None:
             own.asked(**asked)
     with pytest.raises(ConfigError, match="it is at most 20"):
         replace(own, sample=True).asked(captions=21)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_a_word_without_probability_is_never_drawn(
+    monkeypatch: pytest.MonkeyPatch, chance: float
+) -> None:
+    """Nor at either end of the random numbers: 1 is what a number just below it is rounded to."""
+    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, chance))
+    probabilities = torch.tensor([[[0.0, 0.25, 0.0, 0.75, 0.0]]])
+    assert draw(probabilities).tolist() == [[1 if chance == 0 else 3]]

@@ -42,6 +42,8 @@ def older(recipe: dict[str, Any]) -> None:
     del recipe["data"]["boxes"], recipe["generation"]["exact"]
     for stage in recipe["stages"]:
         del stage["attention_supervision"]
+        if stage["self_critical"] is not None:
+            del stage["self_critical"]["cross_entropy"]
 
 
 def newest_state(out: Path) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.transforms import Transform
+from captioner.vocabulary import END, PAD, START
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.cross_entropy import Captions, count
-from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.objectives.self_critical import SelfCriticalCaptions
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import LossModule, TrainStep, autocast_of
 
@@ -84,3 +89,68 @@ def test_a_stage_hands_on_the_weights_that_scored_best(
     again.begin_stage(config, config.stages[0], steps=20)
     again.end_stage()
     assert torch.equal(model.decoder.embedding.weight, averages[0])
+
+
+class Drawn(SelfCriticalCaptions):
+    """Draws the same captions every time."""
+
+    def __init__(self, tokens: torch.Tensor, weights: torch.Tensor) -> None:
+        self.tokens, self.weights = tokens, weights
+
+    def draw(self, decoder: object, features: object, positions: Sequence[int]) -> Captions:
+        tokens, weights = self.tokens[list(positions)], self.weights[list(positions)]
+        return Captions(tokens, tokens[..., 1:], weights, weights.sum())
+
+
+DRAWN = Drawn(
+    torch.tensor([[[START, 8, 4, END, PAD, PAD], [START, 9, END, PAD, PAD, PAD]]] * 4),
+    torch.tensor([[0.5, -0.5]] * 4),
+)
+
+
+def slope(
+    checkpoint: Checkpoint, batch: Batch, *, parts: int, self_critical: SelfCritical | None
+) -> torch.Tensor:
+    """Take one step without dropout or clipping, and read the slope of the words' vectors."""
+    model = copy.deepcopy(checkpoint.model).requires_grad_(True)
+    model.encoder.fine_tune(from_stage=None)
+    stage = Stage(
+        epochs=1, batch_size=4, learning_rate=1.0, warmup=0, doubly_stochastic=0,
+        attention_entropy=0, accumulate=parts, self_critical=self_critical,
+    )  # fmt: skip
+    config = Recipe(
+        name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,), gradient_clip=1e9,
+        precision="float32", label_smoothing=0,
+    )  # fmt: skip
+    state = TrainState(model, processes=CPU)
+    state.begin_stage(config, stage, steps=2)
+    step = TrainStep(
+        state, config, stage, transform=Transform(checkpoint.transform), processes=CPU,
+        self_critical=DRAWN if self_critical else None,
+    )  # fmt: skip
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    slopes: list[torch.Tensor] = []
+    model.decoder.embedding.weight.register_hook(lambda found: slopes.append(found.clone()))
+    size = len(batch.images) // parts
+    step(
+        [
+            Batch(batch.images[at], batch.tokens[at], batch.positions[at])
+            for at in (slice(first, first + size) for first in range(0, 4, size))
+        ]
+    )
+    return torch.stack(slopes).sum(dim=0)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_datas_captions_are_mixed_with_captions_drawn(
+    tiny_checkpoint: Checkpoint, batch: Batch, parts: int
+) -> None:
+    """Wu et al. 2016, equation 9: the slope is that of the reward and so much of the other."""
+    plain = slope(tiny_checkpoint, batch, parts=parts, self_critical=None)
+    reward = slope(tiny_checkpoint, batch, parts=parts, self_critical=SelfCritical())
+    mixed = SelfCritical(cross_entropy=0.3)
+    both = slope(tiny_checkpoint, batch, parts=parts, self_critical=mixed)
+    assert plain.abs().max() > 1e-4 and reward.abs().max() > 1e-4
+    torch.testing.assert_close(both, reward + 0.3 * plain)

@@ -99,6 +99,9 @@ class SelfCritical:
     # What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
     # the reward of the greedy caption (Rennie et al. 2017).
     baseline: Literal["mean", "greedy"] = "mean"
+    # How much the cross-entropy of the data's captions weighs beside the reward (Wu et al. 2016,
+    # equation 9). Without it the words' probabilities soon are no longer those of people's words.
+    cross_entropy: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.decoders.decoder import DecoderOutput
+from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START
@@ -38,6 +40,13 @@ __all__ = ["LossModule", "TrainStep", "autocast_of"]
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
     """Make the context in which a recipe computes."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16")
+
+
+class Told(NamedTuple):
+    """The data's captions of a part, and the counts of them all in the whole batch."""
+
+    captions: Captions
+    counts: Counts
 
 
 class TrainStep:
@@ -92,13 +101,16 @@ class TrainStep:
         images = [part.images.to(self.processes.device, non_blocking=True) for part in parts]
         captions = [self._captions(*pair) for pair in zip(parts, images, strict=True)]
         counts = self._count(captions)
+        told = self._told(parts)
         own_words = self.stage.scheduled_sampling * self.state.progress.taken / self.state.steps
         sums = torch.zeros(3, device=self.processes.device)
         for number, (pixels, wanted) in enumerate(zip(images, captions, strict=True), start=1):
             more = number < len(parts) and self._ddp is not None
             with self._ddp.no_sync() if more and self._ddp else contextlib.nullcontext():
                 with self.autocast:
-                    loss: CaptionLoss = self._module(pixels, wanted, counts, own_words)
+                    loss: CaptionLoss = self._module(
+                        pixels, wanted, counts, own_words, told[number - 1] if told else None
+                    )
                 # DistributedDataParallel takes the mean over processes; the loss is a sum.
                 torch.autograd.backward(loss.total * self.processes.world)
             sums[:2] += torch.stack([loss.total.detach(), loss.cross_entropy])
@@ -123,6 +135,19 @@ class TrainStep:
         with torch.no_grad(), self.autocast:
             features = _features_of(model, images, self.transform)
             return self.self_critical.draw(model.decoder, features, part.positions.tolist())
+
+    def _told(self, parts: Sequence[Batch]) -> list[Told]:
+        """The data's own captions of each part, where they are mixed with captions drawn."""
+        critic = self.stage.self_critical
+        if critic is None or critic.cross_entropy == 0:
+            return []
+        device = self.processes.device
+        captions = [
+            Captions(part.tokens.to(device, non_blocking=True), part.tokens[..., 1:])
+            for part in parts
+        ]
+        counts = self._count(captions)
+        return [Told(each, counts) for each in captions]
 
     def _count(self, captions: Sequence[Captions]) -> Counts:
         """Count the tokens and captions of the whole batch, in all its parts and processes."""
@@ -151,7 +176,12 @@ class LossModule(nn.Module):
         )
 
     def forward(
-        self, images: Tensor, captions: Captions, counts: Counts, own_words: float
+        self,
+        images: Tensor,
+        captions: Captions,
+        counts: Counts,
+        own_words: float,
+        told: Told | None = None,
     ) -> CaptionLoss:
         """Score the captions.
 
@@ -163,6 +193,7 @@ class LossModule(nn.Module):
                 have said there (scheduled sampling, Bengio et al. 2015). Of all words at once,
                 from a first pass over the caption, so that the recurrence need not wait for the
                 output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
+            told: captions of the data, whose cross-entropy is added to that of captions drawn.
 
         """
         features = _features_of(self.model, images, self.transform)
@@ -171,7 +202,7 @@ class LossModule(nn.Module):
             inputs = self._mixed(features, inputs, own_words)
         critic = self.stage.self_critical
         output: DecoderOutput = self.model.decoder(features, inputs)
-        return caption_loss(
+        loss = caption_loss(
             self.model.decoder,
             output,
             captions.targets,
@@ -181,6 +212,16 @@ class LossModule(nn.Module):
             temperature=critic.temperature if critic else 1.0,
             looks=captions.looks,
         )
+        if critic is None or told is None:
+            return loss
+        plain = self._plain_loss(features, told)
+        return CaptionLoss(loss.total + critic.cross_entropy * plain.total, plain.cross_entropy)
+
+    def _plain_loss(self, features: Tensor, told: Told) -> CaptionLoss:
+        """Cross-entropy alone: what is asked of the attention is asked of the captions drawn."""
+        tokens, targets = told.captions.tokens, told.captions.targets
+        output: DecoderOutput = self.model.decoder(features, tokens[..., :-1])
+        return caption_loss(self.model.decoder, output, targets, LossTerms(), counts=told.counts)
 
     @torch.no_grad()
     def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:
@@ -190,7 +231,7 @@ class LossModule(nn.Module):
         before = self.model.decoder(features, inputs[..., :-1])
         logits = self.model.decoder.logits(before.deep).float()
         logits[..., [PAD, START, END]] = -torch.inf
-        drawn = torch.multinomial(logits.flatten(0, 2).softmax(dim=-1), 1).view_as(inputs[..., 1:])
+        drawn = draw(logits.softmax(dim=-1))
         chosen = torch.rand(drawn.shape, device=drawn.device) < own_words
         words = inputs[..., 1:]
         mixed = torch.where(chosen & (words != PAD) & (words != END), drawn, words)
