@@ -18,6 +18,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.generation.config import GenerationConfig
+from captioner.geometry import TransformConfig
 
 __all__ = [
     "FORMAT_VERSION",
@@ -27,6 +28,7 @@ __all__ = [
     "odd_header",
     "read_generation",
     "read_header",
+    "read_transform",
 ]
 
 FORMAT_VERSION = 1
@@ -98,6 +100,19 @@ def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
     try:
         return GenerationConfig(**read_header(path).get("generation", {}))
     except (ConfigError, TypeError) as error:
+        raise odd_header(path, error) from error
+
+
+def read_transform(path: str | os.PathLike[str]) -> TransformConfig:
+    """Read how a checkpoint makes its square of a photo.
+
+    Raises:
+        CheckpointError: as for read_header.
+
+    """
+    try:
+        return TransformConfig(**read_header(path)["transform"])
+    except (ConfigError, KeyError, TypeError) as error:
         raise odd_header(path, error) from error
 
 

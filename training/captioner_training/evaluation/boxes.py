@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
-from captioner.geometry import Box, Framing, TransformConfig
+from captioner.geometry import Box, Framing
 
-__all__ = ["BoxedObject", "check_boxes", "read_boxes", "read_objects"]
+__all__ = ["BoxedObject", "Boxes", "categories_there", "check_boxes", "read_boxes"]
 
 
 class BoxedObject(NamedTuple):
@@ -31,6 +31,10 @@ class BoxedObject(NamedTuple):
 
     category: str
     box: Box
+
+
+Boxes = Mapping[int | str, Sequence[BoxedObject]]
+"""Of images, by their ids."""
 
 
 def read_boxes(path: Path, transform: Framing) -> dict[int | str, list[BoxedObject]]:
@@ -79,15 +83,11 @@ def check_boxes(
     return found
 
 
-def read_objects(path: Path) -> dict[int | str, set[str]]:
-    """Read which categories of objects each image has, by its id.
-
-    Raises:
-        DataError: see read_boxes.
-
-    """
-    found = read_boxes(path, Framing(TransformConfig(mode="squash")))
-    return {number: {one.category or "person" for one in each} for number, each in found.items()}
+def categories_there(boxes: Boxes | None, ids: Sequence[int | str]) -> list[set[str]] | None:
+    """Say which categories of objects each of these images has; None where no boxes are known."""
+    if boxes is None:
+        return None
+    return [{one.category or "person" for one in boxes.get(image, ())} for image in ids]
 
 
 def _content(path: Path) -> dict[str, Any]:

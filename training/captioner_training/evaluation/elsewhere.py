@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 
 from captioner.vocabulary import tokenize
-from captioner_training.evaluation.boxes import read_objects
+from captioner_training.evaluation.boxes import Boxes, categories_there
 from captioner_training.evaluation.facts import describe_captions
 from captioner_training.evaluation.image_row import ImageRow
-from captioner_training.evaluation.predictions import Target, read_predictions
+from captioner_training.evaluation.predictions import Predictions, Target
 from captioner_training.evaluation.rows import image_rows
 from captioner_training.evaluation.scores import fallback_scores, official_scores
 
@@ -23,7 +22,7 @@ class CaptionsElsewhere:
     """A split with captions from a file; what can be scored is scored.
 
     Args:
-        path: see read_predictions.
+        read: the captions.
         split: the images.
         corpus: the whole split of which they are a part; None: they are all of it.
 
@@ -31,15 +30,11 @@ class CaptionsElsewhere:
         places: of the images that have a caption, in the split.
         problems: what is wrong with the file, a sentence each.
 
-    Raises:
-        DataError: the file cannot be read, or names no image of the split.
-
     """
 
     def __init__(
-        self, path: Path, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
+        self, read: Predictions, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
     ) -> None:
-        read = read_predictions(path, split)
         self.problems = read.problems
         self.places = [at for at, caption in enumerate(read.captions) if caption is not None]
         self.targets = [split[at] for at in self.places]
@@ -51,11 +46,18 @@ class CaptionsElsewhere:
         if corpus is not None or len(self.targets) < len(split):
             self._whole = [[tokenize(text) for text in one.references] for one in self._corpus]
 
-    def parts(self, *, official: bool, training: Path | None, boxes: Path | None) -> Parts:
+    def parts(
+        self, *, official: bool, training: Sequence[Target] | None, boxes: Boxes | None
+    ) -> Parts:
         """Name what is asked for; each is measured when it is called."""
         parts: Parts = {
             "nltk": partial(fallback_scores, self._references, self.words, corpus=self._whole),
-            "captions": partial(self._described, training=training, boxes=boxes),
+            "captions": lambda: describe_captions(
+                self.words,
+                references=self._references,
+                training=training,
+                objects=categories_there(boxes, [one.id for one in self.targets]),
+            ),
         }
         if official:
             parts["pycocoevalcap"] = partial(
@@ -65,15 +67,6 @@ class CaptionsElsewhere:
                 corpus=[one.references for one in self._corpus],
             )
         return parts
-
-    def _described(self, *, training: Path | None, boxes: Path | None) -> object:
-        objects = None
-        if boxes is not None:
-            found = read_objects(boxes)
-            objects = [found.get(one.id, set()) for one in self.targets]
-        return describe_captions(
-            self.words, references=self._references, training=training, objects=objects
-        )
 
     @cached_property
     def rows(self) -> list[ImageRow]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bleu import n_grams
 from captioner_training.evaluation.hallucination import hallucination
-from captioner_training.evaluation.predictions import Target, read_targets
+from captioner_training.evaluation.predictions import Target
 
 __all__ = ["describe_captions", "describe_split", "hash_split"]
 
@@ -40,7 +39,7 @@ def describe_captions(
     captions: Sequence[Words],
     *,
     references: Sequence[Sequence[Words]],
-    training: Path | None = None,
+    training: Sequence[Target] | None = None,
     objects: Sequence[Collection[str]] | None = None,
 ) -> dict[str, object]:
     """Say how long, how varied, how new and how true captions are; shares are in percent.
@@ -48,16 +47,13 @@ def describe_captions(
     Args:
         captions: the words of each.
         references: of each image, its tokenized references.
-        training: the captions of training, in COCO's captions format; None: not at hand.
+        training: the images of the training with their captions; None: not at hand.
         objects: of each image, the categories of its annotated objects; None: not at hand.
-
-    Raises:
-        DataError: the captions of training cannot be read.
 
     """
     known = None
     if training is not None:
-        texts = (text for one in read_targets(training) for text in one.references)
+        texts = (text for one in training for text in one.references)
         known = {tuple(tokenize(text)) for text in texts}
     lengths = np.array([len(words) for words in captions])
     said = [tuple(words) for words in captions]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from captioner.errors import DataError
 from captioner.transforms import Box
 from captioner_training.evaluation.bootstrap import estimate, mean_table, told
-from captioner_training.evaluation.boxes import BoxedObject
+from captioner_training.evaluation.boxes import BoxedObject, Boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.categories import mentions
 from captioner_training.evaluation.grounding import (
@@ -21,8 +21,6 @@ from captioner_training.evaluation.grounding import (
 )
 
 __all__ = ["category_grounding", "object_grounding", "person_grounding"]
-
-Boxes = Mapping[int | str, Sequence[BoxedObject]]
 
 
 def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:

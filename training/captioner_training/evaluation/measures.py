@@ -16,7 +16,7 @@ from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.boxes import read_boxes, read_objects
+from captioner_training.evaluation.boxes import Boxes, categories_there
 from captioner_training.evaluation.calibration import Calibration
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.confidence import measure_confidence
@@ -30,20 +30,20 @@ from captioner_training.evaluation.rows import image_rows
 from captioner_training.evaluation.scores import fallback_scores, official_scores
 from captioner_training.evaluation.split import caption_split, score_split
 
-__all__ = ["Asked", "CaptionedSplit", "objects_of", "tokenized"]
+__all__ = ["Asked", "BatchMeasure", "CaptionedSplit"]
 
 Parts = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is measured beside the scores; each field is the option of that name."""
+    """What is measured beside the scores; each field is the option of that name, or its content."""
 
     official: bool = False
-    boxes: Path | None = None
+    boxes: Boxes | None = None
     calibration: bool = False
     deletion: bool = False
-    training: Path | None = None
+    training: Sequence[Target] | None = None
     predictions: Path | None = None
     unlike: Path | None = None
 
@@ -83,7 +83,7 @@ class CaptionedSplit:
     ) -> None:
         self.asked, self.corpus = asked, corpus
         tokenizer = captioner.vocabulary.tokenizer
-        self._tokenized = None if corpus is None else tokenized(corpus, tokenizer)
+        self._tokenized = None if corpus is None else _tokenized(corpus, tokenizer)
         self.captioner = captioner
         self.images = images
         self.targets = targets(images)
@@ -157,7 +157,7 @@ class CaptionedSplit:
                 self.tokens,
                 references=references,
                 training=asked.training,
-                objects=objects_of(self.targets, asked.boxes),
+                objects=categories_there(asked.boxes, [one.id for one in self.targets]),
             ),
             "confidence": lambda: measure_confidence(
                 self.captioned, [row.cider for row in self.rows]
@@ -167,8 +167,8 @@ class CaptionedSplit:
             written = [one.captions for one in self.images]
             whole = None if self.corpus is None else [one.references for one in self.corpus]
             parts["pycocoevalcap"] = partial(official_scores, written, self.captions, corpus=whole)
-        if asked.boxes:
-            boxes = read_boxes(asked.boxes, self.captioner.transform)
+        if asked.boxes is not None:
+            boxes = asked.boxes
             names = {one.category for each in boxes.values() for one in each}
             if names & {"", "person"}:
                 parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
@@ -210,19 +210,6 @@ class CaptionedSplit:
         return str(path)
 
 
-def tokenized(images: Sequence[Target], tokenizer: Tokenizer = "words") -> list[list[list[str]]]:
+def _tokenized(images: Sequence[Target], tokenizer: Tokenizer) -> list[list[list[str]]]:
     """Split the references of each image into words, as a model has them."""
     return [[tokenize(text, tokenizer) for text in one.references] for one in images]
-
-
-def objects_of(images: Sequence[Target], boxes: Path | None) -> list[set[str]] | None:
-    """Read which categories of annotated objects each image has; None without a file of boxes.
-
-    Raises:
-        DataError: the file cannot be read.
-
-    """
-    if boxes is None:
-        return None
-    found = read_objects(boxes)
-    return [found.get(one.id, set()) for one in images]

@@ -180,15 +180,13 @@ def read_targets(path: Path) -> list[Target]:
     return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
 
 
-def read_corpus(path: Path | None, split: Sequence[Target]) -> list[Target] | None:
-    """Read the whole split of which these images are a part; None where there is no file.
+def read_corpus(path: Path, split: Sequence[Target]) -> list[Target]:
+    """Read the whole split of which these images are a part.
 
     Raises:
         DataError: it cannot be read, or has not all of these images.
 
     """
-    if path is None:
-        return None
     found = read_targets(path)
     known = {str(one.id) for one in found}
     if absent := [one.name for one in split if str(one.id) not in known]:

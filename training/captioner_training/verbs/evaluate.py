@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
 from captioner.verbs.machine import add_machine_arguments
-from captioner_training.verbs.evaluate_files import PATHS, check_files
+from captioner_training.verbs.evaluate_files import PATHS, EvaluateFiles, read_files
 
 if TYPE_CHECKING:
-    from captioner_training.data.images import CaptionedImage
     from captioner_training.evaluation.image_row import ImageRow
+    from captioner_training.evaluation.predictions import Predictions
     from captioner_training.pages.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
@@ -29,6 +29,8 @@ EXAMPLES = """examples:
 The scores are printed as one JSON object, with their 95 % bootstrap intervals over images. Without
 --official they are on lower-case Treebank tokens without punctuation: not to be compared with
 published ones; --official adds those on COCO's tokens, and METEOR."""
+
+_OF_A_CHECKPOINT = ("calibration", "deletion", "unlike", "checkpoint", "beam_size", "predictions")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,111 +136,75 @@ def run(arguments: argparse.Namespace) -> int:
     for name in PATHS:
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, path.expanduser())
-    check_files(arguments)
-    return _evaluate(arguments) if arguments.score is None else _score(arguments)
-
-
-def _score(arguments: argparse.Namespace) -> int:
-    """Score captions that were made elsewhere; no model is read."""
-    for name in ("calibration", "deletion", "unlike", "checkpoint", "beam_size", "predictions"):
+    for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
+    files = read_files(arguments)
+    if files.score is None:
+        return _evaluate(arguments, files)
+    return _score(arguments, files, files.score)
 
-    from captioner_training.data.reading import read_coco, read_dataset
+
+def _score(arguments: argparse.Namespace, files: EvaluateFiles, read: Predictions) -> int:
+    """Score captions that were made elsewhere; no model is read."""
     from captioner_training.evaluation.elsewhere import CaptionsElsewhere
-    from captioner_training.evaluation.java import check_java
-    from captioner_training.evaluation.predictions import read_corpus, read_targets, targets
     from captioner_training.evaluation.report import describe_data
     from captioner_training.pages.gallery import Gallery, photos_of
 
-    if arguments.official:
-        check_java()
-    images: Sequence[CaptionedImage] = ()
-    if arguments.data:
-        images = read_dataset(arguments.data, split=arguments.split)
-    elif arguments.images:
-        images = read_coco(arguments.captions, arguments.images)
-    split = targets(images) if images else read_targets(arguments.captions)
-    corpus = read_corpus(arguments.corpus, split)
-    there = CaptionsElsewhere(arguments.score, split, corpus=corpus)
+    there = CaptionsElsewhere(read, files.split, corpus=files.corpus)
     for problem in there.problems:
         print(f"captioner: {problem}", file=sys.stderr)
     report: dict[str, object] = {
         **describe_data(
-            arguments.data or arguments.captions, split, corpus=corpus, scored=len(there.places)
+            arguments.data or arguments.captions,
+            files.split,
+            corpus=files.corpus,
+            scored=len(there.places),
         ),
         "scored": len(there.places),
         "predictions": str(arguments.score),
         "problems": there.problems,
     }
-    parts = there.parts(
-        official=arguments.official, training=arguments.training, boxes=arguments.boxes
-    )
-    gallery = photos_of([images[at] for at in there.places]) if images else Gallery()
-    failed = _finish(arguments, report, parts, lambda: there.rows, gallery)
-    return failed or int(len(there.places) < len(split))
+    parts = there.parts(official=arguments.official, training=files.training, boxes=files.boxes)
+    gallery = photos_of([files.images[at] for at in there.places]) if files.images else Gallery()
+    failed = _finish(arguments, report, parts, lambda: there.rows, gallery, files.other)
+    return failed or int(len(there.places) < len(files.split))
 
 
-def _read(arguments: argparse.Namespace) -> list[CaptionedImage]:
-    """Read the split, and look into the boxes, before torch is imported, which takes seconds.
-
-    Raises:
-        DataError: the split or the boxes cannot be read, or there is no Java.
-
-    """
-    from captioner.geometry import Framing, TransformConfig
-    from captioner.header import bundled_checkpoint, read_header
-    from captioner_training.data.reading import read_coco, read_dataset
-    from captioner_training.evaluation.boxes import check_boxes
-    from captioner_training.evaluation.java import check_java
-
-    if arguments.official:
-        check_java()
-    tokenizer = read_header(arguments.checkpoint or bundled_checkpoint()).get("tokenizer", "words")
-    if arguments.data:
-        images = read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
-    else:
-        images = read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
-    if arguments.boxes:
-        check_boxes(arguments.boxes, Framing(TransformConfig()), ids={one.id for one in images})
-    return images
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
+def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
     """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    images = _read(arguments)
     from captioner.predictor import Captioner
     from captioner_training.evaluation.deletion import FUNCTION_WORDS
     from captioner_training.evaluation.measures import Asked, CaptionedSplit
-    from captioner_training.evaluation.predictions import read_corpus, targets
     from captioner_training.evaluation.report import describe_data
     from captioner_training.pages.gallery import photos_of
 
     captioner = Captioner.from_pretrained(
         arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
     )
-    corpus = read_corpus(arguments.corpus, targets(images))
     asked = Asked(
         official=arguments.official,
-        boxes=arguments.boxes,
+        boxes=files.boxes,
         calibration=arguments.calibration,
         deletion=arguments.deletion,
-        training=arguments.training,
+        training=files.training,
         predictions=arguments.predictions,
         unlike=arguments.unlike,
     )
     captioned = CaptionedSplit(
-        captioner, images, asked=asked, beam_size=arguments.beam_size, corpus=corpus
+        captioner, files.images, asked=asked, beam_size=arguments.beam_size, corpus=files.corpus
     )
+    data = arguments.data or arguments.captions
     report: dict[str, object] = {
-        **describe_data(arguments.data or arguments.captions, captioned.targets, corpus=corpus),
+        **describe_data(data, captioned.targets, corpus=files.corpus),
         **captioned.facts(),
     }
     gallery = photos_of(
-        images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
+        files.images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
     )
-    return _finish(arguments, report, captioned.parts(), lambda: captioned.rows, gallery)
+    parts = captioned.parts()
+    return _finish(arguments, report, parts, lambda: captioned.rows, gallery, files.other)
 
 
 def _finish(
@@ -247,15 +213,15 @@ def _finish(
     parts: Mapping[str, Callable[[], object]],
     rows: Callable[[], list[ImageRow]],
     gallery: Gallery,
+    other: Mapping[str, Any] | None,
 ) -> int:
     """Measure the parts, compare, write the report and print it; 1 where something failed."""
-    from captioner_training.evaluation.comparison import compare_reports, read_report
+    from captioner_training.evaluation.comparison import compare_reports
     from captioner_training.evaluation.report import measure_parts, print_report
     from captioner_training.pages.writing import write_report
 
     asked = dict(parts)
-    if arguments.compare is not None:
-        other = read_report(arguments.compare)
+    if other is not None:
         asked["comparison"] = lambda: compare_reports(report, rows(), other)
     failed = measure_parts(report, asked)
     print_report(report)

@@ -1,0 +1,69 @@
+"""The files of `captioner evaluate` are read before torch is, and all that is wrong is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests import launcher
+
+
+def captions(path: Path, *ids: int) -> None:
+    path.write_text(
+        json.dumps(
+            {
+                "images": [{"id": at, "file_name": f"{at}.jpg"} for at in ids],
+                "annotations": [{"image_id": at, "caption": "a dog"} for at in ids],
+            }
+        )
+    )
+
+
+def boxes(path: Path, image: int) -> None:
+    path.write_text(
+        json.dumps(
+            {
+                "images": [{"id": image, "width": 8, "height": 8}],
+                "annotations": [{"image_id": image, "bbox": [0, 0, 4, 4]}],
+            }
+        )
+    )
+
+
+def test_all_that_is_wrong_is_said_at_once_and_before_torch(tmp_path: Path) -> None:
+    captions(tmp_path / "split.json", 1, 2)
+    captions(tmp_path / "less.json", 1)
+    boxes(tmp_path / "others.json", 9)
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "photos").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "photos" / name).touch()
+    split = "evaluate --captions split.json"
+    side = "--boxes others.json --corpus less.json --training broken.json --compare split.json"
+    told = (
+        "others.json has boxes for 1 images, but for none of this split",
+        "--corpus less.json is not the whole of this split: it lacks 1 of its 2 images, 2.jpg",
+        "broken.json is not JSON",
+        "split.json is no report.json",
+    )
+    wanted = {
+        f"{split} --images photos {side}": told,
+        f"{split} --score none.json {side}": (*told, "there is no file none.json"),
+        f"{split} --images photos {side} --predictions no/p.json --checkpoint split.json": (
+            "there is no folder no",
+            "split.json is cut off, damaged or not a safetensors file",
+            *told,
+        ),
+        # A split that cannot be read keeps no other file from being looked at.
+        "evaluate --captions broken.json --images photos --corpus less.json --boxes none.json": (
+            "broken.json is not JSON",
+            "there is no file none.json",
+        ),
+    }
+    found = launcher.refuse(*wanted, cwd=tmp_path)
+    for messages, (status, loaded, said) in zip(wanted.values(), found, strict=True):
+        assert (status, loaded) == ("1", False)
+        lines = said.splitlines()
+        assert len(lines) == len(messages), said
+        for message in messages:
+            assert sum(message in line for line in lines) == 1, said
