@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from captioner.errors import ConfigError
 from captioner_training.recipe import Recipe
 
-__all__ = ["goes_on", "plain", "read_note", "refuse_finished"]
+__all__ = ["goes_on", "plain", "read_note", "refuse_finished", "with_defaults"]
 
 # Fields that a run may be taken up with anew: they do not change what is computed.
 _FREE = (
@@ -46,7 +46,7 @@ def goes_on(
         ConfigError: it is another recipe; the differences are named.
 
     """
-    there, now = _with_defaults(before), plain(recipe)
+    there, now = with_defaults(before), plain(recipe)
     if there["max_steps"] is not None and now["max_steps"] is None:
         return "anew"  # a dry run does not stand in the way of a real one
     if finished and _has_more_epochs(there, now):
@@ -70,7 +70,7 @@ def read_note(out: Path) -> dict[str, Any] | None:
     return note
 
 
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Give the recipe of an older run the fields that came later; it ran as their defaults say."""
     try:
         return plain(TypeAdapter(Recipe).validate_python(values))

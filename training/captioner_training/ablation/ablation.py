@@ -30,7 +30,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
-from captioner_training.run_recipe import plain
+from captioner_training.run_recipe import plain, with_defaults
 
 __all__ = ["Ablation"]
 
@@ -113,7 +113,7 @@ class Ablation:
         )
         folder = self.out / f"{name}-{seed}"
         path, asked = folder / "measures.json", self._asked(recipe)
-        if (known := _read(path)).get("asked") != asked:
+        if _with_defaults((known := _read(path)).get("asked")) != asked:
             shared = self._shared(seed)
             best = self._train(recipe, out=folder, processes=self.processes, shared=shared)
 
@@ -164,6 +164,13 @@ class Ablation:
             there = {"about": about, "times": times}
             _write(path, json.dumps(there, indent=2) + "\n")
         return dict(there["times"])
+
+
+def _with_defaults(asked: Any) -> Any:
+    """Give what was asked of an older version the fields that its recipe lacks."""
+    if not isinstance(asked, dict) or not isinstance(asked.get("recipe"), dict):
+        return asked
+    return {**asked, "recipe": with_defaults(asked["recipe"])}
 
 
 def _read(path: Path) -> dict[str, Any]:
