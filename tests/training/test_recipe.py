@@ -61,6 +61,44 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     assert "many" in message  # the value as given
 
 
+def told(fields: dict[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("smoke", fields)
+    return [line.strip().partition(" (")[0] for line in str(caught.value).splitlines()[1:]]
+
+
+def test_contradictions_are_told_with_the_other_errors() -> None:
+    size = "transform.size 100 is not a multiple of encoder.stride 16: use 96 or 112"
+    flip = "stages.1: flip has no effect in a stage whose encoder is frozen: set fine_tune_from, or"
+    epochs = "stages.1.epochs: should be greater than or equal to 1"
+    boxes = "attention_supervision needs data.boxes: name files of boxes, or leave it out"
+    assert told({"transform.size": "100", "seed": "many"})[1:] == [f"recipe: {size}"]
+    first, second = told({"transform.size": "100", "stages.1.flip": "true"})
+    assert first.startswith(flip) and second == f"recipe: {size}"
+    stages = "[{epochs: 0, flip: true}, {epochs: 1, attention_supervision: 1}]"
+    more = told({"transform.size": "100", "stages": stages})
+    assert (
+        more[0] == epochs and more[1].startswith(flip) and more[2:] == [f"recipe: {boxes}; {size}"]
+    )
+    missing = told({"stages": "[{flip: true}]", "transform.size": "100"})
+    assert missing[0] == "stages.1.epochs: Field required" and missing[1].startswith(flip)
+    assert missing[2:] == [f"recipe: {size}"]
+
+
+def test_what_hangs_on_a_field_that_is_wrong_is_not_told() -> None:
+    """Neither size nor heads nor flip is wrong: nobody knows what the other field was to be."""
+    for fields in (
+        {"transform.size": "112", "encoder.stride": "zero"},
+        {"decoder.kind": "transfomer", "decoder.heads": "4"},
+        {"stages.1.flip": "true", "stages.1.fine_tune_from": "last"},
+        {"generation.sample": "7", "generation.captions": "6"},
+        {"data.scenes": "many"},
+        {"stages": "none"},
+        {"transform": "[]"},
+    ):
+        assert len(told(fields)) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

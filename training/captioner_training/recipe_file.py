@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
@@ -16,6 +18,8 @@ from captioner.paths import did_you_mean, there_is_no
 from captioner_training.recipe import Recipe
 
 __all__ = ["load_recipe", "recipe_text", "shipped_recipes"]
+
+_LOOKS = 4  # at what wrong fields hide: what lacks one, the parts of a stage, a stage, all of it
 
 
 def shipped_recipes() -> list[str]:
@@ -40,11 +44,8 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
     problems = [
         problem for key, text in (overrides or {}).items() if (problem := _set(values, key, text))
     ]
-    recipe = None
-    try:
-        recipe = TypeAdapter(Recipe).validate_python(values)
-    except ValidationError as error:
-        problems += [_sentence(dict(one)) for one in error.errors()]
+    recipe, wrong = _validated(values)
+    problems += dict.fromkeys(_sentence(one) for one in wrong + _hidden(values, wrong))
     if problems or recipe is None:
         raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
     return recipe
@@ -125,6 +126,63 @@ def _number(text: str) -> str | float:
         return float(text) if any(sign.isdigit() for sign in text) else text
     except ValueError:
         return text
+
+
+Errors = list[dict[str, Any]]  # as pydantic tells them
+
+
+def _validated(values: dict[str, Any]) -> tuple[Recipe | None, Errors]:
+    try:
+        return TypeAdapter(Recipe).validate_python(values), []
+    except ValidationError as error:
+        return None, [dict(one) for one in error.errors()]
+
+
+def _hidden(values: dict[str, Any], wrong: Errors) -> Errors:
+    """Find contradictions that other mistakes hide: of two fields that are sound by themselves.
+
+    A configuration is looked at as a whole only where each of its fields is sound. So the fields
+    that are wrong are taken out, and the rest is looked at again.
+    """
+    rest, out, found = copy.deepcopy(values), set[tuple[Any, ...]](), Errors()
+    for _ in range(_LOOKS):
+        for one in wrong:
+            _take_out(rest, one, out)
+        _, wrong = _validated(rest)
+        found += [one for one in wrong if one["type"] == "value_error" and _apart(one, out)]
+    return found
+
+
+def _take_out(values: dict[str, Any], error: Mapping[str, Any], out: set[tuple[Any, ...]]) -> None:
+    """Take the fields that an error is about out of a recipe's values; put in what it misses."""
+    place, target = tuple(error["loc"]), values
+    fields_of, at = target, 0  # the mapping of fields that the error lies in, and how deep that is
+    for depth, part in enumerate(place):
+        inside = isinstance(target, dict) and part in target
+        if not inside and not (isinstance(target, list) and isinstance(part, int)):
+            break  # pydantic names the kinds that a field may have, too
+        target = target[part]
+        if isinstance(target, dict):
+            fields_of, at = target, depth + 1
+    names = place[at : at + 1] or re.findall(r"\w+", error["msg"])
+    for name in names:
+        path = (*place[:at], name)
+        if error["type"] == "missing":
+            fields_of[name] = 1  # the fewest epochs; where no number can be, nothing is lost
+        elif name in fields_of:
+            del fields_of[name]
+            out.add(path)
+
+
+def _apart(error: Mapping[str, Any], out: set[tuple[Any, ...]]) -> bool:
+    """Whether a contradiction has nothing to do with the fields that were taken out.
+
+    Those of a stage and of the recipe name all their fields; others may depend on any beside them.
+    """
+    place, words = tuple(error["loc"]), set(re.findall(r"\w+", error["msg"]))
+    if place == () or (place[0] == "stages" and len(place) == 2):
+        return not any(path[-1] in words for path in out)
+    return all(path[:-1] != place for path in out)
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
