@@ -7,18 +7,15 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from PIL import Image, ImageDraw
 
-from captioner.checkpoint import Checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.encoder import EncoderConfig
-from captioner.model import CaptionModel, ModelConfig
-from captioner.transforms import TransformConfig
-from captioner.vocabulary import Vocabulary
 from tests import launcher
+
+if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
+    from captioner.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
@@ -42,6 +39,12 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the nursery before the workers, who share it."""
+    if config.getoption("numprocesses", default=None):
+        launcher.prepare()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
 
@@ -61,6 +64,15 @@ def pytest_collection_finish() -> None:
 
 def make_tiny() -> Checkpoint:
     """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
+    import torch
+
+    from captioner.checkpoint import Checkpoint
+    from captioner.decoders.config import DecoderConfig
+    from captioner.encoder import EncoderConfig
+    from captioner.model import CaptionModel, ModelConfig
+    from captioner.transforms import TransformConfig
+    from captioner.vocabulary import Vocabulary
+
     torch.manual_seed(0)
     vocabulary = Vocabulary(WORDS)
     decoder = DecoderConfig(embedding_dim=16, hidden_dim=24, attention_dim=8)

@@ -1,8 +1,9 @@
 """Starts the command in processes of their own, without their paying for imports.
 
-Importing torch takes three seconds, and hundreds of tests run the command. One process a test
-worker, the nursery, imports everything once; each command is a fork of it, with its own arguments,
-environment, folder, pipes, signals and exit status: what a test sees is a process like any other.
+Importing torch takes three seconds, and hundreds of tests run the command. One process, the
+nursery, imports everything once, for all workers of a test run; each command is a fork of it, with
+its own arguments, environment, folder, pipes, signals and exit status: what a test sees is a
+process like any other.
 What a fork cannot take over (another interpreter's settings, code before exec) starts the slow way,
 and so does everything with CAPTIONER_TESTS_FORK=0.
 """
@@ -33,6 +34,7 @@ PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving")
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
+_ADDRESS = "CAPTIONER_TESTS_NURSERY"  # a variable: the socket at which the nursery listens
 _PRELOADED = (
     "captioner.predictor",
     "captioner_training.train",
@@ -173,20 +175,34 @@ class _Forked(subprocess.Popen[str]):
 
 
 class _Nursery:
-    """The process that has imported everything, as its starter sees it."""
+    """The process that has imported everything, as one of those who ask it sees it.
+
+    The first to ask starts it, and tells its own child processes of it; it ends with the last.
+    """
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            code = f"from tests.launcher import nurse; nurse({theirs.fileno()})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = None if _ADDRESS in os.environ else self._start()
+        self._control.connect("\0" + os.environ[_ADDRESS])
+        atexit.register(self.close)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind("")  # the system finds a name
+            listening.listen()
+            started = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"from tests.launcher import nurse; nurse({listening.fileno()})",
+                ],
                 env={**environment(), "PYTHONPATH": PATH},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[listening.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
             )
-        atexit.register(self.close)
+            os.environ[_ADDRESS] = listening.getsockname()[1:].decode()
+        return started
 
     def ask(self, request: dict[str, Any], descriptors: list[int]) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
@@ -195,11 +211,18 @@ class _Nursery:
 
     def close(self) -> None:
         self._control.close()
-        self._process.wait()
+        if self._process:
+            self._process.wait()
 
 
 _lock = threading.Lock()
 _nurseries: list[_Nursery] = []
+
+
+def prepare() -> None:
+    """Start the nursery, for this process and those that it starts, before it is asked."""
+    if os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux":
+        _nursery()
 
 
 def _nursery() -> _Nursery:
@@ -210,11 +233,11 @@ def _nursery() -> _Nursery:
 
 
 def nurse(descriptor: int) -> None:
-    """Be the nursery: import, then fork a command for every request until the starter is gone."""
+    """Be the nursery: import, then fork a command for every request until nobody can ask."""
     import signal
     from importlib import import_module
 
-    control = socket.socket(fileno=descriptor)
+    listening = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     if sys.path[0] == "":  # that of -c
         sys.path.pop(0)
@@ -229,29 +252,40 @@ def nurse(descriptor: int) -> None:
         each.setblocking(False)
     signal.set_wakeup_fd(woken.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    askers = [listening.accept()[0]]
     running: dict[int, socket.socket] = {}
-    while True:
-        ready, _, _ = select.select([control, wake], [], [])
+    while askers:
+        ready, _, _ = select.select([listening, wake, *askers], [], [])
         if wake in ready:
             wake.recv(4096)
             _reap(running)
-        if control in ready:
-            size = array.array("i").itemsize * 4
-            data, rights, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(size))
-            if not data:
-                os._exit(0)
-            descriptors = array.array("i")
-            descriptors.frombytes(rights[0][2][:size])
-            request = json.loads(data.decode(errors="surrogateescape"))
-            pid = os.fork()
-            if pid == 0:
-                for other in (control, wake, woken, *running.values()):
+        if listening in ready:
+            askers.append(listening.accept()[0])
+        for control in set(askers).intersection(ready):
+            if (asked := _receive(control)) is None:
+                askers.remove(control)
+                control.close()
+            elif pid := os.fork():
+                for number in asked[1][:3]:
+                    os.close(number)
+                running[pid] = socket.socket(fileno=asked[1][3])
+                running[pid].send(b"%d" % pid)
+            else:
+                for other in (listening, *askers, wake, woken, *running.values()):
                     other.close()
-                _be_the_command(request, descriptors.tolist())
-            for number in descriptors[:3]:
-                os.close(number)
-            running[pid] = socket.socket(fileno=descriptors[3])
-            running[pid].send(b"%d" % pid)
+                _be_the_command(*asked)
+    os._exit(0)
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive a request and its descriptors; None: this one asks no more."""
+    descriptors = array.array("i")
+    size = descriptors.itemsize * 4
+    data, rights, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(size))
+    if not data:
+        return None
+    descriptors.frombytes(rights[0][2][:size])
+    return json.loads(data.decode(errors="surrogateescape")), descriptors.tolist()
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
