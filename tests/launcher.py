@@ -4,6 +4,7 @@ Importing torch takes three seconds, and hundreds of tests run the command. One 
 nursery, imports everything once, for all workers of a test run; each command is a fork of it, with
 its own arguments, environment, folder, pipes, signals and exit status: what a test sees is a
 process like any other.
+So are the decoding processes of a command, which are forks of it.
 What a fork cannot take over (another interpreter's settings, code before exec) starts the slow way,
 and so does everything with CAPTIONER_TESTS_FORK=0.
 """
@@ -27,6 +28,7 @@ import threading
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +45,8 @@ _PRELOADED = (
     "captioner.decoders.lstm",
     "captioner_training.evaluation.measures",
     "torch._dynamo",  # three seconds, which an optimizer asks for
+    "nltk",  # more than a second, which scores ask for
+    "pi_heif",
 )
 
 
@@ -172,6 +176,33 @@ class _Forked(subprocess.Popen[str]):
             finally:
                 self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode
+
+
+class Twin(subprocess.Popen[bytes]):
+    """A decoding process that is a fork of this process, which has imported what it needs."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        (_, _, _, kept, _, _, _, _, _, *pipes, _, _, _, _, _, _, _) = rest
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.dup2(pipes[0], 0)
+                os.dup2(pipes[-1], 2)
+                first = 3
+                for number in sorted(kept):
+                    os.closerange(first, number)
+                    first = number + 1
+                os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+                sys.stderr = _text(2)
+                exec(args[-1], {})
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 class _Nursery:
@@ -320,6 +351,8 @@ def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
 def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     import signal
 
+    from captioner_serving.decoding import process as decoding
+
     atexit._clear()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -336,6 +369,7 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # by TMPDIR, anew
+    decoding.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
     if "PYTHONWARNINGS" not in request["env"]:
         warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
         sys.warnoptions.clear()
