@@ -171,8 +171,9 @@ def _build(
         raise CheckpointMismatchError(
             f"{path} does not fit its own configuration: it has {', '.join(problems[:3])}{more}"
         )
+    # Copies, not views of a file that somebody may write over while the model is at work.
     floats = {
-        name: tensor.float() if tensor.is_floating_point() else tensor
+        name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in tensors.items()
     }
     model.load_state_dict(floats, assign=True)

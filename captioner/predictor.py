@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,12 +73,14 @@ class Captioner:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
+        _keep: bool = True,
     ) -> None:
         self.familiarity: Familiarity | None = None  # of from_pretrained, where the file is there
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
-        self.model = prepare_model(checkpoint.model, device=self.device, dtype=self.dtype)
+        model = copy.deepcopy(checkpoint.model) if _keep else checkpoint.model
+        self.model = prepare_model(model, device=self.device, dtype=self.dtype)
         self._origin: Checkpoint | Path = checkpoint
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
@@ -102,7 +105,10 @@ class Captioner:
 
         """
         path = bundled_checkpoint() if path is None else path
-        captioner = cls(load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels)
+        # Nobody else has what is loaded here: it need not be copied, which takes a while.
+        captioner = cls(
+            load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels, _keep=False
+        )
         captioner._origin = Path(path).expanduser().absolute()  # in place of weights in float32
         captioner.familiarity = Familiarity.beside(path)
         return captioner

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from captioner.folding import fold_batch_norm
@@ -14,12 +12,12 @@ __all__ = ["prepare_model"]
 
 
 def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dtype) -> CaptionModel:
-    """Copy a model for captioning: folded, tabulated, in one dtype, on one device.
+    """Turn a model into one for captioning: folded, tabulated, in one dtype, on one device.
 
-    The model that is given stays as it is. The copy is for use only: it cannot be trained, and its
-    tensors are not those of a checkpoint.
+    What comes out is for use only: it cannot be trained, and its tensors are not those of a
+    checkpoint. The model that is given is used up: give a copy of one that is still wanted.
     """
-    ready = copy.deepcopy(model).requires_grad_(False).float().eval()
+    ready = model.requires_grad_(False).float().eval()
     # Both in float32, so that half precision rounds once, after them.
     fold_batch_norm(ready.encoder)
     ready.decoder.tabulate()
