@@ -95,6 +95,7 @@ def test_what_hangs_on_a_field_that_is_wrong_is_not_told() -> None:
         {"data.scenes": "many"},
         {"stages": "none"},
         {"transform": "[]"},
+        {"transform.mean": "[0.1, 0.2]"},
     ):
         assert len(told(fields)) == 1
 
