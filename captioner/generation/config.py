@@ -53,9 +53,12 @@ class GenerationConfig:
 
     def _contradictions(self) -> Iterator[str]:
         if not self.sample and self.captions > self.beam_size:
+            remedy = f"ask for {MAX_BEAM_SIZE} or fewer"
+            if self.captions <= MAX_BEAM_SIZE:
+                remedy = f"set beam_size {self.captions} too, or ask for fewer"
             yield (
                 f"captions {self.captions} is out of range; it is at most beam_size, "
-                f"{self.beam_size}"
+                f"{self.beam_size}: {remedy}"
             )
         if self.minimum_length > self.maximum_length:
             yield (

@@ -201,7 +201,10 @@ def test_what_cannot_be_is_said_before_torch_is_loaded(photo: Path) -> None:
         f"caption {photo} --checkpoint {photo}": (1, "not a safetensors file"),
         f"caption {photo} --checkpoint {folder}/odd.safetensors": (1, "cannot use"),
         f"caption {photo} --beam-size 21": (2, "--beam-size 21 is out of range"),
-        f"caption {photo} --beam-size 3 --captions 4": (2, "it is at most --beam-size, 3"),
+        f"caption {photo} --beam-size 3 --captions 4": (
+            2,
+            "it is at most --beam-size, 3: set --beam-size 4 too, or ask for fewer",
+        ),
         f"caption {photo} --overlay {photo}": (2, "would overwrite"),
         f"caption {photo} --device quantum": (1, "'quantum' cannot be used here (no such kind"),
         f"caption {photo} --device cpu:x": (1, "'cpu:x' cannot be used here (no such kind"),

@@ -535,6 +535,10 @@ def test_what_is_asked_for_follows_one_rule() -> None:
     for asked in ({"beam_size": 2, "captions": 3}, {"captions": 21}, {"beam_size": 21}):
         with pytest.raises(ConfigError, match="is out of range"):
             own.asked(**asked)
+    with pytest.raises(ConfigError, match="beam_size, 5: set beam_size 6 too, or ask for fewer"):
+        GenerationConfig(captions=6)
+    with pytest.raises(ConfigError, match="ask for 20 or fewer"):
+        own.asked(captions=21)
     with pytest.raises(ConfigError, match="it is at most 20"):
         replace(own, sample=True).asked(captions=21)
 
