@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import (
@@ -35,6 +34,7 @@ from captioner.errors import (
 )
 
 if TYPE_CHECKING:
+    __version__: str
     from captioner.caption import Alternative, Caption
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
@@ -69,11 +69,6 @@ __all__ = [
     "__version__",
 ]
 
-try:
-    __version__ = version("captioner")
-except PackageNotFoundError:  # a bare checkout on PYTHONPATH
-    __version__ = "0.1.0"
-
 # These need torch, which takes seconds to import: they are fetched when first asked for, so that
 # `captioner --help` does not wait.
 _LAZY = {
@@ -86,9 +81,22 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = _version()
+        return globals()[name]
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'captioner' has no attribute {name!r}")
+
+
+def _version() -> str:
+    # Not needed by the processes that decode, which are many and should start at once.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("captioner")
+    except PackageNotFoundError:  # a bare checkout on PYTHONPATH
+        return "0.1.0"
 
 
 def __dir__() -> list[str]:

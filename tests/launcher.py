@@ -179,7 +179,10 @@ class _Forked(subprocess.Popen[str]):
 
 
 class Twin(subprocess.Popen[bytes]):
-    """A decoding process that is a fork of this process, which has imported what it needs."""
+    """A decoding process that is a fork of this process, which has imported what it needs.
+
+    tests/serving/decoding starts them as a command does; elsewhere they are started to be used.
+    """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (_, _, _, kept, _, _, _, _, _, *pipes, _, _, _, _, _, _, _) = rest
@@ -203,6 +206,10 @@ class Twin(subprocess.Popen[bytes]):
                 os._exit(status)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+# What captioner_serving.decoding.process may have in place of the module subprocess.
+TWINS = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
 
 
 class _Nursery:
@@ -369,7 +376,7 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # by TMPDIR, anew
-    decoding.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
+    decoding.subprocess = TWINS
     if "PYTHONWARNINGS" not in request["env"]:
         warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
         sys.warnoptions.clear()

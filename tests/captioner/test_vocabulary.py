@@ -6,7 +6,6 @@ import re
 from random import Random
 
 import pytest
-from nltk.tokenize import TreebankWordTokenizer
 
 from captioner import ConfigError
 from captioner.vocabulary import (
@@ -35,6 +34,8 @@ def test_tokens_are_treebanks_lower_case_without_punctuation() -> None:
 
 def test_plain_captions_are_split_as_treebank_splits_them() -> None:
     """Against nltk's own tokenizer, on 3,000 texts of words, numbers, clitics and stops."""
+    from nltk.tokenize import TreebankWordTokenizer  # takes a second to import
+
     treebank = TreebankWordTokenizer()
     words = ["a", "dog", "Cannot", "gonna", "gimme", "wanna", "lemme", "gotta", "10", "000", "t"]
     words += ["u", "s", "can", "not", "man's", "café", "o'clock", "d'ye", "more'n"]

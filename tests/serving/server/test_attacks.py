@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from gradio.utils import LRUCache
 from PIL import Image
 
 from captioner_serving.server.batcher import BusyError
@@ -209,6 +208,8 @@ def test_results_that_nobody_fetches_are_few(client: httpx.Client) -> None:
 
 
 def test_results_that_nobody_fetches_are_few_over_all_sessions() -> None:
+    from gradio.utils import LRUCache  # gradio takes two seconds to import
+
     queue: Any = SimpleNamespace(
         pending_messages_per_session=LRUCache(2000),
         pending_event_ids_session={},

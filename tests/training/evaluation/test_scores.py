@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nltk.translate.bleu_score import corpus_bleu
 
 from captioner import DataError
 from captioner.vocabulary import tokenize
@@ -38,6 +37,8 @@ def made_up(images: int = 60) -> tuple[list[list[list[str]]], list[list[str]]]:
 
 
 def test_on_the_same_tokens_scores_are_pycocoevalcaps_and_nltks() -> None:
+    from nltk.translate.bleu_score import corpus_bleu  # takes a second to import
+
     bleu = pytest.importorskip("pycocoevalcap.bleu.bleu")
     rouge = pytest.importorskip("pycocoevalcap.rouge.rouge")
     cider = pytest.importorskip("pycocoevalcap.cider.cider")
