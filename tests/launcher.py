@@ -181,7 +181,8 @@ class _Forked(subprocess.Popen[str]):
 class Twin(subprocess.Popen[bytes]):
     """A decoding process that is a fork of this process, which has imported what it needs.
 
-    tests/serving/decoding starts them as a command does; elsewhere they are started to be used.
+    tests/serving/decoding starts them as a command does, and so does what reads links, in threads
+    that would be missing in a fork.
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
@@ -376,7 +377,8 @@ def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # by TMPDIR, anew
-    decoding.subprocess = TWINS
+    if not any("://" in each for each in request["arguments"]):
+        decoding.subprocess = TWINS
     if "PYTHONWARNINGS" not in request["env"]:
         warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]  # type: ignore[index]
         sys.warnoptions.clear()

@@ -213,6 +213,11 @@ def test_names_that_come_twice_are_done_once(tiny: Captioner, photos: Photos) ->
 
 
 @pytest.fixture
+def twins() -> None:
+    """Links are read in decoding processes, with threads that a fork would lack."""
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
