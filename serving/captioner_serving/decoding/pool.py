@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
@@ -24,8 +24,8 @@ from captioner.image import MAX_PIXELS
 from captioner_serving.closing import Closing
 from captioner_serving.decoding.budget import PixelBudget
 from captioner_serving.decoding.decoder import Decoded, Readable
+from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.decoding.process import DecodeProcess, DiedError, SlowError
-from captioner_serving.decoding.turns import Turns
 from captioner_serving.decoding.worker import Limits
 
 __all__ = ["DecodePool"]
@@ -38,13 +38,6 @@ _CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no 
 _KILLS = 3  # by the system, of one photo's workers, before it is said that memory is short
 
 _Photo = TypeVar("_Photo", bound=Readable)
-
-
-@dataclass(eq=False)
-class _Task:
-    photo: Readable
-    longest: int | None
-    future: Future[Decoded] = field(default_factory=Future)
 
 
 class DecodePool(Closing):
@@ -80,15 +73,10 @@ class DecodePool(Closing):
             nice=nice,
         )
         self._budget = PixelBudget(2 * max_pixels if budget is None else budget)
-        self._tasks: Turns[_Task] = Turns(workers)
         self._closed = threading.Event()
-        self._processes: dict[int, DecodeProcess] = {}
-        self._threads = [
-            threading.Thread(target=self._attend, args=(n,), name=f"decoding {n}", daemon=True)
-            for n in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._processes: dict[int, DecodeProcess] = {}  # of each thread, by its number
+        self._workers = workers
+        self._threads = FairThreads(workers, name="decoding", begin=self._begin, end=self._end)
 
     def submit(
         self, photo: Readable, *, longest: int | None = None, client: str = ""
@@ -104,15 +92,14 @@ class DecodePool(Closing):
             longest: None makes the encoder's square; a number of pixels the whole picture, with
                 neither side longer than this.
             client: whose photo it is; one client's photos do not keep another's waiting (see
-                `Turns`). "": photos come in their order.
+                `FairThreads`). "": photos come in their order.
 
         """
-        task = _Task(photo, longest)
-        if self._closed.is_set():
-            task.future.set_exception(_closed())
-        else:
-            self._tasks.put(task, client)
-        return task.future
+        if not self._closed.is_set():
+            return self._threads.submit(partial(self._decode, photo, longest), client)
+        refused: Future[Decoded] = Future()
+        refused.set_exception(_closed())
+        return refused
 
     def decode(
         self, photos: Iterator[_Photo], *, ahead: int = 0
@@ -125,7 +112,7 @@ class DecodePool(Closing):
                 a limit on the bytes that photos carry with them.
 
         """
-        most = len(self._threads) * _QUEUED
+        most = self._workers * _QUEUED
         ahead = max(ahead, most)
         tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
         changed = threading.Event()
@@ -157,46 +144,38 @@ class DecodePool(Closing):
     def close(self) -> None:
         """End the workers; what is not decoded yet fails."""
         self._closed.set()
-        self._tasks.close()
         for process in list(self._processes.values()):
             process.kill()
-        for thread in self._threads:
-            thread.join()
+        self._threads.close()
 
     # One thread a worker
 
-    def _attend(self, number: int) -> None:
+    def _begin(self) -> None:
         with suppress(CaptionerError):  # what is wrong, the first photo will be told
-            self._process(number)
-        while (turn := self._tasks.take()) is not None:
-            task, client = turn
-            start = time.monotonic()
-            if task.future.set_running_or_notify_cancel():
-                try:
-                    task.future.set_result(self._decode(number, task))
-                except Exception as error:
-                    task.future.set_exception(error)
-            self._tasks.done(client, time.monotonic() - start)
-        if process := self._processes.pop(number, None):
+            self._process()
+
+    def _end(self) -> None:
+        if process := self._processes.pop(threading.get_ident(), None):
             process.end()
 
-    def _process(self, number: int) -> DecodeProcess:
+    def _process(self) -> DecodeProcess:
+        number = threading.get_ident()
         if number not in self._processes:
             self._processes[number] = DecodeProcess(self._transform, self._limits)
         return self._processes[number]
 
-    def _decode(self, number: int, task: _Task) -> Decoded:
+    def _decode(self, photo: Readable, longest: int | None) -> Decoded:
         """Decode a photo, in fresh processes as long as it may not be its own fault."""
         crashed = killed = 0
         while not self._closed.is_set():
             try:
-                return self._process(number).decode(task.photo, task.longest, self._budget)
+                return self._process().decode(photo, longest, self._budget)
             except SlowError:
-                self._processes.pop(number, None)
-                reason = f"{task.photo.name} takes more than {self._limits.seconds:g} s to decode"
+                self._processes.pop(threading.get_ident(), None)
+                reason = f"{photo.name} takes more than {self._limits.seconds:g} s to decode"
                 return Decoded.failed(ImageTooLargeError(f"{reason}: export it again, smaller"))
             except DiedError as error:
-                self._processes.pop(number, None)
+                self._processes.pop(threading.get_ident(), None)
                 if self._closed.is_set():
                     break
                 if error.status == -signal.SIGKILL:  # the system is out of memory
@@ -210,7 +189,7 @@ class DecodePool(Closing):
                 else:
                     crashed += 1
                     if crashed > 1:
-                        reason = f"{task.photo.name} crashed the image decoder"
+                        reason = f"{photo.name} crashed the image decoder"
                         reason = f"{reason} (status {error.status}): copy or export it again"
                         return Decoded.failed(ImageTruncatedError(reason))
         raise _closed()

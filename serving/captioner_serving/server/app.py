@@ -32,6 +32,7 @@ from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
+from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.server.access import Access
 from captioner_serving.server.admission import Admission
 from captioner_serving.server.api import make_router
@@ -40,7 +41,6 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
 from captioner_serving.server.elements import STATIC, read_static
-from captioner_serving.server.fair_threads import FairThreads
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders

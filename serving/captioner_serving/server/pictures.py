@@ -23,9 +23,9 @@ from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
+from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.cookies import COOKIE
-from captioner_serving.server.fair_threads import FairThreads
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import GoneError
 

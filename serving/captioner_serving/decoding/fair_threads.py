@@ -23,16 +23,30 @@ class _Task:
     future: Future[Any]
 
 
+def _nothing() -> None:
+    return None
+
+
 class FairThreads(Closing):
     """Threads that work for the client who has taken the least of late; see `Turns`.
 
     Args:
         threads: how many.
         name: of the threads.
+        begin: what each of them does first.
+        end: what each of them does last.
 
     """
 
-    def __init__(self, threads: int, *, name: str) -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        name: str,
+        begin: Callable[[], None] = _nothing,
+        end: Callable[[], None] = _nothing,
+    ) -> None:
+        self._begin, self._end = begin, end
         self._tasks: Turns[_Task] = Turns(threads)
         self._closed = False
         self._threads = [
@@ -62,6 +76,7 @@ class FairThreads(Closing):
             thread.join()
 
     def _attend(self) -> None:
+        self._begin()
         while (turn := self._tasks.take()) is not None:
             task, client = turn
             start = time.monotonic()
@@ -72,3 +87,4 @@ class FairThreads(Closing):
                     task.future.set_exception(error)
             self._tasks.done(client, time.monotonic() - start)
             del task, turn  # what it holds: a picture, maybe
+        self._end()
