@@ -16,7 +16,7 @@ encoder_weights: random
 encoder: {name: mobilenet_v3_small, stride: 16}
 transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.2}
-data: {scenes: {train: 60, validation: 10}, minimum_count: 1, workers: 2}
+data: {scenes: {train: 36, validation: 6}, minimum_count: 1, workers: 2}
 generation: {beam_size: 2}
 log_every: 1
 save_every_steps: 4

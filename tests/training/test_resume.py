@@ -19,7 +19,7 @@ from tests.training.runs import RECIPE, newest_state, records
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-STEPS = 40  # 2 x 10 frozen, 10 of fine-tuning, 10 self-critical
+STEPS = 24  # 2 x 6 frozen, 6 of fine-tuning, 6 self-critical
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def kill_after(process: subprocess.Popen[str], out: Path, *, grown: int, delay: 
     """Kill once the log has grown by so many lines and a moment has passed; False: it ended."""
     target = lines(out) + grown
     while process.poll() is None and lines(out) < target:
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
