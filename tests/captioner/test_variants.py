@@ -22,6 +22,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.positions import POSITIONS
 from captioner.scores import SCORES
 from captioner.vocabulary import END, START
+from tests.conftest import make_tiny
 
 SIZES: dict[str, Any] = {
     "embedding_dim": 12,
@@ -175,21 +176,23 @@ def test_slopes_reach_every_parameter(variant: dict[str, Any]) -> None:
     assert [name for name, p in decoder.named_parameters() if p.grad is None] == []
 
 
+@pytest.fixture(scope="module")
+def base() -> Checkpoint:
+    """A checkpoint whose encoder all variants share: it takes longest to make."""
+    return make_tiny()
+
+
 @every_variant
 def test_a_checkpoint_of_it_captions_as_before(
-    variant: dict[str, Any], tiny_checkpoint: Checkpoint, tmp_path: Path, photo: Path
+    variant: dict[str, Any], base: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:
     torch.manual_seed(0)
     config = ModelConfig(
-        encoder=tiny_checkpoint.model.config.encoder, decoder=DecoderConfig(**{**SIZES, **variant})
+        encoder=base.model.config.encoder, decoder=DecoderConfig(**{**SIZES, **variant})
     )
-    model = CaptionModel(
-        config,
-        vocabulary_size=len(tiny_checkpoint.vocabulary),
-        encoder=tiny_checkpoint.model.encoder,
-    )
+    model = CaptionModel(config, vocabulary_size=len(base.vocabulary), encoder=base.model.encoder)
     torch.nn.init.normal_(model.decoder.embedding.weight)
-    checkpoint = replace(tiny_checkpoint, model=model.eval())
+    checkpoint = replace(base, model=model.eval())
     path = tmp_path / "variant.safetensors"
     checkpoint.save(path, dtype=torch.float32)
     generation = GenerationConfig(minimum_length=3, maximum_length=6)
