@@ -33,6 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
+FORKS = os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux"
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
@@ -121,8 +122,7 @@ def _can_fork(options: dict[str, Any]) -> bool:
     same = all(given.get(name) == os.environ.get(name) for name in _FIXED)
     python = {name for name in given if name.startswith("PYTHON") and name not in os.environ}
     return (
-        os.environ.get("CAPTIONER_TESTS_FORK") != "0"
-        and sys.platform == "linux"
+        FORKS
         and options.keys() <= _FORKED
         and same
         and python <= {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED"}
@@ -260,7 +260,7 @@ _nurseries: list[_Nursery] = []
 
 def prepare() -> None:
     """Start the nursery, for this process and those that it starts, before it is asked."""
-    if os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux":
+    if FORKS:
         _nursery()
 
 

@@ -33,7 +33,8 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
 @pytest.fixture(autouse=True)
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding processes of calls from Python are forks, as those of commands are."""
-    monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
+    if launcher.FORKS:
+        monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
 
 
 @pytest.fixture
