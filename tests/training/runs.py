@@ -43,7 +43,7 @@ def older(recipe: dict[str, Any]) -> None:
     for stage in recipe["stages"]:
         del stage["attention_supervision"]
         if stage["self_critical"] is not None:
-            del stage["self_critical"]["cross_entropy"]
+            del stage["self_critical"]["cross_entropy"], stage["self_critical"]["maximum_length"]
 
 
 def newest_state(out: Path) -> dict[str, Any]:

@@ -102,6 +102,9 @@ class SelfCritical:
     # How much the cross-entropy of the data's captions weighs beside the reward (Wu et al. 2016,
     # equation 9). Without it the words' probabilities soon are no longer those of people's words.
     cross_entropy: NotNegative = 0.0
+    # Words a caption drawn; null: data.maximum_length. All captions of a batch are as long as the
+    # longest to compute, and hardly one of 9 words on average has more than 16.
+    maximum_length: Positive | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

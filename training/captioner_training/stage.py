@@ -89,13 +89,14 @@ class StageRun:
         )
 
     def _critic(self, corpus: Corpus) -> SelfCriticalCaptions | None:
-        if self.config.self_critical is None:
+        config = self.config.self_critical
+        if config is None:
             return None
         return SelfCriticalCaptions(
-            self.config.self_critical,
+            config,
             vocabulary=corpus.vocabulary,
             references=[image.words for image in corpus.train],
-            maximum_length=self.recipe.data.maximum_length,
+            maximum_length=config.maximum_length or self.recipe.data.maximum_length,
         )
 
 
