@@ -89,14 +89,13 @@ class StageRun:
         )
 
     def _critic(self, corpus: Corpus) -> SelfCriticalCaptions | None:
-        config = self.config.self_critical
-        if config is None:
+        if self.config.self_critical is None:
             return None
         return SelfCriticalCaptions(
-            config,
+            self.config.self_critical,
             vocabulary=corpus.vocabulary,
             references=[image.words for image in corpus.train],
-            maximum_length=config.maximum_length or self.recipe.data.maximum_length,
+            maximum_length=self.recipe.data.maximum_length,
         )
 
 

@@ -67,6 +67,16 @@ def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
     )
 
 
+def test_captions_are_drawn_as_long_as_the_stage_says(decoder: Decoder) -> None:
+    lengths = []
+    for config in (SelfCritical(samples=50), SelfCritical(samples=50, maximum_length=2)):
+        critic = SelfCriticalCaptions(
+            config, vocabulary=Vocabulary(WORDS), references=[[("a",)]], maximum_length=5
+        )
+        lengths.append(critic.draw(decoder, torch.randn(1, 4, 6), [0]).targets.shape[-1])
+    assert lengths == [6, 3]  # with <end>
+
+
 @pytest.mark.parametrize("baseline", ["mean", "greedy"])
 def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
     """Policy gradients on two images whose captions share no word."""

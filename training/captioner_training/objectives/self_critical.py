@@ -37,7 +37,7 @@ class SelfCriticalCaptions:
         config: how many, against which baseline.
         vocabulary: of the model.
         references: of each training image, its captions as words. Document frequencies are theirs.
-        maximum_length: words a drawn caption.
+        maximum_length: words a drawn caption, where `config` does not say.
 
     """
 
@@ -51,7 +51,7 @@ class SelfCriticalCaptions:
     ) -> None:
         self.config = config
         self.vocabulary = vocabulary
-        self.maximum_length = maximum_length
+        self.maximum_length = config.maximum_length or maximum_length
         self.references = [[(*words, _END) for words in each] for each in references]
         self.cider = CiderD(self.references)
 
