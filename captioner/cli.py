@@ -59,11 +59,19 @@ _EPILOG = """Run 'captioner VERB --help' for the options of a verb, with example
 Exit status: 0 all done; 1 something was not done, standard error says what; 2 wrong usage."""
 
 
+def _leave_uncollected() -> None:
+    """Spare a process that ends half a second of looking for what could be collected.
+
+    Not where triton is loaded, as in training: its bindings report all that is left as leaks.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     if argv is None:
-        # Nothing is left to collect in a process that ends; to look takes half a second.
-        atexit.register(gc.freeze)
+        atexit.register(_leave_uncollected)
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
