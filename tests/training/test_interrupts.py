@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from captioner_training.evaluation import split
+from captioner_training.evaluation import split, validation
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe_file import load_recipe
 from captioner_training.reporting.clock import Clock
@@ -36,7 +36,8 @@ stages:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Run the recipe in this process, three batches a validation."""
-    monkeypatch.setattr(split, "_BATCH", 5)
+    for module in (split, validation):
+        monkeypatch.setattr(module, "BATCH", 5)
     path = tmp_path / "miniature.yaml"
     path.write_text(RECIPE)
 
