@@ -33,7 +33,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-FORKS = os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux"
 _FORKED = {"stdin", "stdout", "stderr", "text", "env", "cwd", "start_new_session"}
 # An interpreter reads these once, when it starts.
 _FIXED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_PRELOAD", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
@@ -122,7 +121,7 @@ def _can_fork(options: dict[str, Any]) -> bool:
     same = all(given.get(name) == os.environ.get(name) for name in _FIXED)
     python = {name for name in given if name.startswith("PYTHON") and name not in os.environ}
     return (
-        FORKS
+        forks()
         and options.keys() <= _FORKED
         and same
         and python <= {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED"}
@@ -251,16 +250,25 @@ class _Nursery:
     def close(self) -> None:
         self._control.close()
         if self._process:
-            self._process.wait()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:  # a stray child of a test still holds a connection
+                self._process.kill()
+                self._process.wait()
 
 
 _lock = threading.Lock()
 _nurseries: list[_Nursery] = []
 
 
+def forks() -> bool:
+    """Say whether commands are forks; benchmarks decide after they have imported this."""
+    return os.environ.get("CAPTIONER_TESTS_FORK") != "0" and sys.platform == "linux"
+
+
 def prepare() -> None:
     """Start the nursery, for this process and those that it starts, before it is asked."""
-    if FORKS:
+    if forks():
         _nursery()
 
 
@@ -308,7 +316,8 @@ def nurse(descriptor: int) -> None:
                 for number in asked[1][:3]:
                     os.close(number)
                 running[pid] = socket.socket(fileno=asked[1][3])
-                running[pid].send(b"%d" % pid)
+                with contextlib.suppress(OSError):  # the one who asked is dead: others go on
+                    running[pid].send(b"%d" % pid)
             else:
                 for other in (listening, *askers, wake, woken, *running.values()):
                     other.close()

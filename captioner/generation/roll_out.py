@@ -96,7 +96,8 @@ def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> 
     decoder.
 
     Args:
-        probabilities: need not sum to 1. A word of probability 0 is never drawn.
+        probabilities: float32 or finer, since a sum of thousands in half the bits loses most words.
+            They need not sum to 1, but one must be above 0; a word of probability 0 is never drawn.
         generator: on their device; None: torch's own.
 
     """

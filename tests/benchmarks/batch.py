@@ -44,6 +44,7 @@ from captioner.precision import best_dtype
 from captioner.predictor import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.inputs.left_out import LeftOut
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
 
@@ -172,8 +173,8 @@ class PhotoList(Inputs):
     def check(self) -> None:
         """Find nothing missing: no place is named."""
 
-    def photos(self) -> Iterator[Photo]:
-        """Give them."""
+    def photos(self, left_out: LeftOut | None = None) -> Iterator[Photo]:
+        """Give them; none is left out."""
         return iter(LISTED)
 
 

@@ -46,7 +46,8 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
         problem for key, text in (overrides or {}).items() if (problem := _set(values, key, text))
     ]
     recipe, wrong = _validated(values)
-    problems += dict.fromkeys(_sentence(one) for one in wrong + _hidden(values, wrong))
+    if wrong:
+        problems += dict.fromkeys(_sentence(one) for one in wrong + _hidden(values, wrong))
     if problems or recipe is None:
         raise ConfigError(f"recipe {name} cannot be used:\n  " + "\n  ".join(problems))
     return recipe

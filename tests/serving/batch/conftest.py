@@ -33,7 +33,7 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
 @pytest.fixture(autouse=True)
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding processes of calls from Python are forks, as those of commands are."""
-    if launcher.FORKS:
+    if launcher.forks():
         monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
 
 

@@ -70,8 +70,7 @@ def validate(
         grids=None if grids is None else (grids, mine),
         after_batch=after_batch,
     )
-    share = [(one.hypothesis, one.words, one.attention) for one in captioned]
-    shares = processes.gather(share)
+    shares = processes.gather([(one.hypothesis, one.words, one.attention) for one in captioned])
     everything = [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
