@@ -1,6 +1,6 @@
 # make demo    environment, installation, a sample's caption, and the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the tests, in under 8 minutes on two cores
+# make test    the tests, in five to eight minutes on two cores
 # make check   ruff, mypy, and the tests that take minutes
 # make clean   removes the environment and what the demo wrote
 
