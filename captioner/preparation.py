@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from captioner.folding import fold_batch_norm
+from captioner.fusing import fuse_silu
 from captioner.model import CaptionModel
 
 __all__ = ["prepare_model"]
@@ -22,4 +23,6 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     ready.decoder.tabulate()
     ready.to(device, dtype)
     ready.encoder.to(memory_format=torch.channels_last)
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        fuse_silu(ready.encoder)
     return ready
