@@ -109,7 +109,12 @@ DRAWN = Drawn(
 
 
 def slope(
-    checkpoint: Checkpoint, batch: Batch, *, parts: int, self_critical: SelfCritical | None
+    checkpoint: Checkpoint,
+    batch: Batch,
+    *,
+    parts: int,
+    self_critical: SelfCritical | None,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """Take one step without dropout or clipping, and read the slope of the words' vectors."""
     model = copy.deepcopy(checkpoint.model).requires_grad_(True)
@@ -120,7 +125,7 @@ def slope(
     )  # fmt: skip
     config = Recipe(
         name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,), gradient_clip=1e9,
-        precision="float32", label_smoothing=0,
+        precision="float32", label_smoothing=label_smoothing,
     )  # fmt: skip
     state = TrainState(model, processes=CPU)
     state.begin_stage(config, stage, steps=2)
@@ -143,14 +148,19 @@ def slope(
     return torch.stack(slopes).sum(dim=0)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "label_smoothing"), [(1, 0.0), (2, 0.0), (1, 0.1)])
 def test_the_datas_captions_are_mixed_with_captions_drawn(
-    tiny_checkpoint: Checkpoint, batch: Batch, parts: int
+    tiny_checkpoint: Checkpoint, batch: Batch, parts: int, label_smoothing: float
 ) -> None:
     """Wu et al. 2016, equation 9: the slope is that of the reward and so much of the other."""
-    plain = slope(tiny_checkpoint, batch, parts=parts, self_critical=None)
-    reward = slope(tiny_checkpoint, batch, parts=parts, self_critical=SelfCritical())
-    mixed = SelfCritical(cross_entropy=0.3)
-    both = slope(tiny_checkpoint, batch, parts=parts, self_critical=mixed)
+
+    def found(self_critical: SelfCritical | None) -> torch.Tensor:
+        return slope(
+            tiny_checkpoint, batch, parts=parts, self_critical=self_critical,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
+
+    plain, reward = found(None), found(SelfCritical())
+    both = found(SelfCritical(cross_entropy=0.3))
     assert plain.abs().max() > 1e-4 and reward.abs().max() > 1e-4
     torch.testing.assert_close(both, reward + 0.3 * plain)

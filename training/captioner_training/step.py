@@ -218,10 +218,11 @@ class LossModule(nn.Module):
         return CaptionLoss(loss.total + critic.cross_entropy * plain.total, plain.cross_entropy)
 
     def _plain_loss(self, features: Tensor, told: Told) -> CaptionLoss:
-        """Cross-entropy alone: what is asked of the attention is asked of the captions drawn."""
+        """Cross-entropy as in other stages; the attention is asked of by the captions drawn."""
         tokens, targets = told.captions.tokens, told.captions.targets
         output: DecoderOutput = self.model.decoder(features, tokens[..., :-1])
-        return caption_loss(self.model.decoder, output, targets, LossTerms(), counts=told.counts)
+        terms = LossTerms(label_smoothing=self.recipe.label_smoothing)
+        return caption_loss(self.model.decoder, output, targets, terms, counts=told.counts)
 
     @torch.no_grad()
     def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:

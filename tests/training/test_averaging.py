@@ -1,0 +1,90 @@
+"""Averages of checkpoints, through the command."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioner.checkpoint import Checkpoint, load_checkpoint
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shifted(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """The tiny model with 1 added to every vector: float32 in the file, so that nothing rounds."""
+    for tensor in tiny_checkpoint.model.state_dict().values():
+        if tensor.is_floating_point() and tensor.ndim == 1:
+            tensor.add_(1)
+    path = tmp_path / "shifted.safetensors"
+    replace(tiny_checkpoint, metrics={"CIDEr": 50.0}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shares", "by_hand"),
+    [((), 0.5), (("--shares", "1", "3"), 0.75), (("--shares", "6", "2"), 0.25)],
+)
+def test_the_mean_is_that_of_the_weights(
+    run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path,
+    shares: tuple[str, ...], by_hand: float,
+) -> None:  # fmt: skip
+    out = tmp_path / "mean.safetensors"
+    result = run_captioner("average", saved_tiny, shifted, "--out", out, *shares)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{out}\n", "")
+    first, mean = load_checkpoint(saved_tiny), load_checkpoint(out)
+    assert (mean.name, mean.vocabulary.words) == (first.name, first.vocabulary.words)
+    assert mean.metrics == {}
+    before, after = first.model.state_dict(), mean.model.state_dict()
+    for name, tensor in before.items():
+        added = by_hand if tensor.is_floating_point() and tensor.ndim == 1 else 0
+        torch.testing.assert_close(after[name], tensor + added, rtol=1e-3, atol=1e-5)
+
+
+def test_three_checkpoints_count_alike(
+    run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mean.safetensors"
+    files = (saved_tiny, shifted, saved_tiny)
+    result = run_captioner("average", *files, "--out", out, "--version", "2")
+    assert (result.returncode, load_checkpoint(out).version) == (0, "2")
+    before, after = (load_checkpoint(path).model.state_dict() for path in (saved_tiny, out))
+    name = next(name for name, one in before.items() if one.is_floating_point() and one.ndim == 1)
+    torch.testing.assert_close(after[name], before[name] + 1 / 3, rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_mean_is_refused(
+    run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
+) -> None:
+    out, broken = tmp_path / "mean.safetensors", tmp_path / "broken.safetensors"
+    broken.write_bytes(saved_tiny.read_bytes()[:100])
+    for arguments, status, told in (
+        ((saved_tiny,), 2, "name two or more"),
+        ((saved_tiny, shifted, "--shares", "1"), 2, "--shares has 1 for 2 checkpoints"),
+        ((saved_tiny, shifted, "--shares", "1", "-1"), 2, "each is a number above 0"),
+        ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each is a number above 0"),
+        ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "has characters that steer a terminal"),
+        ((saved_tiny, tmp_path / "none.safetensors"), 1, "none.safetensors"),
+        ((saved_tiny, broken), 1, f"{broken} is cut off"),
+        ((saved_tiny, "bundled"), 1, "has another architecture and another vocabulary"),
+    ):
+        result = run_captioner("average", *arguments, "--out", out)
+        assert result.returncode == status, result.stderr
+        assert told in result.stderr and "Traceback" not in result.stderr
+        assert not out.exists()
+
+
+def test_nothing_is_written_over(
+    run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
+) -> None:
+    before = shifted.read_bytes()
+    result = run_captioner("average", saved_tiny, shifted, "--out", shifted)
+    assert (result.returncode, shifted.read_bytes() == before) == (1, True)
+    assert "is there already: choose another name" in result.stderr
+    result = run_captioner("average", saved_tiny, shifted, "--out", tmp_path / "no" / "mean")
+    assert (result.returncode, "there is no folder" in result.stderr) == (1, True)
