@@ -32,6 +32,7 @@ from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.header import FORMAT_VERSION, HEADER_KEY, odd_header, read_header
 from captioner.model import CaptionModel, ModelConfig
+from captioner.paths import expanded
 from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
 
@@ -104,7 +105,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointMismatchError: its tensors do not fit its own configuration.
 
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     header = read_header(path)
     tensors = _read_tensors(path)
     try:

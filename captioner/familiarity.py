@@ -26,6 +26,7 @@ from torch import Tensor
 from captioner.errors import CheckpointFormatError
 from captioner.familiarity_file import digest_encoder, familiarity_file
 from captioner.files import replace_file
+from captioner.paths import expanded
 
 __all__ = ["Familiarity"]
 
@@ -110,7 +111,7 @@ class Familiarity:
             CheckpointFormatError: the file is damaged.
 
         """
-        checkpoint, path = Path(path).expanduser(), familiarity_file(path)
+        checkpoint, path = expanded(path), familiarity_file(path)
         if not path.is_file():
             return None
         try:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from captioner.header import HEADER_KEY
+from captioner.paths import expanded
 
 __all__ = ["UNFAMILIAR", "digest_encoder", "familiarity_file"]
 
@@ -20,7 +21,7 @@ A warning that ordinary photos get more often would be overlooked where it is tr
 
 def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
     """Name the file of a checkpoint's statistics, beside it."""
-    return Path(checkpoint).expanduser().with_suffix(".familiarity.safetensors")
+    return expanded(checkpoint).with_suffix(".familiarity.safetensors")
 
 
 def digest_encoder(checkpoint: Path) -> str:

@@ -19,6 +19,7 @@ from captioner.errors import (
 )
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
+from captioner.paths import expanded
 
 __all__ = [
     "FORMAT_VERSION",
@@ -63,7 +64,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
 
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     _check_kind(path)
     try:
         with safe_open(path, framework="np") as file:

@@ -1,4 +1,4 @@
-"""Paths that lead nowhere, and what may have been meant."""
+"""Paths as people type them, and what may have been meant where they lead nowhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["did_you_mean", "there_is_no"]
+__all__ = ["did_you_mean", "expanded", "there_is_no"]
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Put the home folder in the place of a leading ~; a user that is not there leaves it.
+
+    >>> expanded("~nobody-of-that-name/photos")
+    PosixPath('~nobody-of-that-name/photos')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

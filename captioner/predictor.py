@@ -25,6 +25,7 @@ from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.header import bundled_checkpoint
 from captioner.image import MAX_PIXELS, ImageSource, open_image
+from captioner.paths import expanded
 from captioner.precision import find_dtype
 from captioner.preparation import prepare_model
 from captioner.sentence import read_sentence
@@ -109,7 +110,7 @@ class Captioner:
         captioner = cls(
             load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels, _keep=False
         )
-        captioner._origin = Path(path).expanduser().absolute()  # in place of weights in float32
+        captioner._origin = expanded(path).absolute()  # in place of weights in float32
         captioner.familiarity = Familiarity.beside(path)
         return captioner
 

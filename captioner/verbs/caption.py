@@ -18,6 +18,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFo
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.header import bundled_checkpoint, check_head, read_header
 from captioner.image import MAX_PIXELS, open_image
+from captioner.paths import expanded
 from captioner.terminal import printable
 from captioner.verbs.machine import add_machine_arguments
 from captioner.verbs.model import check_model
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     # All that can be refused is refused before torch is imported, which takes seconds.
     _check(arguments)
-    checkpoint = Path(arguments.checkpoint or bundled_checkpoint()).expanduser()
+    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     own = check_model(arguments)
     check_head(arguments.head, read_header(checkpoint), path=checkpoint)
     config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.header import HEADER_KEY
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,25 +63,61 @@ def test_three_checkpoints_count_alike(
     torch.testing.assert_close(after[name], before[name] + 1 / 3, rtol=1e-5, atol=1e-5)
 
 
+def changed(path: Path, out: Path, **header: Any) -> Path:
+    """Copy a checkpoint with another header: what two runs may differ in."""
+    with safe_open(path, framework="pt") as file:
+        told = json.loads(file.metadata()[HEADER_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, value in header.items():
+        told[name] = {**told[name], **value} if isinstance(value, dict) else value
+    save_file(tensors, out, metadata={HEADER_KEY: json.dumps(told)})
+    return out
+
+
 def test_what_has_no_mean_is_refused(
     run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
 ) -> None:
-    out, broken = tmp_path / "mean.safetensors", tmp_path / "broken.safetensors"
+    out, broken, nan = (tmp_path / f"{name}.safetensors" for name in ("mean", "broken", "nan"))
     broken.write_bytes(saved_tiny.read_bytes()[:100])
+    checkpoint = load_checkpoint(saved_tiny)
+    next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
+    checkpoint.save(nan)
+    words = changed(saved_tiny, tmp_path / "words.safetensors", vocabulary=["a", "zebra"])
+    letters = changed(saved_tiny, tmp_path / "letters.safetensors", tokenizer="characters")
     for arguments, status, told in (
         ((saved_tiny,), 2, "name two or more"),
         ((saved_tiny, shifted, "--shares", "1"), 2, "--shares has 1 for 2 checkpoints"),
         ((saved_tiny, shifted, "--shares", "1", "-1"), 2, "each is a number above 0"),
         ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each is a number above 0"),
-        ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "has characters that steer a terminal"),
+        ((saved_tiny, shifted, "--shares", "1", "1e-300"), 2, "less than a millionth"),
+        ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "is empty or not plain text"),
+        ((saved_tiny, shifted, "--version", ""), 2, "is empty or not plain text"),
         ((saved_tiny, tmp_path / "none.safetensors"), 1, "none.safetensors"),
+        ((saved_tiny, "~nobody-of-that-name/x"), 1, "~nobody-of-that-name/x"),
         ((saved_tiny, broken), 1, f"{broken} is cut off"),
-        ((saved_tiny, "bundled"), 1, "has another architecture and another vocabulary"),
+        ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' there and "),
+        ((saved_tiny, words), 1, "of the words of either, "),
+        ((saved_tiny, letters), 1, "tokenizer is 'characters' there and 'words' here"),
+        ((saved_tiny, nan), 1, f"{nan} has NaN or infinity in "),
     ):
         result = run_captioner("average", *arguments, "--out", out)
         assert result.returncode == status, result.stderr
         assert told in result.stderr and "Traceback" not in result.stderr
+        assert result.stderr.count("\n") == 1
         assert not out.exists()
+
+
+def test_dropout_and_huge_shares_change_nothing(
+    run_captioner: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
+) -> None:
+    """A run may drop out other units than the one that it went on from (recipe coco-scst does)."""
+    other = changed(shifted, tmp_path / "other.safetensors", decoder={"dropout": 0.25})
+    out = tmp_path / "mean.safetensors"
+    result = run_captioner("average", saved_tiny, other, "--shares", "1e308", "1e308", "--out", out)
+    assert (result.returncode, result.stderr) == (0, "")
+    before, after = (load_checkpoint(path).model.state_dict() for path in (saved_tiny, out))
+    name = next(name for name, one in before.items() if one.is_floating_point() and one.ndim == 1)
+    torch.testing.assert_close(after[name], before[name] + 0.5, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_written_over(
@@ -86,5 +127,11 @@ def test_nothing_is_written_over(
     result = run_captioner("average", saved_tiny, shifted, "--out", shifted)
     assert (result.returncode, shifted.read_bytes() == before) == (1, True)
     assert "is there already: choose another name" in result.stderr
-    result = run_captioner("average", saved_tiny, shifted, "--out", tmp_path / "no" / "mean")
-    assert (result.returncode, "there is no folder" in result.stderr) == (1, True)
+    for out, told in (
+        (tmp_path / "no" / "mean", "there is no folder"),
+        (tmp_path / ("long" * 90), "cannot be written: File name too long"),
+        ("~nobody-of-that-name/mean", "there is no folder ~nobody-of-that-name"),
+    ):
+        result = run_captioner("average", saved_tiny, shifted, "--out", out)
+        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+        assert told in result.stderr

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.errors import CheckpointMismatchError
+from captioner.errors import CheckpointFormatError
 
 __all__ = ["average_checkpoints"]
 
@@ -23,37 +24,37 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float]) -> Check
     """Take the weighted mean of checkpoints, tensor by tensor.
 
     Args:
-        paths: of the checkpoints. The mean has the name, vocabulary, transform and generation of
-            the first, and no scores: nobody has measured it.
+        paths: of the checkpoints, which `check_alike` has let pass. The mean has the name,
+            vocabulary, transform and generation of the first, and no scores: nobody has measured
+            it.
         shares: one for each; they sum to 1.
 
     Raises:
-        CheckpointError: one cannot be read, or its shape or words are not those of the first.
+        CheckpointError: one cannot be read, or has weights that are NaN or infinite.
 
     """
     first = load_checkpoint(paths[0])
-    mean = first.model.state_dict()
-    numbers = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+    mean = _floats(first, paths[0])
     with torch.no_grad():
-        for name in numbers:
-            mean[name].mul_(shares[0])
+        for tensor in mean.values():
+            tensor.mul_(shares[0])
         for path, share in zip(paths[1:], shares[1:], strict=True):
-            other = load_checkpoint(path)
-            _refuse_unlike(first, other, paths[0], path)
-            weights = other.model.state_dict()
-            for name in numbers:
-                mean[name].add_(weights[name], alpha=share)
+            weights = _floats(load_checkpoint(path), path)
+            for name, tensor in mean.items():
+                tensor.add_(weights[name], alpha=share)
     return replace(first, metrics={})
 
 
-def _refuse_unlike(first: Checkpoint, other: Checkpoint, path: Path, other_path: Path) -> None:
-    unlike = {
-        "architecture": first.model.config != other.model.config,
-        "vocabulary": first.vocabulary.words != other.vocabulary.words,
-        "transform": first.transform != other.transform,
+def _floats(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+    """Give the tensors that have a mean, without a copy."""
+    floats = {
+        name: tensor
+        for name, tensor in checkpoint.model.state_dict().items()
+        if tensor.is_floating_point()
     }
-    if names := [name for name, differs in unlike.items() if differs]:
-        raise CheckpointMismatchError(
-            f"{other_path} has another {' and another '.join(names)} than {path}: only checkpoints "
-            "that went on from the same one have a mean that means anything"
+    if odd := [name for name, tensor in floats.items() if not tensor.isfinite().all()]:
+        raise CheckpointFormatError(
+            f"{path} has NaN or infinity in {odd[0]}: its training went wrong, or it is damaged; "
+            "leave it out"
         )
+    return floats

@@ -15,6 +15,7 @@ from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Sha
 from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
+from captioner.paths import expanded
 from captioner.vocabulary import Tokenizer, is_fit
 
 __all__ = [
@@ -237,4 +238,4 @@ class Recipe:
 
 def resolve(root: str, path: str) -> Path:
     """Place a data path of a recipe on this machine."""
-    return Path(root).expanduser() / Path(path).expanduser()
+    return expanded(root) / expanded(path)

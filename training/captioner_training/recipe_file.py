@@ -15,7 +15,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import ConfigError
-from captioner.paths import did_you_mean, there_is_no
+from captioner.paths import did_you_mean, expanded, there_is_no
 from captioner_training.recipe import Recipe
 
 __all__ = ["load_recipe", "recipe_text", "shipped_recipes"]
@@ -73,7 +73,7 @@ def recipe_text(name: str) -> str:
 
 def _source(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
-        return Path(name).expanduser()
+        return expanded(name)
     shipped = shipped_recipes()
     if name in shipped:
         return Path(str(files("captioner_training") / "recipes" / f"{name}.yaml"))

@@ -13,7 +13,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.header import bundled_checkpoint, odd_header, read_header
-from captioner.paths import there_is_no
+from captioner.paths import expanded, there_is_no
 from captioner_training.recipe import Recipe
 
 __all__ = ["check_weights", "weights_file"]
@@ -65,7 +65,7 @@ def weights_file(source: str) -> Path:
         CheckpointNotFoundError: there is none.
 
     """
-    path = bundled_checkpoint() if source == "bundled" else Path(source).expanduser()
+    path = bundled_checkpoint() if source == "bundled" else expanded(source)
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path

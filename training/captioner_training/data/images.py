@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
-from captioner.paths import there_is_no
+from captioner.paths import expanded, there_is_no
 
 __all__ = ["CaptionedImage", "ImageStore", "Member"]
 
@@ -43,7 +43,7 @@ class ImageStore:
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
-        self.pattern = Path(pattern).expanduser()
+        self.pattern = expanded(pattern)
         self.identity = str(self.pattern)
         self._scanned = True
         self._descriptors: dict[Path, int] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
+from captioner.paths import expanded
 from captioner.vocabulary import has_no_spaces
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.flickr8k import read_flickr8k
@@ -27,7 +28,7 @@ _SAMPLE = 1000  # images whose captions tell the script
 
 def read_photo_folder(folder: Path, *, fractions: Fractions | None) -> SourceData:
     """Photos with captions beside them. Raises DataError."""
-    folder = folder.expanduser()
+    folder = expanded(folder)
     problems = Problems()
     listed = read_folder(folder, problems)
     source = {"kind": "folder", "path": str(folder.resolve())}
@@ -44,7 +45,7 @@ def read_table(
     fractions: Fractions | None,
 ) -> SourceData:
     """A CSV or JSON-lines file. Raises DataError and ConfigError."""
-    path = path.expanduser()
+    path = expanded(path)
     problems = Problems()
     if kind == "csv":
         listed = read_csv(path, columns, problems, delimiter=delimiter)
@@ -65,7 +66,7 @@ def read_coco_json(
         split, equals, name = argument.partition("=")
         if not equals:
             split, name = "", argument
-        paths.append(Path(name).expanduser())
+        paths.append(expanded(name))
         content = read_json(paths[-1], problems)
         listed += coco_images(content, problems, name=str(paths[-1]), split=split or None)
     source = {"kind": "coco-json", "files": list(files), "images": list(map(str, images))}
@@ -75,7 +76,7 @@ def read_coco_json(
 
 def read_flickr8k_folder(folder: Path, *, fractions: Fractions | None) -> SourceData:
     """Flickr8k as it is distributed. Raises DataError."""
-    folder = folder.expanduser()
+    folder = expanded(folder)
     problems = Problems()
     listed, places = read_flickr8k(folder, problems)
     source = {"kind": "flickr8k", "path": str(folder.resolve())}

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from captioner.errors import DataError
-from captioner.paths import there_is_no
+from captioner.paths import expanded, there_is_no
 from captioner.readers import IMAGE_SUFFIXES
 
 __all__ = ["ImageFiles", "Location", "read_location", "walk"]
@@ -51,7 +51,7 @@ class ImageFiles:
         self._contested: dict[str, tuple[Location, Location]] = {}  # members that are not the same
         self._by_basename: dict[str, Location | None] = {}  # None: several have that name
         for place in places:
-            pattern = Path(place).expanduser()
+            pattern = expanded(place)
             # A name with brackets is itself before it is a pattern.
             paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
             if not paths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Train every variant of attention alike, and put what they reach side by side."
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     for name in ("out", "people"):
         if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, path.expanduser())
+            setattr(arguments, name, expanded(path))
     given = {} if arguments.variants is None else {"variants": tuple(arguments.variants)}
     with said_once():
         config = AblationConfig(

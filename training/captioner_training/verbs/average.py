@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import ConfigError, OutputError
+from captioner.paths import expanded
 
 HELP = "Average the weights of checkpoints that went on from the same one (a model soup)."
 EXAMPLES = """examples:
   captioner average runs/one/best.safetensors runs/two/best.safetensors --out mean.safetensors
-  captioner average bundled runs/own/best.safetensors --shares 1 3 --out mean.safetensors
+  captioner average bundled runs/more/best.safetensors --shares 1 3 --out mean.safetensors
 
 The mean is as fast as each of them, and often better on photos that none has seen: measure it with
 `captioner evaluate --checkpoint`. Checkpoints that did not begin with the same weights have no mean
-that means anything."""
+that means anything; those that have learned new words have none with those that have not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,54 +42,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the mean, and print its path."""
-    from captioner.header import bundled_checkpoint, read_header
+    from captioner.header import bundled_checkpoint
     from captioner.vocabulary import is_fit
+    from captioner_training.averaging_checks import check_alike, check_shares
 
-    shares = _shares(arguments.shares, len(arguments.checkpoints))
+    shares = check_shares(arguments.shares, len(arguments.checkpoints))
     version = arguments.version
-    if version is not None and not is_fit(version):
-        raise ConfigError(
-            f"--version {version!a} has characters that steer a terminal: leave them out"
-        )
+    if version is not None and not (version and is_fit(version)):
+        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
     paths = [
-        bundled_checkpoint() if name == "bundled" else Path(name).expanduser()
+        bundled_checkpoint() if name == "bundled" else expanded(name)
         for name in arguments.checkpoints
     ]
-    for path in paths:
-        read_header(path)
-    out = arguments.out.expanduser()
-    if out.exists() or out.is_symlink():
-        raise OutputError(f"{out} is there already: choose another name, or remove it")
-    if not out.parent.is_dir():
-        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
+    out = expanded(arguments.out)
+    _refuse_taken(out)
+    _refuse_folder(out)
+    check_alike(paths)
     from captioner_training.averaging import average_checkpoints  # after all that is refused
 
     mean = average_checkpoints(paths, shares)
+    _refuse_taken(out)  # seconds have gone by
     (mean if version is None else replace(mean, version=version)).save(out)
     print(out)
     return 0
 
 
-def _shares(shares: Sequence[float] | None, checkpoints: int) -> list[float]:
-    """Give each checkpoint its share of the mean; they sum to 1.
+def _refuse_folder(out: Path) -> None:
+    try:
+        there = out.parent.is_dir()
+    except OSError as error:
+        raise OutputError(f"{out} cannot be written: {error.strerror}") from error
+    if not there:
+        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{out} cannot be written: nothing may be written in {out.parent}")
 
-    Args:
-        shares: one for each, in any unit; None: all alike.
-        checkpoints: how many there are.
 
-    Raises:
-        ConfigError: fewer than two checkpoints, or shares that are not one positive number each.
-
-    """
-    if checkpoints < 2:
-        raise ConfigError("one checkpoint is its own mean: name two or more")
-    if shares is None:
-        return [1 / checkpoints] * checkpoints
-    if len(shares) != checkpoints:
-        raise ConfigError(
-            f"--shares has {len(shares)} for {checkpoints} checkpoints: give each one a share"
-        )
-    if any(not math.isfinite(share) or share <= 0 for share in shares):
-        told = " ".join(f"{share:g}" for share in shares)
-        raise ConfigError(f"--shares {told}: each is a number above 0")
-    return [share / sum(shares) for share in shares]
+def _refuse_taken(out: Path) -> None:
+    if os.path.lexists(out):
+        raise OutputError(f"{out} is there already: choose another name, or remove it")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
+from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
 from captioner_training.verbs.evaluate_files import PATHS, EvaluateFiles, read_files
 
@@ -135,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--captions and --images belong together")
     for name in PATHS:
         if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, path.expanduser())
+            setattr(arguments, name, expanded(path))
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.errors import DataError
+from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Let a checkpoint tell photos like those that it has learned from from others."
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--photos {arguments.photos} is too few to say what photos are like: {_FEWEST}"
         )
     read_header(arguments.checkpoint)
-    folders = [folder.expanduser() for folder in arguments.data]
+    folders = [expanded(folder) for folder in arguments.data]
     for folder in folders:
         for split in ("train", "val"):
             check_readable(folder, split)
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     seen = pooled_grids(captioner, train)
     kept_back = pooled_grids(captioner, some_photos(folders, "val", arguments.photos // 2))
     path = familiarity_file(arguments.checkpoint)
-    encoder = digest_encoder(arguments.checkpoint.expanduser())
+    encoder = digest_encoder(expanded(arguments.checkpoint))
     Familiarity.fit(seen, kept_back, encoder=encoder).save(path)
     print(path)
     return 0

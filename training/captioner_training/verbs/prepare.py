@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from captioner.paths import expanded
+
 if TYPE_CHECKING:
     from captioner_training.prepare.images import SourceData
     from captioner_training.prepare.manifest import Manifest
@@ -211,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.prepare.target import Options
 
     options = Options(
-        to=arguments.to.expanduser(),
+        to=expanded(arguments.to),
         image=ImageFormat(short_side=arguments.size, quality=arguments.quality),
         shard_images=arguments.shard_images,
         workers=cores() if arguments.workers is None else arguments.workers,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from captioner.errors import ConfigError
+from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with said_once():
         recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
-        out = (arguments.out or Path("runs") / recipe.name).expanduser()
+        out = expanded(arguments.out or Path("runs") / recipe.name)
         if speaks():
             refuse_finished(recipe, out)
 
