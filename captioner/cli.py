@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from captioner import __version__
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         atexit.register(_leave_uncollected)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _reopen_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
             stream.reconfigure(errors="surrogateescape")
@@ -97,6 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _reopen_closed() -> None:
+    """Let nothing be written where the shell has closed an output (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _discard_output() -> None:

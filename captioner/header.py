@@ -149,6 +149,8 @@ def check_head(
 def _check_kind(path: Path) -> None:
     """Name the usual mistakes before the parser stumbles over them."""
     try:
+        if path.is_fifo():  # opening it would wait for a writer
+            raise CheckpointFormatError(f"{path} is a pipe: write the checkpoint to a file first")
         with path.open("rb") as file:
             start = file.read(64)
     except FileNotFoundError as error:

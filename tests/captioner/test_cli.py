@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -199,12 +200,15 @@ def test_what_cannot_be_is_said_before_torch_is_loaded(photo: Path) -> None:
     folder = photo.parent
     odd = json.dumps({"format_version": FORMAT_VERSION, "generation": {"unknown": 1}})
     (folder / "odd.safetensors").write_bytes(save({"x": np.zeros(1)}, metadata={HEADER_KEY: odd}))
+    os.mkfifo(folder / "pipe")
     lines = {
         f"caption {folder}/missing.jpg": (1, "missing.jpg cannot be read"),
         f"caption {folder}": (1, f"captioner batch {folder} --output captions.jsonl"),
         f"caption {photo} --checkpoint {folder}/missing": (1, "there is no checkpoint"),
         f"caption {photo} --checkpoint {photo}": (1, "not a safetensors file"),
         f"caption {photo} --checkpoint {folder}/odd.safetensors": (1, "cannot use"),
+        f"caption {photo} --checkpoint {folder}/pipe": (1, "pipe is a pipe: write the checkpoint"),
+        f"caption {photo} --checkpoint ~nobody-of-that-name/x": (1, "there is no checkpoint ~nobo"),
         f"caption {photo} --beam-size 21": (2, "--beam-size 21 is out of range"),
         f"caption {photo} --beam-size 3 --captions 4": (
             2,
@@ -223,6 +227,18 @@ def test_what_cannot_be_is_said_before_torch_is_loaded(photo: Path) -> None:
         assert (status, torch) == (str(wanted), False), said
         assert words in said
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_loses_nothing_else(closed: str) -> None:
+    """Shells and cron can start a command without them: Python then has None in their place."""
+    for arguments, status in (("--version", 0), ("caption nowhere.jpg", 1)):
+        line = f"{shlex.quote(sys.executable)} -m captioner {arguments} {closed}"
+        result = subprocess.run(
+            line, shell=True, capture_output=True, text=True, env=environment(), timeout=60
+        )
+        assert result.returncode == status
+        assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_checkpoints_and_devices_that_cannot_be_used(run_captioner: Run, photo: Path) -> None:
