@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from captioner.backbones import EncoderConfig
-from captioner.decoders.config import DecoderConfig
 from captioner.errors import CheckpointMismatchError, ConfigError
-from captioner.geometry import TransformConfig
 from captioner.header import odd_header, read_header
+from captioner_training.checkpoint_settings import checkpoint_settings
 
 __all__ = ["check_alike", "check_shares"]
-
-_PARTS = {"encoder": EncoderConfig, "decoder": DecoderConfig, "transform": TransformConfig}
 
 
 def check_shares(shares: Sequence[float] | None, checkpoints: int) -> list[float]:
@@ -89,23 +84,10 @@ def _differences(
 
 
 def _settings(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay out what must be the same; what an older file leaves out has its default."""
-    settings = {"tokenizer": header.get("tokenizer", "words")}
-    try:
-        for part, kind in _PARTS.items():
-            there = {**asdict(kind()), **header[part]}
-            settings |= {
-                f"{part}.{name}": _listed(there[name])
-                for name in asdict(kind())
-                if name != "dropout"
-            }
-        if not all(isinstance(word, str) for word in header["vocabulary"]):
-            raise TypeError("its vocabulary is no list of words")
-    except (ConfigError, KeyError, TypeError) as error:
-        raise odd_header(path, error) from error
-    return settings
-
-
-def _listed(value: Any) -> Any:
-    """JSON has no tuples."""
-    return list(value) if isinstance(value, tuple) else value
+    """Lay out what must be the same, but for the words."""
+    parts = checkpoint_settings(path, header, "encoder", "decoder", "transform")
+    words = header.get("vocabulary")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise odd_header(path, TypeError("its vocabulary is no list of words"))
+    flat = {f"{part}.{name}": value for part in parts for name, value in parts[part].items()}
+    return {"tokenizer": header.get("tokenizer", "words"), **flat}

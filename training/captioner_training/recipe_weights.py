@@ -14,6 +14,7 @@ from captioner.errors import (
 )
 from captioner.header import bundled_checkpoint, odd_header, read_header
 from captioner.paths import expanded, there_is_no
+from captioner_training.checkpoint_settings import checkpoint_settings
 from captioner_training.recipe import Recipe
 
 __all__ = ["check_weights", "weights_file"]
@@ -90,15 +91,11 @@ def _other_encoder(recipe: Recipe, path: Path) -> Iterator[str]:
 def _differences(recipe: Recipe, path: Path) -> Iterator[str]:
     """Name every setting in which a checkpoint that is gone on from differs from the recipe."""
     header = read_header(path)
-    for part in ("encoder", "decoder"):
+    for part, there in checkpoint_settings(path, header, "encoder", "decoder").items():
         given = asdict(getattr(recipe, part))
-        try:
-            there = {**asdict(type(getattr(recipe, part))()), **header[part]}
-        except (KeyError, TypeError) as error:
-            raise odd_header(path, error) from error
-        for name, value in given.items():
-            if name != "dropout" and there.get(name) != value:
-                yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
+        for name, value in there.items():
+            if given[name] != value:
+                yield f"{part}.{name} is {given[name]!r} here and {value!r} there"
     if (tokenizer := header.get("tokenizer", "words")) != recipe.data.tokenizer:
         yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
 

@@ -218,7 +218,7 @@ class LossModule(nn.Module):
         return CaptionLoss(loss.total + critic.cross_entropy * plain.total, plain.cross_entropy)
 
     def _plain_loss(self, features: Tensor, told: Told) -> CaptionLoss:
-        """Cross-entropy as in other stages; the attention is asked of by the captions drawn."""
+        """Cross-entropy as in other stages; of the attention the captions drawn ask enough."""
         tokens, targets = told.captions.tokens, told.captions.targets
         output: DecoderOutput = self.model.decoder(features, tokens[..., :-1])
         terms = LossTerms(label_smoothing=self.recipe.label_smoothing)
