@@ -18,6 +18,7 @@ import pytest
 from captioner import Captioner
 from captioner_serving.batch import caption_batch
 from tests.launcher import PATH
+from tests.process_tree import family
 from tests.serving.batch.conftest import draw
 
 pytestmark = [
@@ -42,15 +43,6 @@ def load(self):
 
 ImageFile.ImageFile.load = load
 """
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and all below it."""
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in task.read_text().split():
-                yield from family(int(child))
 
 
 def actors(pid: int, name: bytes) -> list[int]:

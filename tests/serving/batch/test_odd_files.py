@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import stat
 import struct
@@ -21,6 +22,7 @@ from PIL import Image
 
 from captioner import Captioner, ImageNotFoundError
 from captioner_serving.batch.inputs.photos import PhotoFile
+from tests.process_tree import children
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -197,13 +199,9 @@ def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
         while not (output.exists() and output.stat().st_size):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
-        children = [
-            int(child)
-            for task in Path(f"/proc/{process.pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-        assert len(children) == 2
-        os.kill(children[0], 11)
+        decoders = children(process.pid)
+        assert len(decoders) == 2
+        os.kill(decoders[0], signal.SIGSEGV)
         _, said = process.communicate(timeout=100)
     finally:
         process.kill()

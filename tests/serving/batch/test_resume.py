@@ -15,6 +15,7 @@ import pytest
 from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.journal.journal import Journal
+from tests.process_tree import children
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]
@@ -73,8 +74,7 @@ def test_no_worker_outlives_a_kill(start_batch: Start, photos: Photos, tmp_path:
     output = tmp_path / "c.jsonl"
     while process.poll() is None and not (output.exists() and output.stat().st_size):
         time.sleep(0.005)
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    workers = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    workers = children(process.pid)
     assert workers
     process.kill()
     process.communicate()
@@ -84,7 +84,7 @@ def test_no_worker_outlives_a_kill(start_batch: Start, photos: Photos, tmp_path:
     assert not any(_alive(pid) for pid in workers)
 
 
-def _alive(pid: str) -> bool:
+def _alive(pid: int) -> bool:
     try:
         return "(Z)" not in Path(f"/proc/{pid}/stat").read_text().replace(" Z ", "(Z)")
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +86,29 @@ def test_each_photo_is_opened_and_encoded_once(
     assert calibration["tokens"] == 53 * 2 * 4  # three words and the end
     words = sum(kind["words"] for kind in deletion.values())
     assert words == sum(len(row.caption.split()) for row in rows)
+
+
+def test_the_surprise_by_references_is_in_nats_a_token(
+    images: list[CaptionedImage], captioner: Captioner
+) -> None:
+    decoder, vocabulary = captioner.model.decoder, captioner.vocabulary
+    with torch.no_grad():  # every word has the same probability everywhere, that of the bias
+        for weights in decoder.parameters():
+            weights.zero_()
+        decoder.output_bias[vocabulary.encode(["dog"])] = 3.0
+    # 14 tokens: "dog" has e^3 / (e^3 + 13), each other 1 / (e^3 + 13). Of the eight tokens of an
+    # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
+    total = math.exp(3) + 13
+    nats = (8 * math.log(total) - 3) / 8
+    split = CaptionedSplit(captioner, images[:3], asked=EVERYTHING, beam_size=1)
+    report: dict[str, object] = {}
+    measure_parts(report, split.parts())
+    calibration = report["calibration"]
+    assert isinstance(calibration, dict)
+    assert calibration["cross_entropy"] == pytest.approx(nats)
+    assert calibration["intervals"]["cross_entropy"] == pytest.approx([nats, nats])  # all alike
+    assert [row.cross_entropy for row in split.rows] == pytest.approx([nats] * 3)
+    assert [row.tokens for row in split.rows] == [8] * 3
 
 
 def test_a_measure_that_fails_costs_itself(

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
 
+from captioner_training.evaluation.comparison import compare_reports
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.pages.gallery import Gallery, looked_at
 from tests import launcher
@@ -168,6 +169,7 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated) -> Non
     other = evaluated.report / "report.json"
     same = json.loads(evaluated.evaluate(evaluated.captions, "--compare", other).stdout)
     assert same["comparison"]["CIDEr"] == same["comparison"]["ROUGE-L"] == 0
+    assert "cross_entropy" not in same["comparison"]  # only the other one was asked for it
     assert "split" in same["comparable"] and same["document_frequencies"]["images"] == 4
     part = evaluated.evaluate(evaluated.part, "--compare", other)
     assert part.returncode == 1 and "of different splits" in part.stderr
@@ -182,6 +184,27 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated) -> Non
     assert report["document_frequencies"]["images"] == 4
     lacking = evaluated.evaluate(evaluated.captions, "--corpus", evaluated.part)
     assert lacking.returncode == 1 and "it lacks 1 of its 4 images, 3.jpg" in lacking.stderr
+
+
+def surprised(at: int, nats: float, tokens: int) -> ImageRow:
+    return ImageRow(
+        id=at, name=f"{at}.jpg", caption="a dog", references=("a dog",), cider=0.0, rouge_l=0.0,
+        cross_entropy=nats, tokens=tokens,
+    )  # fmt: skip
+
+
+def test_surprise_is_compared_token_by_token() -> None:
+    split = {"split": {"images": 2, "hash": "s"}, "document_frequencies": {"images": 2, "hash": ""}}
+    rows = [surprised(0, 3.0, 10), surprised(1, 2.0, 30)]
+    before = [surprised(0, 2.6, 10), surprised(1, 2.2, 30)]
+    other = {**split, "per_image": [row.record() for row in before]}
+    found = compare_reports(split, rows, other)
+    # (10 * 0.4 - 30 * 0.2) / 40; a draw has the first image twice, each once, or the second twice.
+    assert found["cross_entropy"] == pytest.approx(-0.05)
+    assert isinstance(intervals := found["intervals"], dict)
+    assert intervals["cross_entropy"] == pytest.approx([-0.2, 0.4])
+    other["per_image"][1]["tokens"] = 29  # a word that one of the vocabularies lacks
+    assert "cross_entropy" not in compare_reports(split, rows, other)
 
 
 def test_annotated_objects_are_there_whether_people_name_them_or_not(evaluated: Evaluated) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner_training.evaluation.bootstrap import estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.image_row import ImageRow
 
 __all__ = ["compare_reports", "read_report"]
@@ -40,7 +40,8 @@ def compare_reports(
     Returns:
         `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
         differences, with `intervals` of a bootstrap over the images, the same in both reports;
-        and `with`, what the other report is of.
+        `cross_entropy` of the references, in nats a token, where both have it; and `with`, what
+        the other report is of.
 
     Raises:
         DataError: they are of different images or references, of captions that are not all there,
@@ -74,4 +75,22 @@ def compare_reports(
             ("ROUGE-L", [(row, row.rouge_l) for row in rows]),
         )
     }
+    if (surprise := _cross_entropy(rows, before)) is not None:
+        tables["cross_entropy"] = surprise
     return {"with": other.get("checkpoint") or other.get("predictions"), **told(estimate(tables))}
+
+
+def _cross_entropy(rows: Sequence[ImageRow], before: Mapping[str, Any]) -> Table | None:
+    """Compare the surprise by the references, in nats a token, where both reports have it.
+
+    Another vocabulary, or another length to which references are read, makes other tokens, and a
+    difference in nats a token would be of two things; there is none then.
+    """
+    nats, tokens = [], []
+    for row in rows:
+        theirs = before[str(row.id)]
+        if row.cross_entropy is None or row.tokens is None or row.tokens != theirs.get("tokens"):
+            return None
+        nats.append(row.tokens * (row.cross_entropy - theirs["cross_entropy"]))
+        tokens.append(row.tokens)
+    return mean_table(nats, tokens)

@@ -15,7 +15,8 @@ class ImageRow:
 
     cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
     familiarity: in 0..1, None where it is not known; invented: categories that the caption names
-    and no reference does.
+    and no reference does; cross_entropy: of the references, in nats a token, and tokens: how many
+    they have, None where it was not asked.
     """
 
     id: int | str
@@ -27,6 +28,8 @@ class ImageRow:
     score: float | None = None
     familiarity: float | None = None
     invented: tuple[str, ...] = ()
+    cross_entropy: float | None = None
+    tokens: int | None = None
 
     def record(self) -> dict[str, Any]:
         """Give the row as JSON has it."""

@@ -95,8 +95,9 @@ class CaptionedSplit:
         self._means: list[Tensor] = []  # of the grids of each batch
         self._beside: dict[str, BatchMeasure] = {}
         self._failed: dict[str, CaptionerError] = {}
+        self._calibration: Calibration | None = None
         if asked.calibration:
-            self._beside["calibration"] = Calibration(
+            self._calibration = self._beside["calibration"] = Calibration(
                 decoder,
                 vocabulary=captioner.vocabulary,
                 maximum_length=self.config.maximum_length,
@@ -190,7 +191,7 @@ class CaptionedSplit:
     def rows(self) -> list[ImageRow]:
         """The images one by one, each scored by itself."""
         known = self.captioner.familiarity
-        return image_rows(
+        rows = image_rows(
             self.targets,
             self.captions,
             words=self.tokens,
@@ -199,6 +200,13 @@ class CaptionedSplit:
             scores=[one.hypothesis.score for one in self.captioned],
             familiarity=None if known is None else known.of(self._mean_grids.unsqueeze(1)),
         )
+        if self._calibration is None or "calibration" in self._failed:
+            return rows
+        nats, tokens = self._calibration.cross_entropy()
+        return [
+            replace(row, cross_entropy=float(nat / token), tokens=int(token))
+            for row, nat, token in zip(rows, nats, tokens, strict=True)
+        ]
 
     @property
     def _mean_grids(self) -> Tensor:

@@ -7,6 +7,8 @@ right ones, weighted by the bins' sizes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -33,6 +35,7 @@ def measure_reliability(
     *,
     images: int,
     share: str,
+    beside: Mapping[str, Table] | None = None,
 ) -> dict[str, object]:
     """Tell how confident predictions were and how often right, before and after calibration.
 
@@ -43,11 +46,12 @@ def measure_reliability(
         image: (N,), to which image it belongs.
         images: how many there are.
         share: the name of the share that was right.
+        beside: other scores of the same images, which are drawn again together with these.
 
     Returns:
         mean `confidence` and the share, in percent; the expected calibration errors `error` and
-        `error_calibrated`; `bins` and `bins_calibrated`, see reliability_bins. The first four have
-        intervals.
+        `error_calibrated`; what is beside them; `bins` and `bins_calibrated`, see
+        reliability_bins. All but the bins have intervals.
 
     """
     rows = reliability_rows(said, right, image, images=images)
@@ -58,6 +62,7 @@ def measure_reliability(
         share: mean_table(np.bincount(image, right, minlength=images), count, scale=100),
         "error": calibration_table(rows),
         "error_calibrated": calibration_table(after),
+        **(beside or {}),
     }
     bins = {"bins": reliability_bins(rows), "bins_calibrated": reliability_bins(after)}
     return {**told(estimate(tables)), **bins}

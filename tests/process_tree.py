@@ -1,0 +1,26 @@
+"""The processes below another one, while both they and its threads come and go (Linux)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["children", "family"]
+
+
+def children(pid: int) -> list[int]:
+    """Find the processes that a process has started and that still run."""
+    found: list[int] = []
+    with suppress(OSError):  # the process has ended
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with suppress(OSError):  # this thread has ended since it was listed
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def family(pid: int) -> Iterator[int]:
+    """Give a process and all below it."""
+    yield pid
+    for child in children(pid):
+        yield from family(child)
