@@ -94,6 +94,8 @@ def test_the_three_files_say_what_is_printed(evaluated: Evaluated) -> None:
     assert written == printed
     text = (evaluated.report / "report.md").read_text()
     assert f"{printed['nltk']['BLEU-1']:.1f}" in text and printed["split"]["hash"] in text
+    surprise = f"{printed['calibration']['cross_entropy']:.3f}"
+    assert f"Cross-entropy: {surprise} [" in (evaluated.report / "report.html").read_text()
     assert "report.html" in evaluated.done.stderr
 
 

@@ -143,12 +143,15 @@ def confidence(report: Report) -> str:
         if part is not None:
             bins, after = part.values["bins"], part.values["bins_calibrated"]
             plot = reliability_plot(bins, after, title=f"Reliability: {name}")
+            surprise = ""
+            if "cross_entropy" in part:
+                surprise = f" Cross-entropy: {part.told('cross_entropy', 3)} nats a token."
             figures.append(
                 f"<figure><h3>{name}</h3>{plot}<figcaption><span class='key before'></span>as said"
                 f" <span class='key after'></span>calibrated with temperature "
                 f"{part.values['temperature']:.2f}. Expected calibration error "
                 f"{part.told('error')} % as said, {part.told('error_calibrated')} % calibrated."
-                "</figcaption></figure>"
+                f"{surprise}</figcaption></figure>"
             )
     whole = part_of(report, "confidence")
     if whole is not None:
