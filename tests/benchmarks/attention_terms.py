@@ -17,16 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+from runs import captioner, train
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TERMS: dict[str, dict[str, float]] = {
     "none": {},
     "entropy 0.01": {"attention_entropy": 0.01},
@@ -74,12 +70,12 @@ def main() -> None:
 def run_all(arguments: argparse.Namespace) -> None:
     """Take every training and every evaluation that is not there yet, seed by seed."""
     out, data = arguments.out, arguments.data.resolve()
-    (out / "grids").mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     boxed = write_boxed(data, arguments.boxes, out)
     base = out / "base"
     whole = {"captions": str(data / "captions_train.json"), "images": str(data / "train*")}
     stage = {"epochs": arguments.base_epochs, "batch_size": 64, **NO_TERM}
-    train(recipe(arguments, whole, stage, seed=1), base, arguments.device)
+    train(recipe(arguments, whole, stage, seed=1), base, device=arguments.device)
     if arguments.base_only:
         return
     part = {"captions": str(boxed), "images": str(data / "train*")}
@@ -94,7 +90,7 @@ def run_all(arguments: argparse.Namespace) -> None:
             wanted["weights"] = str(base / "last.safetensors")
             if terms.get("attention_supervision"):
                 wanted["data"]["boxes"] = [str(data / f"{arguments.boxes}_train.json")]
-            train(wanted, folder, arguments.device)
+            train(wanted, folder, device=arguments.device)
             evaluate(arguments, folder)
 
 
@@ -131,18 +127,6 @@ def recipe(
     }
 
 
-def train(wanted: dict[str, Any], folder: Path, device: str) -> None:
-    """Train, or go on; all runs share their grids."""
-    folder.mkdir(exist_ok=True)
-    if (folder / "finished.json").exists():
-        return
-    if not (folder / "cache").exists():
-        (folder / "cache").symlink_to((folder.parent / "grids").resolve())
-    file = folder.parent / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump(wanted))
-    captioner("train", file, "--out", folder, "--device", device)
-
-
 def evaluate(arguments: argparse.Namespace, folder: Path) -> None:
     """Score, ground and test the last checkpoint of a run."""
     report, data = folder / "evaluation.json", arguments.data
@@ -154,17 +138,6 @@ def evaluate(arguments: argparse.Namespace, folder: Path) -> None:
         "--device", arguments.device, "--dtype", "float32",
     )  # fmt: skip
     report.write_text(text)
-
-
-def captioner(*arguments: object) -> str:
-    """Run the command, whose words for people go to standard error."""
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    command = [sys.executable, "-m", "captioner", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with exit status {done.returncode}")
-    return done.stdout
 
 
 def write_boxed(data: Path, boxes: str, out: Path) -> Path:

@@ -19,15 +19,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+from runs import captioner, train
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PLAIN: dict[str, Any] = {
     "encoder": {"name": "efficientnet_v2_b0", "stride": 32},
     "transform": {"mode": "squash", "size": 224},
@@ -91,13 +87,13 @@ def main() -> None:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Take every training and every evaluation that is not there yet."""
-    (arguments.out / "grids").mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for data in arguments.data:
         write_half(data, arguments.out)
     for seed in arguments.seeds:
         for name in dict.fromkeys(["plain", *arguments.rows]):  # the others are compared with it
             folder = place(arguments.out, name, seed)
-            train(recipe(arguments, ROWS[name], seed=seed), folder, arguments.device)
+            train(recipe(arguments, ROWS[name], seed=seed), folder, device=arguments.device)
             for data in arguments.data:
                 plain = place(arguments.out, "plain", seed)
                 evaluate(arguments, folder, data, plain=plain)
@@ -143,18 +139,6 @@ def recipe(arguments: argparse.Namespace, change: dict[str, Any], *, seed: int) 
     return made
 
 
-def train(wanted: dict[str, Any], folder: Path, device: str) -> None:
-    """Train, or go on; all runs share their grids."""
-    folder.mkdir(exist_ok=True)
-    if (folder / "finished.json").exists():
-        return
-    if not (folder / "cache").exists():
-        (folder / "cache").symlink_to((folder.parent / "grids").resolve())
-    file = folder.parent / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump(wanted))
-    captioner("train", file, "--out", folder, "--device", device)
-
-
 def evaluate(arguments: argparse.Namespace, folder: Path, data: Path, *, plain: Path) -> None:
     """Score the last checkpoint of a run on half of a validation split, beside the plain one."""
     name = data.resolve().name
@@ -167,16 +151,6 @@ def evaluate(arguments: argparse.Namespace, folder: Path, data: Path, *, plain: 
         data / "val*", "--checkpoint", folder / "last.safetensors", "--calibration", *beside,
         "--report", report, "--device", arguments.device,
     )  # fmt: skip
-
-
-def captioner(*arguments: object) -> None:
-    """Run the command, whose words for people go to standard error."""
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "training", "serving"))
-    command = [sys.executable, "-m", "captioner", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with exit status {done.returncode}")
 
 
 def print_table(arguments: argparse.Namespace) -> None:

@@ -63,6 +63,21 @@ def test_three_checkpoints_count_alike(
     torch.testing.assert_close(after[name], before[name] + 1 / 3, rtol=1e-5, atol=1e-5)
 
 
+def test_runs_that_began_with_other_random_numbers_are_told_apart(
+    run_captioner: Run, saved_tiny: Path, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)  # that of the tiny model is 0
+    for part in tiny_checkpoint.model.decoder.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    other, out = tmp_path / "other.safetensors", tmp_path / "mean.safetensors"
+    tiny_checkpoint.save(other)
+    result = run_captioner("average", saved_tiny, other, "--out", out)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"{other} and {saved_tiny} have no mean" in result.stderr
+    assert "began with other random numbers" in result.stderr and not out.exists()
+
+
 def changed(path: Path, out: Path, **header: Any) -> Path:
     """Copy a checkpoint with another header: what two runs may differ in."""
     with safe_open(path, framework="pt") as file:

@@ -7,7 +7,7 @@ random numbers have their units in another order, and their mean is noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.errors import CheckpointFormatError
+from captioner.errors import CheckpointFormatError, CheckpointMismatchError
 
 __all__ = ["average_checkpoints"]
+
+# Cosine of the decoders' matrices. MEASURED
+_RELATED = 0.5
 
 
 def average_checkpoints(paths: Sequence[Path], shares: Sequence[float]) -> Checkpoint:
@@ -30,19 +33,37 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float]) -> Check
         shares: one for each; they sum to 1.
 
     Raises:
-        CheckpointError: one cannot be read, or has weights that are NaN or infinite.
+        CheckpointError: one cannot be read, has weights that are NaN or infinite, or began with
+            other random numbers than the first.
 
     """
     first = load_checkpoint(paths[0])
-    mean = _floats(first, paths[0])
-    with torch.no_grad():
-        for tensor in mean.values():
-            tensor.mul_(shares[0])
-        for path, share in zip(paths[1:], shares[1:], strict=True):
-            weights = _floats(load_checkpoint(path), path)
-            for name, tensor in mean.items():
-                tensor.add_(weights[name], alpha=share)
+    ours = _floats(first, paths[0])
+    mean = {name: shares[0] * tensor for name, tensor in ours.items()}
+    for path, share in zip(paths[1:], shares[1:], strict=True):
+        theirs = _floats(load_checkpoint(path), path)
+        if (near := _cosine(ours, theirs)) < _RELATED:
+            raise CheckpointMismatchError(
+                f"{path} and {paths[0]} have no mean: their decoders are as good as unrelated "
+                f"(the cosine of their weights is {near:.2f}). Average checkpoints that went on "
+                "from the same one; those that began with other random numbers have only noise "
+                "between them"
+            )
+        for name, tensor in mean.items():
+            tensor.add_(theirs[name], alpha=share)
+    first.model.load_state_dict(mean, strict=False)
     return replace(first, metrics={})
+
+
+def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Say how alike two models' decoders are: the cosine of all their matrices as one vector."""
+    names = [name for name, one in ours.items() if name.startswith("decoder.") and one.ndim > 1]
+    products = [
+        torch.stack([(a * b).sum(), (a * a).sum(), (b * b).sum()])
+        for a, b in ((ours[name].double(), theirs[name].double()) for name in names)
+    ]
+    both, one, other = torch.stack(products).sum(dim=0)
+    return float(both / (one * other).sqrt().clamp(min=1e-12))
 
 
 def _floats(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

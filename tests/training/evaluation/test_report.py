@@ -196,16 +196,22 @@ def surprised(at: int, nats: float, tokens: int) -> ImageRow:
 
 
 def test_surprise_is_compared_token_by_token() -> None:
-    split = {"split": {"images": 2, "hash": "s"}, "document_frequencies": {"images": 2, "hash": ""}}
+    split: dict[str, Any] = {
+        "split": {"images": 2, "hash": "s"},
+        "document_frequencies": {"images": 2, "hash": ""},
+        "calibration": {"vocabulary": "v"},
+    }
     rows = [surprised(0, 3.0, 10), surprised(1, 2.0, 30)]
     before = [surprised(0, 2.6, 10), surprised(1, 2.2, 30)]
-    other = {**split, "per_image": [row.record() for row in before]}
+    other: dict[str, Any] = {**split, "per_image": [row.record() for row in before]}
     found = compare_reports(split, rows, other)
     # (10 * 0.4 - 30 * 0.2) / 40; a draw has the first image twice, each once, or the second twice.
     assert found["cross_entropy"] == pytest.approx(-0.05)
     assert isinstance(intervals := found["intervals"], dict)
     assert intervals["cross_entropy"] == pytest.approx([-0.2, 0.4])
-    other["per_image"][1]["tokens"] = 29  # a word that one of the vocabularies lacks
+    others = {**other, "calibration": {"vocabulary": "w"}}
+    assert "cross_entropy" not in compare_reports(split, rows, others)
+    other["per_image"][1]["tokens"] = 29  # read to another length
     assert "cross_entropy" not in compare_reports(split, rows, other)
 
 

@@ -12,6 +12,7 @@ say. It needs no captions of its own, and tells models apart on fewer images tha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,8 +84,9 @@ class Calibration:
             `intervals`: `confidence` and `accuracy`, the mean probability of the likeliest word,
             and how often the reference says it; `error`, the expected calibration error, and
             `error_calibrated`, the same after calibration; `cross_entropy` of the references, in
-            nats a token; `temperature`, the best for all images; `bins` and `bins_calibrated`, see
-            reliability_bins.
+            nats a token; `vocabulary`, a digest of the words, since only with the same words are
+            nats a token comparable; `temperature`, the best for all images; `bins` and
+            `bins_calibrated`, see reliability_bins.
 
         """
         owner, right, confidence, surprise = (self._all(at) for at in range(4))
@@ -99,7 +101,13 @@ class Calibration:
             share="accuracy",
             beside={"cross_entropy": mean_table(nats, tokens)},
         )
-        return {"tokens": len(right), "temperature": TEMPERATURES[best], **measured}
+        words = hashlib.sha256("\n".join(self._vocabulary.words).encode()).hexdigest()[:16]
+        return {
+            "tokens": len(right),
+            "vocabulary": words,
+            "temperature": TEMPERATURES[best],
+            **measured,
+        }
 
     def cross_entropy(self) -> tuple[Floats, Floats]:
         """Sum up each image's references: (images,), in nats, and (images,), their tokens."""

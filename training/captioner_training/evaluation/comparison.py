@@ -75,16 +75,21 @@ def compare_reports(
             ("ROUGE-L", [(row, row.rouge_l) for row in rows]),
         )
     }
-    if (surprise := _cross_entropy(rows, before)) is not None:
+    if _same_words(report, other) and (surprise := _cross_entropy(rows, before)) is not None:
         tables["cross_entropy"] = surprise
     return {"with": other.get("checkpoint") or other.get("predictions"), **told(estimate(tables))}
 
 
-def _cross_entropy(rows: Sequence[ImageRow], before: Mapping[str, Any]) -> Table | None:
-    """Compare the surprise by the references, in nats a token, where both reports have it.
+def _same_words(report: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether both knew the same words: a rare one is harder to foresee than <unk> is."""
+    known = [one.get("calibration", {}).get("vocabulary") for one in (report, other)]
+    return known[0] is not None and known[0] == known[1]
 
-    Another vocabulary, or another length to which references are read, makes other tokens, and a
-    difference in nats a token would be of two things; there is none then.
+
+def _cross_entropy(rows: Sequence[ImageRow], before: Mapping[str, Any]) -> Table | None:
+    """Compare the surprise by the references, in nats a token; None where they read other tokens.
+
+    So they do where references are read to another length.
     """
     nats, tokens = [], []
     for row in rows:
