@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from captioner.encoder import Encoder
 from captioner.folding import fold_batch_norm
 from captioner.fusing import fuse_silu
 from captioner.model import CaptionModel
 
-__all__ = ["prepare_model"]
+__all__ = ["prepare_encoder", "prepare_model"]
 
 
 def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dtype) -> CaptionModel:
@@ -18,11 +19,19 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     checkpoint. The model that is given is used up: give a copy of one that is still wanted.
     """
     ready = model.requires_grad_(False).float().eval()
-    # Both in float32, so that half precision rounds once, after them.
-    fold_batch_norm(ready.encoder)
-    ready.decoder.tabulate()
+    ready.decoder.tabulate()  # in float32, so that half precision rounds once, after it
+    ready.to(device)
+    prepare_encoder(ready.encoder, device=device, dtype=dtype)
+    ready.to(dtype)
+    return ready
+
+
+def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Do as `prepare_model` does with an encoder alone, which is used up."""
+    ready = encoder.requires_grad_(False).float().eval()
+    fold_batch_norm(ready)  # in float32, as above
     ready.to(device, dtype)
-    ready.encoder.to(memory_format=torch.channels_last)
+    ready.to(memory_format=torch.channels_last)
     if device.type == "cpu" and dtype is torch.bfloat16:
-        fuse_silu(ready.encoder)
+        fuse_silu(ready)
     return ready

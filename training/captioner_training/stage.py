@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from captioner.errors import DataError
 from captioner.geometry import Framing
 from captioner.transforms import Transform
@@ -18,7 +20,7 @@ from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState
-from captioner_training.step import TrainStep, autocast_of
+from captioner_training.step import TrainStep
 
 __all__ = ["StageRun", "read_supervision"]
 
@@ -84,7 +86,7 @@ class StageRun:
             self.transform,
             folder=self._cache,
             processes=self.processes,
-            autocast=autocast_of(self.recipe, self.processes.device),
+            dtype=torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32,
             workers=self.recipe.data.workers,
         )
 

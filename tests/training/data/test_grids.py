@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from captioner.checkpoint import Checkpoint
 from captioner.transforms import Transform
@@ -49,29 +50,71 @@ def test_an_epoch_leaves_no_page_mapped(path: Path) -> None:
     assert int(resident.split()[1]) < 1000  # kB; 48,000 of the file were read
 
 
-def test_a_picture_replaced_under_its_name_is_encoded_again(
-    tiny_checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    """Files that are done are taken over; those of other pictures are not."""
+@pytest.fixture
+def images(tmp_path: Path) -> list[CaptionedImage]:
     (tmp_path / "photos").mkdir()
     store = ImageStore(tmp_path / "photos")
-    images = []
     for number in range(5):
-        name = f"{number}.png"
-        Image.new("RGB", (40, 40), (10 * number, 0, 200)).save(tmp_path / "photos" / name)
-        images.append(CaptionedImage(name=name, id=number, store=store, captions=(), words=()))
+        picture = Image.effect_noise((40, 40), 30 * (1 + number)).convert("RGB")
+        picture.save(tmp_path / "photos" / f"{number}.png")
+    return [
+        CaptionedImage(name=f"{number}.png", id=number, store=store, captions=(), words=())
+        for number in range(5)
+    ]
+
+
+def computed(
+    checkpoint: Checkpoint, images: list[CaptionedImage], cache: Path, dtype: torch.dtype
+) -> torch.Tensor:
+    grids = CachedGrids.compute(
+        checkpoint.model,
+        images,
+        Transform(checkpoint.transform),
+        folder=cache,
+        processes=Processes(device=torch.device("cpu")),
+        dtype=dtype,
+        workers=0,
+    )
+    return grids[range(5)]
+
+
+def test_grids_are_those_of_the_encoder_which_stays_as_it_is(
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
+) -> None:
+    model, transform = tiny_checkpoint.model, Transform(tiny_checkpoint.transform)
+    pixels = [Image.open(tmp_path / "photos" / one.name) for one in images]
+    photos = torch.stack([transform(photo) for photo in pixels])
+    norms = [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
+    for norm in norms:  # with random statistics there is nothing left of a photo at the end
+        norm.train()
+        norm.momentum = None
+    model.encoder(photos)
+    model.eval().encoder.fine_tune(from_stage=2)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    trained = [one.requires_grad for one in model.parameters()]
+    with torch.inference_mode():
+        wanted = model.encode(photos).features
+    spread = float(wanted.std())
+    assert spread > 0.01
+    model.train()
+    found = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-3, atol=2e-3 * spread)
+    assert [one.requires_grad for one in model.parameters()] == trained and model.training
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, before[name])
+    coarse = computed(tiny_checkpoint, images, tmp_path / "cache", torch.bfloat16)
+    assert not torch.equal(coarse, found)  # not taken for the others
+    assert float((coarse.float() - wanted).square().mean().sqrt()) < 0.1 * spread
+
+
+def test_a_picture_replaced_under_its_name_is_encoded_again(
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
+) -> None:
+    """Files that are done are taken over; those of other pictures are not."""
 
     def compute() -> tuple[torch.Tensor, set[str]]:
-        grids = CachedGrids.compute(
-            tiny_checkpoint.model,
-            images,
-            Transform(tiny_checkpoint.transform),
-            folder=tmp_path / "cache",
-            processes=Processes(device=torch.device("cpu")),
-            autocast=torch.autocast("cpu", enabled=False),
-            workers=0,
-        )
-        return grids[range(5)], {path.name for path in (tmp_path / "cache").iterdir()}
+        grids = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
+        return grids, {path.name for path in (tmp_path / "cache").iterdir()}
 
     before, files = compute()
     assert (before.shape[0], len(files)) == (5, 3)  # two grids a file

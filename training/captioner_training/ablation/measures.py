@@ -87,7 +87,7 @@ class Examination:
                 transform,
                 folder=self.cache,
                 processes=processes,
-                autocast=exact,
+                dtype=torch.float32,
                 workers=self.workers,
             )
 

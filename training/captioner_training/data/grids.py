@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import mmap
 import shutil
@@ -15,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from captioner.encoder import Encoder
 from captioner.errors import OutputError
 from captioner.files import replace_file
 from captioner.model import CaptionModel
+from captioner.preparation import prepare_encoder
 from captioner.transforms import Transform
 from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
@@ -82,23 +85,35 @@ class CachedGrids:
         *,
         folder: Path,
         processes: Processes,
-        autocast: torch.autocast,
+        dtype: torch.dtype,
         workers: int,
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        The names of the files hold a digest of encoder, transform and images, and a file only gets
-        its name when it is whole: what is found is never stale and never half. Each process writes
-        files of its own, so that processes on several machines never share one.
+        They are encoded as in use: with BatchNorm folded away, in half the time.
+
+        The names of the files hold a digest of encoder, dtype, transform and images, and a file
+        only gets its name when it is whole: what is found is never stale and never half. Each
+        process writes files of its own, so that processes on several machines never share one.
+
+        Args:
+            model: whose encoder it is; it stays as it is.
+            images: in the order of the grids.
+            transform: of the images.
+            folder: for the files.
+            processes: that share the work.
+            dtype: of the arithmetic.
+            workers: processes that decode images.
 
         Raises:
             OutputError: the disk is full, or the folder cannot be written.
 
         """
-        model.eval()
         side = transform.config.size // model.config.encoder.stride
         shape = (len(images), side * side, model.encoder.channels())
-        digest = processes.broadcast(_digest(model, images, transform) if processes.main else "")
+        digest = processes.broadcast(
+            _digest(model, images, transform, dtype) if processes.main else ""
+        )
         count = -(-len(images) // GRIDS_A_FILE)
         paths = [folder / f"grids-{digest}-{number:05d}.f16" for number in range(count)]
         missing = processes.broadcast([n for n, path in enumerate(paths) if not path.exists()])
@@ -106,6 +121,9 @@ class CachedGrids:
         room = 2 * shape[1] * shape[2] * still
         processes.main_first(lambda: _check_room(folder, room) if processes.main else None)
         mine = missing[processes.rank :: processes.world]
+        encoder = copy.deepcopy(model.encoder) if mine else model.encoder
+        if mine:
+            prepare_encoder(encoder, device=processes.device, dtype=dtype)
         with tqdm(
             desc="grids",
             unit="image",
@@ -121,7 +139,7 @@ class CachedGrids:
                     batch_size=_BATCH,
                 )
                 with replace_file(paths[number]) as file:
-                    for grids in _encode(model, loader, transform, processes, autocast):
+                    for grids in _encode(encoder, loader, transform, processes.device):
                         file.write(grids.tobytes())
                         bar.update(len(grids))
         processes.wait()
@@ -147,16 +165,12 @@ def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedI
 
 @torch.inference_mode()
 def _encode(
-    model: CaptionModel,
-    loader: DataLoader[Item],
-    transform: Transform,
-    processes: Processes,
-    autocast: torch.autocast,
+    encoder: Encoder, loader: DataLoader[Item], transform: Transform, device: torch.device
 ) -> Iterator[NDArray[np.float16]]:
+    dtype = next(encoder.parameters()).dtype
     for pixels, _ in loader:
-        with autocast:
-            device_pixels = pixels.to(processes.device, non_blocking=True)
-            grid = model.encode(transform.normalize(device_pixels))
+        normal = transform.normalize(pixels.to(device, non_blocking=True))
+        grid = encoder(normal.to(dtype, memory_format=torch.channels_last))
         yield grid.features.half().cpu().numpy()
 
 
@@ -179,8 +193,14 @@ def _check_room(folder: Path, size: int) -> None:
         )
 
 
-def _digest(model: CaptionModel, images: Sequence[CaptionedImage], transform: Transform) -> str:
-    digest = hashlib.sha256(repr((model.config.encoder, transform.config)).encode())
+def _digest(
+    model: CaptionModel,
+    images: Sequence[CaptionedImage],
+    transform: Transform,
+    dtype: torch.dtype,
+) -> str:
+    about = (model.config.encoder, transform.config, dtype)
+    digest = hashlib.sha256(repr(about).encode())
     for tensor in model.encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
