@@ -20,9 +20,10 @@ __all__ = ["fuse_silu"]
 def fuse_silu(root: nn.Module) -> None:
     """Fuse every SiLU of a Sequential below `root` with the convolution before it.
 
-    The module is for use only. It stays as it is where torch was built without oneDNN.
+    The module is for use only. It stays as it is where torch was built without oneDNN, or oneDNN
+    has no bfloat16 for the processor: there the fused operation fails, and the others do not.
     """
-    if not hasattr(torch.ops.mkldnn, _OPERATION):
+    if not (hasattr(torch.ops.mkldnn, _OPERATION) and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return
     for module in list(root.modules()):
         if not isinstance(module, nn.Sequential):

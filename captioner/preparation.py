@@ -20,10 +20,8 @@ def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dty
     """
     ready = model.requires_grad_(False).float().eval()
     ready.decoder.tabulate()  # in float32, so that half precision rounds once, after it
-    ready.to(device)
     prepare_encoder(ready.encoder, device=device, dtype=dtype)
-    ready.to(dtype)
-    return ready
+    return ready.to(device, dtype)
 
 
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:

@@ -7,7 +7,8 @@ attention, nothing smoothed, values as they are. Then the same training is done 
 changed at a time, each with every seed. All are measured with their last weights on every second
 photo of the validation splits, the first of each two: cross-entropy of people's captions and
 CIDEr-D. A table is printed in Markdown, with the differences from the plain recipe of the same
-seed, over pairs of photos.
+seed, over pairs of photos. Where a change asks for something else than likelihood, as label
+smoothing does, its nats a token say little.
 
 Start the same command again and it goes on where it was interrupted; once the plain recipe is done
 it can run beside itself, with other `--rows` and the same `--out`. Each DIR holds
@@ -113,7 +114,9 @@ def write_half(data: Path, out: Path) -> None:
     images = content["images"][::2]
     ids = {one["id"] for one in images}
     notes = [one for one in content["annotations"] if one["image_id"] in ids]
-    path.write_text(json.dumps({**content, "images": images, "annotations": notes}))
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({**content, "images": images, "annotations": notes}))
+    part.rename(path)
 
 
 def recipe(arguments: argparse.Namespace, change: dict[str, Any], *, seed: int) -> dict[str, Any]:

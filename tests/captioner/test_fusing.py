@@ -15,6 +15,17 @@ from captioner.header import bundled_checkpoint
 SQUEEZES = 16  # SiLUs inside squeeze and excitation, of a few numbers each, stay as they are
 
 
+def test_a_processor_without_bfloat16_keeps_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the fused operation fails, and convolution and SiLU by themselves do not."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU())
+    fuse_silu(plain)
+    assert [type(one) for one in plain] == [nn.Conv2d, nn.SiLU]
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stride", [32, 16])
 def test_the_grid_stays_the_same(stride: int, dtype: torch.dtype) -> None:

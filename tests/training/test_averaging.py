@@ -78,6 +78,28 @@ def test_runs_that_began_with_other_random_numbers_are_told_apart(
     assert "began with other random numbers" in result.stderr and not out.exists()
 
 
+def test_runs_that_went_on_far_from_one_start_are_averaged(
+    run_captioner: Run, saved_tiny: Path, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    before = load_checkpoint(saved_tiny).model.state_dict()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for tensor in tiny_checkpoint.model.decoder.parameters():
+            if tensor.ndim > 1:  # a cosine of 1 / sqrt(1 + 0.6^2) = 0.86
+                tensor.add_(0.6 * tensor.square().mean().sqrt() * torch.randn_like(tensor))
+    other, out = tmp_path / "other.safetensors", tmp_path / "mean.safetensors"
+    tiny_checkpoint.save(other)
+    result = run_captioner("average", saved_tiny, other, "--out", out)
+    assert result.returncode == 0, result.stderr
+    after, mean = (load_checkpoint(path).model.state_dict() for path in (other, out))
+    moved = 0
+    for name, tensor in before.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(mean[name], (tensor + after[name]) / 2, rtol=1e-3, atol=1e-5)
+            moved += not torch.equal(tensor, after[name])
+    assert moved > 5
+
+
 def changed(path: Path, out: Path, **header: Any) -> Path:
     """Copy a checkpoint with another header: what two runs may differ in."""
     with safe_open(path, framework="pt") as file:

@@ -19,7 +19,8 @@ from captioner.errors import CheckpointFormatError, CheckpointMismatchError
 
 __all__ = ["average_checkpoints"]
 
-# Cosine of the decoders' matrices. MEASURED
+# Of the cosine of the decoders' matrices: 0.99 after six epochs from one start, all weights trained
+# (the bundled versions 1 and 2), and 0.00 between trained decoders that began apart.
 _RELATED = 0.5
 
 
@@ -51,7 +52,7 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float]) -> Check
             )
         for name, tensor in mean.items():
             tensor.add_(theirs[name], alpha=share)
-    first.model.load_state_dict(mean, strict=False)
+    first.model.load_state_dict(mean, strict=False)  # whole numbers have no mean, and stay
     return replace(first, metrics={})
 
 

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         language=arguments.language,
         wording=read_wording(arguments),
     )
-    paths = [Path(name) for name in arguments.records]
+    paths = _records([Path(name) for name in arguments.records])
     _check(arguments, paths)
     worded = config if is_worded(arguments) else None
     # Before anything is written, every line is read once.
@@ -83,6 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
         said += [f"{problems:,} not written"] if problems else []
     print(printable("; ".join(said)), file=sys.stderr)
     return int(problems > 0)
+
+
+def _records(paths: Sequence[Path]) -> list[Path]:
+    """Leave out what a pattern such as captions-*.jsonl takes along: a run's other files."""
+    from captioner_serving.batch.journal.files import RunFiles
+
+    outputs = {str(path).removesuffix(".journal.jsonl") for path in paths}
+    beside = {other for each in outputs for other in RunFiles.beside(each, None).beside_records}
+    return [path for path in paths if path not in beside]
 
 
 def _check(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:

@@ -110,6 +110,22 @@ def test_several_files_become_one(folder: Path) -> None:
     assert [each["image"] for each in read(folder / "all.jsonl")] == ["a.jpg", "b.jpg", "x.jpg"]
 
 
+def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_captioner: Run) -> None:
+    write(
+        folder / "r.jsonl.errors.jsonl", {"image": "c.jpg", "error": {"detail": "c.jpg is empty"}}
+    )
+    write(folder / "r.jsonl.progress.jsonl", {"settings": {}})
+    write(folder / "s.jsonl", record("s.jpg"))
+    names = sorted(path.name for path in folder.glob("*.jsonl"))  # as a shell gives them
+    result = run_captioner("convert", *names, "--to", "c.jsonl")
+    assert result.returncode == 0, result.stderr
+    assert [one["image"] for one in read(folder / "c.jsonl")] == ["a.jpg", "b.jpg", "s.jpg"]
+    assert result.stderr.startswith("3 captions; 1 failed photos have none")
+    # By themselves they are read as what they are.
+    alone = run_captioner("convert", "r.jsonl.progress.jsonl", "--to", "d.jsonl")
+    assert alone.returncode == 1 and "line 1 is not a caption record" in alone.stderr
+
+
 def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

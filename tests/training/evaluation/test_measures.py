@@ -108,7 +108,7 @@ def test_the_surprise_by_references_is_in_nats_a_token(
     assert calibration["cross_entropy"] == pytest.approx(nats)
     assert calibration["intervals"]["cross_entropy"] == pytest.approx([nats, nats])  # all alike
     assert [row.cross_entropy for row in split.rows] == pytest.approx([nats] * 3)
-    assert [row.tokens for row in split.rows] == [8] * 3
+    assert [row.reference_tokens for row in split.rows] == [8] * 3
 
 
 def test_a_measure_that_fails_costs_itself(

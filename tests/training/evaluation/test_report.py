@@ -191,7 +191,7 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated) -> Non
 def surprised(at: int, nats: float, tokens: int) -> ImageRow:
     return ImageRow(
         id=at, name=f"{at}.jpg", caption="a dog", references=("a dog",), cider=0.0, rouge_l=0.0,
-        cross_entropy=nats, tokens=tokens,
+        cross_entropy=nats, reference_tokens=tokens,
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_surprise_is_compared_token_by_token() -> None:
     split: dict[str, Any] = {
         "split": {"images": 2, "hash": "s"},
         "document_frequencies": {"images": 2, "hash": ""},
-        "calibration": {"vocabulary": "v"},
+        "calibration": {"vocabulary_hash": "v"},
     }
     rows = [surprised(0, 3.0, 10), surprised(1, 2.0, 30)]
     before = [surprised(0, 2.6, 10), surprised(1, 2.2, 30)]
@@ -209,9 +209,10 @@ def test_surprise_is_compared_token_by_token() -> None:
     assert found["cross_entropy"] == pytest.approx(-0.05)
     assert isinstance(intervals := found["intervals"], dict)
     assert intervals["cross_entropy"] == pytest.approx([-0.2, 0.4])
-    others = {**other, "calibration": {"vocabulary": "w"}}
-    assert "cross_entropy" not in compare_reports(split, rows, others)
-    other["per_image"][1]["tokens"] = 29  # read to another length
+    for known in ({"vocabulary_hash": "w"}, {}):  # other words; a report from before it had this
+        others = {**other, "calibration": known}
+        assert "cross_entropy" not in compare_reports(split, rows, others)
+    other["per_image"][1]["reference_tokens"] = 29  # read to another length
     assert "cross_entropy" not in compare_reports(split, rows, other)
 
 

@@ -90,7 +90,8 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        They are encoded as in use: with BatchNorm folded away, in half the time.
+        They are encoded as `captioner.preparation` makes an encoder ready for use, in half the
+        time.
 
         The names of the files hold a digest of encoder, dtype, transform and images, and a file
         only gets its name when it is whole: what is found is never stale and never half. Each
@@ -121,9 +122,7 @@ class CachedGrids:
         room = 2 * shape[1] * shape[2] * still
         processes.main_first(lambda: _check_room(folder, room) if processes.main else None)
         mine = missing[processes.rank :: processes.world]
-        encoder = copy.deepcopy(model.encoder) if mine else model.encoder
-        if mine:
-            prepare_encoder(encoder, device=processes.device, dtype=dtype)
+        ready = _ready(model.encoder, processes.device, dtype) if mine else model.encoder
         with tqdm(
             desc="grids",
             unit="image",
@@ -139,7 +138,7 @@ class CachedGrids:
                     batch_size=_BATCH,
                 )
                 with replace_file(paths[number]) as file:
-                    for grids in _encode(encoder, loader, transform, processes.device):
+                    for grids in _encode(ready, loader, transform, processes.device):
                         file.write(grids.tobytes())
                         bar.update(len(grids))
         processes.wait()
@@ -161,6 +160,10 @@ class GridDataset(ItemDataset):
 
 def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedImage]:
     return images[number * GRIDS_A_FILE : (number + 1) * GRIDS_A_FILE]
+
+
+def _ready(encoder: Encoder, device: torch.device, dtype: torch.dtype) -> Encoder:
+    return prepare_encoder(copy.deepcopy(encoder), device=device, dtype=dtype)
 
 
 @torch.inference_mode()

@@ -40,8 +40,8 @@ def compare_reports(
     Returns:
         `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
         differences, with `intervals` of a bootstrap over the images, the same in both reports;
-        `cross_entropy` of the references, in nats a token, where both have it; and `with`, what
-        the other report is of.
+        `cross_entropy` of the references, in nats a token, where both have it of the same words
+        and tokens; and `with`, what the other report is of.
 
     Raises:
         DataError: they are of different images or references, of captions that are not all there,
@@ -82,7 +82,7 @@ def compare_reports(
 
 def _same_words(report: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Say whether both knew the same words: a rare one is harder to foresee than <unk> is."""
-    known = [one.get("calibration", {}).get("vocabulary") for one in (report, other)]
+    known = [one.get("calibration", {}).get("vocabulary_hash") for one in (report, other)]
     return known[0] is not None and known[0] == known[1]
 
 
@@ -94,8 +94,12 @@ def _cross_entropy(rows: Sequence[ImageRow], before: Mapping[str, Any]) -> Table
     nats, tokens = [], []
     for row in rows:
         theirs = before[str(row.id)]
-        if row.cross_entropy is None or row.tokens is None or row.tokens != theirs.get("tokens"):
+        if (
+            row.cross_entropy is None
+            or row.reference_tokens is None
+            or row.reference_tokens != theirs.get("reference_tokens")
+        ):
             return None
-        nats.append(row.tokens * (row.cross_entropy - theirs["cross_entropy"]))
-        tokens.append(row.tokens)
+        nats.append(row.reference_tokens * (row.cross_entropy - theirs["cross_entropy"]))
+        tokens.append(row.reference_tokens)
     return mean_table(nats, tokens)

@@ -15,8 +15,8 @@ class ImageRow:
 
     cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
     familiarity: in 0..1, None where it is not known; invented: categories that the caption names
-    and no reference does; cross_entropy: of the references, in nats a token, and tokens: how many
-    they have, None where it was not asked.
+    and no reference does; cross_entropy: of the references, in nats a token, and how many tokens
+    they have, None where nobody asked.
     """
 
     id: int | str
@@ -29,7 +29,7 @@ class ImageRow:
     familiarity: float | None = None
     invented: tuple[str, ...] = ()
     cross_entropy: float | None = None
-    tokens: int | None = None
+    reference_tokens: int | None = None
 
     def record(self) -> dict[str, Any]:
         """Give the row as JSON has it."""

@@ -204,7 +204,7 @@ class CaptionedSplit:
             return rows
         nats, tokens = self._calibration.cross_entropy()
         return [
-            replace(row, cross_entropy=float(nat / token), tokens=int(token))
+            replace(row, cross_entropy=float(nat / token), reference_tokens=int(token))
             for row, nat, token in zip(rows, nats, tokens, strict=True)
         ]
 

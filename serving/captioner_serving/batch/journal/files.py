@@ -61,8 +61,13 @@ class RunFiles:
         )
 
     @property
+    def beside_records(self) -> tuple[Path, ...]:
+        """What `captions-*.jsonl` matches beside the records, and has no captions."""
+        return self.errors, self.progress, self.written
+
+    @property
     def _own(self) -> tuple[Path, ...]:
-        return self.output, self.records, self.errors, self.progress, self.written
+        return self.output, self.records, *self.beside_records
 
     @property
     def all(self) -> tuple[Path, ...]:
