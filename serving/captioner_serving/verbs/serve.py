@@ -46,7 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add_machine_arguments(parser)
-    add("--keep", type=float, default=540, metavar="S", help="seconds that a page's photo is kept")
+    add(
+        "--keep",
+        type=float,
+        default=540,
+        metavar="S",
+        help="seconds that a page's photo is kept (540)",
+    )
     add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
     add("--max-upload", default="20MB", metavar="SIZE", help="of one request; default: 20MB")
