@@ -81,6 +81,10 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     captions = json.loads((out / "scenes" / "captions_val.json").read_text())["annotations"]
     words = sum(len(one["caption"].split()) for one in captions)
     assert calibration["tokens"] == words + len(captions)  # and the end of each
+    # The same references, in bfloat16 with float32 weights there and from the float16 file here.
+    surprise = load_checkpoint(best).metrics["cross_entropy"]
+    assert calibration["cross_entropy"] == pytest.approx(surprise, rel=0.02)
+    assert 0 < min(record["validation"]["cross_entropy"] for record in epochs) <= surprise
     gap = abs(calibration["confidence"] - calibration["accuracy"])
     assert gap - 1e-3 <= calibration["error"] <= 100  # bins cannot cancel more than the whole does
     assert (report["images"], report["beam_size"]) == (20, 5)

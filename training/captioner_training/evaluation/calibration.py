@@ -21,14 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from captioner.decoders.decoder import Decoder
 from captioner.encoder import Grid
-from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.data.dataset import collate, encode_captions
+from captioner.vocabulary import Vocabulary
 from captioner_training.evaluation.bootstrap import mean_table
 from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.references import Foreseen, foresee
 from captioner_training.evaluation.reliability import measure_reliability
 
 __all__ = ["TEMPERATURES", "Calibration", "cross_fitted"]
@@ -81,16 +80,15 @@ class Calibration:
     @torch.inference_mode()
     def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Compare on the references of the next images of the split, with their grids."""
-        captions = encode_captions([one.image for one in captioned], self._vocabulary)
-        batch = collate(grid.features, captions, maximum_length=self._maximum_length)
-        tokens = batch.tokens.to(grid.features.device)
-        targets = tokens[..., 1:]
-        said = targets != PAD
-        with self._autocast:
-            deep = self._decoder(grid.features, tokens[..., :-1]).deep[said]
-            logits = self._decoder.logits(deep).float()
-        image = self._images + said.nonzero()[:, 0]
-        self._parts.append(_compare(logits, targets[said], image))
+        foreseen = foresee(
+            self._decoder,
+            grid,
+            [one.image for one in captioned],
+            vocabulary=self._vocabulary,
+            maximum_length=self._maximum_length,
+            autocast=self._autocast,
+        )
+        self._parts.append(_compare(foreseen, first=self._images))
         self._images += len(captioned)
 
     def result(self) -> dict[str, object]:
@@ -144,10 +142,11 @@ class Calibration:
         return found
 
 
-def _compare(logits: Tensor, wanted: Tensor, image: Tensor) -> _Compared:
-    """Compare the logits (N, words) of N tokens of these images (N,) with what people wrote."""
+def _compare(foreseen: Foreseen, *, first: int) -> _Compared:
+    """Compare what was foreseen with what people wrote; `first` is the batch's first image."""
+    logits = foreseen.logits
     best, word = logits.max(dim=-1)
-    right = word == wanted
+    right = word == foreseen.wanted
     confidence = torch.stack(
         [
             (best / temperature - (logits / temperature).logsumexp(dim=-1)).exp()
@@ -157,8 +156,7 @@ def _compare(logits: Tensor, wanted: Tensor, image: Tensor) -> _Compared:
     )
     sure = confidence.clamp(1e-6, 1 - 1e-6)
     surprise = -torch.where(right[:, None], sure.log(), torch.log1p(-sure))
-    nats = F.cross_entropy(logits, wanted, reduction="none")
-    return _Compared(image, right, confidence, surprise, nats)
+    return _Compared(first + foreseen.image, right, confidence, surprise, foreseen.nats())
 
 
 def cross_fitted(surprise: Floats, half: NDArray[np.int_]) -> tuple[NDArray[np.int_], int]:

@@ -1,4 +1,7 @@
-"""What a run measures after each epoch: captions of the validation split, and their scores."""
+"""What a run measures after each epoch: captions of the validation split, and their scores.
+
+And how well the references are foreseen: their cross-entropy rises where CIDEr does not yet fall.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from captioner.encoder import Grid
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
@@ -14,6 +18,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
+from captioner_training.evaluation.references import foresee
 from captioner_training.evaluation.split import BATCH, StoredGrids, caption_split, score_split
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
@@ -35,6 +40,8 @@ def validate(
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split, each process its share; the scores are the same in every process.
 
+    `cross_entropy` is that of the references, in nats a token.
+
     Args:
         model: with the weights that are to be scored.
         images: the split.
@@ -49,10 +56,19 @@ def validate(
     """
     transform = Transform(recipe.transform)
     batches = len(images) // processes.world // BATCH  # full ones, which every process has
-    done = 0
+    done, nats, tokens = 0, 0.0, 0
 
-    def after_batch(*_: object) -> None:
-        nonlocal done
+    def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
+        nonlocal done, nats, tokens
+        each = foresee(
+            model.decoder,
+            grid,
+            [one.image for one in batch],
+            vocabulary=vocabulary,
+            maximum_length=recipe.data.maximum_length,
+            autocast=autocast,
+        ).nats()
+        nats, tokens = nats + float(each.double().sum()), tokens + len(each)
         done += 1
         if together is not None and done <= batches:
             together()
@@ -76,9 +92,12 @@ def validate(
         for index, image in enumerate(images)
         for hypothesis, words, attention in [shares[index % len(shares)][index // len(shares)]]
     ]
+    surprises = processes.gather((nats, tokens))
     scores = None
     if processes.main:
         scores = score_split(everything)
+        total, count = map(sum, zip(*surprises, strict=True))
+        scores["cross_entropy"] = total / count
         if boxes is not None:
             scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
     return processes.broadcast(scores), everything

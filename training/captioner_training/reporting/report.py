@@ -136,12 +136,14 @@ class Report:
             self._board.curves("validation", scores, step=progress.total)
             self._board.photos(captioned, Transform(self.recipe.transform), step=progress.total)
         left = timing["seconds"] / max(1, clock.steps) * (self.state.steps - progress.taken)
-        learned = "cross_entropy" if stage.self_critical is None else "reward"
+        told = f"cross-entropy {result['cross_entropy']:.3f},"
+        if stage.self_critical is not None:
+            told = f"reward {result['reward']:.3f}, cross-entropy"
         extra = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.say(
             f"stage {progress.stage + 1}/{len(self.recipe.stages)} "
             f"epoch {progress.epoch}/{stage.epochs}: "
-            f"{learned.replace('_', '-')} {result[learned]:.3f}, CIDEr {scores['CIDEr']:.1f}, "
+            f"{told} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
             f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
             f"{left / 60:.0f} min left in this stage"
         )
