@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_coco(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--year", type=int, choices=(2014, 2017), default=2014, help="default: 2014"
+        "--year", type=int, choices=(2014, 2017), default=2014, help="of COCO (2014)"
     )
     parser.add_argument(
         "--split",
