@@ -54,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_coco(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--year", type=int, choices=(2014, 2017), default=2014, help="of COCO (2014)"
-    )
+    parser.add_argument("--year", type=int, choices=(2014, 2017), default=2014, help="or 2017")
     parser.add_argument(
         "--split",
         choices=("karpathy", "official"),
