@@ -27,7 +27,7 @@ Each carries `type` (a stable slug for programs), `title` (the kind of problem, 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "CaptionerError",
@@ -73,6 +73,10 @@ class ImageError(CaptionerError):
 
     type = "image-error"
     title = "The image cannot be captioned"
+
+    def without_traceback(self) -> Self:
+        """The same error for keeping: one that was raised holds what every caller had at hand."""
+        return type(self)(self.detail)
 
 
 class ImageNotFoundError(ImageError):

@@ -202,7 +202,7 @@ class Captioner:
             try:
                 prepared[position] = self.prepare(as_source(image))
             except ImageError as error:
-                results[position] = error
+                results[position] = error.without_traceback()
         captions = self.caption_prepared(
             list(prepared.values()), config, check_attention=check_attention
         )

@@ -103,6 +103,18 @@ def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: 
     assert captioner.caption([]) == []
 
 
+def test_an_error_that_is_kept_keeps_no_photos(captioner: Captioner, tmp_path: Path) -> None:
+    photo = Image.new("RGB", (60, 40))
+    held = weakref.ref(photo)
+    gc.disable()  # which would find a cycle, some time
+    try:
+        error = captioner.caption([photo, tmp_path / "gone.jpg"], errors="return")[1]
+        del photo
+        assert isinstance(error, ImageNotFoundError) and held() is None
+    finally:
+        gc.enable()
+
+
 def test_pictures_have_the_photos_own_size_and_turn(captioner: Captioner, tmp_path: Path) -> None:
     """A phone's photo: stored lying, to be shown upright, and decoded small for the model."""
     turned = tmp_path / "turned.jpg"

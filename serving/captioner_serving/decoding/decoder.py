@@ -67,16 +67,22 @@ class Decoded(NamedTuple):
         """Say what is wrong with a photo."""
         return cls(content, (0, 0), b"", (0, 0), error=error.record())
 
-    def exception(self) -> errors.CaptionerError | None:
-        """Give the error as an exception of the class that it was; None where all went well."""
-        if self.error is None:
-            return None
-        for kind in vars(errors).values():
-            known = isinstance(kind, type) and issubclass(kind, errors.ImageError)
-            if known and kind.type == self.error["type"]:
-                problem: errors.CaptionerError = kind(self.error["detail"])
-                return problem
-        return errors.ImageError(self.error["detail"])
+    def check(self) -> None:
+        """Raise the error, as the class that it was, where there is one.
+
+        Raises:
+            ImageError: what is wrong with the photo.
+
+        """
+        if self.error is not None:
+            raise _error_class(self.error["type"])(self.error["detail"])
+
+
+def _error_class(type_: str) -> type[errors.ImageError]:
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.ImageError) and kind.type == type_:
+            return kind
+    return errors.ImageError
 
 
 class _NamedBytes(io.BytesIO):

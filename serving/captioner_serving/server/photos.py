@@ -63,8 +63,7 @@ class PhotoReader:
             encoded = await asyncio.to_thread(_read, photo)
         pool = self._quick if is_ordinary(encoded.data) else self._patient
         decoded = await asyncio.wrap_future(pool.submit(encoded, client=client))
-        if (error := decoded.exception()) is not None:
-            raise error
+        decoded.check()
         (prepared,) = prepared_images([(encoded.name, decoded)])
         return prepared
 
@@ -77,8 +76,7 @@ class PhotoReader:
 
         """
         decoded = self._patient.submit(_read(photo), longest=longest, client=client).result()
-        if (error := decoded.exception()) is not None:
-            raise error
+        decoded.check()
         return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 
     def close(self) -> None:

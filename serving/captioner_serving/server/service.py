@@ -185,7 +185,7 @@ class CaptionService:
             result: Caption | ImageError
             result = await asyncio.wrap_future(self._batcher.submit(prepared, order, on_place))
         except ImageError as error:
-            result = error
+            result = error.without_traceback()
         except Exception as error:
             _LOGGER.exception("a photo failed")
             reason = error.detail if isinstance(error, CaptionerError) else "its log says how"

@@ -68,7 +68,8 @@ def test_the_pixels_are_those_of_the_library(pool: DecodePool) -> None:
     framing = Framing(SMALL)
     alone = framing.square(open_image(data, at_least=framing.at_least))
     assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
-    assert decoded.box == framing.box(200, 200) and decoded.exception() is None
+    assert decoded.box == framing.box(200, 200)
+    decoded.check()
     shown = pool.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=60)
     assert (shown.size, shown.shape, len(shown.pixels)) == ((200, 200), (50, 50), 7500)
 
@@ -110,7 +111,8 @@ def test_a_photo_that_takes_too_long_is_ended(pool: DecodePool) -> None:
 
 def test_a_photo_that_takes_all_memory_is_an_error(pool: DecodePool) -> None:
     decoded = pool.submit(Act("greedy.jpg", b"eat")).result(timeout=60)
-    assert isinstance(decoded.exception(), ImageTooLargeError)
+    with pytest.raises(ImageTooLargeError):
+        decoded.check()
     assert "greedy.jpg needs too much memory" in error_of(pool.submit(Act("greedy.jpg", b"eat")))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from queue import Empty, Queue
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from captioner.checkpoint import Checkpoint
+from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.server.batcher import Batcher, BusyError, Order
@@ -170,3 +173,19 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
         service.close()
     assert good.text
     assert bad.record()["type"] == "internal-error"
+
+
+def test_nothing_holds_an_upload_that_was_refused(tiny_checkpoint: Checkpoint) -> None:
+    """Not even until Python next looks for cycles, when a hundred more may have come."""
+    service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), Metrics(), threads=1)
+    upload = bytes(1_000_000)
+    alone = sys.getrefcount(upload)
+    gc.disable()
+    try:
+        (refused,) = run_async(service.caption([upload], service.captioner.generation))
+        service.close()
+        held = sys.getrefcount(upload) - alone
+    finally:
+        gc.enable()
+        service.close()
+    assert isinstance(refused, ImageError) and held == 0
