@@ -66,6 +66,7 @@ class Caption:
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     familiarity: how much the photo is like those of the training, 0 to 1, see
         captioner.familiarity; None where the checkpoint does not know.
+    style: of the sentence, by its name; None where the model has no styles.
     """
 
     text: str
@@ -78,6 +79,7 @@ class Caption:
     # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
     open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
     familiarity: float | None = None
+    style: str | None = None
 
     def __str__(self) -> str:
         return f"{self.text} (score {self.score:.2f})"
@@ -282,7 +284,11 @@ class Caption:
                 attention or gate leaves them out.
 
         """
-        known = {} if self.familiarity is None else {"familiarity": round(self.familiarity, 4)}
+        known: dict[str, Any] = {}
+        if self.familiarity is not None:
+            known["familiarity"] = round(self.familiarity, 4)
+        if self.style is not None:
+            known["style"] = self.style
         return {
             "image": self.image,
             "caption": self.text,

@@ -90,6 +90,7 @@ class Checkpoint:
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.ordinary_words,
             "tokenizer": self.vocabulary.tokenizer,
+            "styles": self.vocabulary.styles,
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
         }
@@ -112,12 +113,16 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         config = ModelConfig(
             encoder=EncoderConfig(**header["encoder"]), decoder=_decoder_config(header["decoder"])
         )
-        tokenizer = header.get("tokenizer", "words")  # older checkpoints know no other
-        vocabulary = Vocabulary(header["vocabulary"], tokenizer=tokenizer)
+        vocabulary = Vocabulary(
+            header["vocabulary"],
+            tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
+            styles=header.get("styles", ()),  # and no styles
+        )
         transform = TransformConfig(**_tuples(header["transform"]))
         name, version = _plain(header["name"]), _plain(header["version"])
         metrics = header["metrics"]
         generation = GenerationConfig(**header.get("generation", {}))
+        vocabulary.start(generation.style)
     except CheckpointError:
         raise
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:

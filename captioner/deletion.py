@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from captioner.decoders.state import State, StepDecoder, StepOutput
-from captioner.vocabulary import START
 
 __all__ = [
     "Draws",
@@ -106,6 +105,7 @@ def word_effects(
     captions: Sequence[Sequence[int]],
     *,
     draws: Draws,
+    starts: Sequence[int],
     images: Sequence[int] | None = None,
     insertion: bool = True,
 ) -> list[WordEffect]:
@@ -116,6 +116,7 @@ def word_effects(
         features: (B, L, D), the grids.
         captions: the tokens that were said, without <end>.
         draws: of the cells to compare with.
+        starts: of each caption, the token that it began with.
         images: of each caption, its grid; None: there is one for each grid, in order.
         insertion: whether that is measured too, which doubles the work.
 
@@ -132,7 +133,7 @@ def word_effects(
     state = decoder.start(features)
     if images is not None:
         state = state.take(torch.tensor(images, device=device))
-    tokens = torch.full((len(captions), 1), START, device=device)
+    tokens = torch.tensor(starts, device=device).unsqueeze(1)
     for place in range(max(map(len, captions), default=0)):
         alive = [at for at, row in enumerate(rows.tolist()) if place < len(captions[row])]
         if len(alive) < len(rows):
@@ -150,7 +151,11 @@ def word_effects(
 
 
 def sentence_effects(
-    decoder: StepDecoder, features: Tensor, sentences: Sequence[Sequence[Sequence[int]]]
+    decoder: StepDecoder,
+    features: Tensor,
+    sentences: Sequence[Sequence[Sequence[int]]],
+    *,
+    start: int,
 ) -> list[list[list[float] | None]]:
     """Find the effect of every word of the sentences of each grid, all together.
 
@@ -158,6 +163,7 @@ def sentence_effects(
         decoder: of the sentences.
         features: (B, L, D), the grids.
         sentences: of each grid, any number of them, as tokens without <end>.
+        start: the token that all began with.
 
     Returns:
         Of each sentence the effects of its words; None where the decoder does not attend.
@@ -172,6 +178,7 @@ def sentence_effects(
         features,
         [sentences[image][at] for image, at in places],
         draws=repeated_cells(),
+        starts=[start] * len(places),
         images=[image for image, _ in places],
         insertion=False,
     )

@@ -20,12 +20,14 @@ from captioner.errors import (
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
 from captioner.paths import expanded
+from captioner.vocabulary import check_style
 
 __all__ = [
     "FORMAT_VERSION",
     "HEADER_KEY",
     "bundled_checkpoint",
     "check_head",
+    "check_style_of",
     "odd_header",
     "read_generation",
     "read_header",
@@ -101,6 +103,20 @@ def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
     try:
         return GenerationConfig(**read_header(path).get("generation", {}))
     except (ConfigError, TypeError) as error:
+        raise odd_header(path, error) from error
+
+
+def check_style_of(path: str | os.PathLike[str], style: str) -> None:
+    """Refuse a style of captions that a checkpoint does not have.
+
+    Raises:
+        ConfigError: it has others, or none.
+        CheckpointError: as for read_header.
+
+    """
+    try:
+        check_style(style, read_header(path).get("styles", ()))
+    except TypeError as error:
         raise odd_header(path, error) from error
 
 

@@ -223,21 +223,28 @@ class Captioner:
         """Caption images that are decoded already, as one batch; arguments as for `caption`.
 
         Raises:
-            GenerationError: the model's scores are not numbers.
+            ConfigError: the model does not have the style.
+            GenerationError: its scores are not numbers.
 
         """
         if not images:
             return []
-        grid = self.encode(torch.stack([image.pixels for image in images]))
         config = config or self.generation
+        style = self.vocabulary.style(config.style)
+        grid = self.encode(torch.stack([image.pixels for image in images]))
         made = generate(self.model.decoder, grid.features, config, vocabulary=self.vocabulary)
         effects: list[list[list[float] | None]] = [[None] * len(each) for each in made]
         if check_attention:
             said = [[one.tokens for one in each] for each in made]
-            effects = sentence_effects(self.model.decoder, grid.features, said)
+            start = self.vocabulary.start(config.style)
+            effects = sentence_effects(self.model.decoder, grid.features, said, start=start)
         known = self.familiarity.of(grid.features) if self.familiarity else [None] * len(images)
         return [
-            replace(self._describe(image, grid, hypotheses, found), familiarity=familiar)
+            replace(
+                self._describe(image, grid, hypotheses, found),
+                familiarity=familiar,
+                style=style,
+            )
             for image, hypotheses, found, familiar in zip(images, made, effects, known, strict=True)
         ]
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "END",
-    "NEVER_SAID",
     "PAD",
     "SPECIAL_TOKENS",
     "START",
     "UNK",
     "Tokenizer",
     "Vocabulary",
+    "check_style",
     "has_no_spaces",
     "is_fit",
     "join",
@@ -35,8 +35,6 @@ Tokenizer = Literal["words", "characters"]
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
-NEVER_SAID = (PAD, START, UNK)
-"""What no caption says that a model makes."""
 
 _WORD = re.compile(r"\w")
 # Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,
@@ -126,27 +124,48 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
     return re.sub(r" (n't|'\w+)\b", r"\1", " ".join(words))
 
 
+def check_style(style: str, styles: Sequence[str]) -> None:
+    """Refuse a style that a model does not have; "", the usual one, every model has.
+
+    Raises:
+        ConfigError: it is not among them.
+
+    """
+    if style and style not in styles:
+        has = f"has {', '.join(styles)}" if styles else "has one style of captions only"
+        raise ConfigError(f"there is no style {style!r}: the model {has}")
+
+
 class Vocabulary:
     """The words a model knows. Tokens 0 to 3 are <pad>, <start>, <end> and <unk>.
+
+    A model that was trained on captions of several styles, such as those of two data sets, has a
+    token for each of them that takes the place of <start>; these come last.
 
     Args:
         words: the words without the special tokens, in the order of their numbers.
         tokenizer: how captions are split into them.
+        styles: their names; the first is the usual one.
 
     Raises:
-        ConfigError: a word is empty, stands twice, or is a special token; there is no such
-            tokenizer.
+        ConfigError: a word or style is empty, stands twice, or is a special token; a style steers
+            terminals; there is no such tokenizer.
 
     """
 
-    def __init__(self, words: Sequence[str], *, tokenizer: Tokenizer = "words") -> None:
+    def __init__(
+        self, words: Sequence[str], *, tokenizer: Tokenizer = "words", styles: Sequence[str] = ()
+    ) -> None:
         if tokenizer not in get_args(Tokenizer):
             known = ", ".join(get_args(Tokenizer))
             raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
-        if not all(isinstance(word, str) for word in words):
+        if not all(isinstance(word, str) for word in (*words, *styles)):
             raise ConfigError("the vocabulary has words that are not text")
+        if not all(style and is_fit(style) for style in styles):
+            raise ConfigError("the vocabulary has a style that is no plain name")
         self.tokenizer: Tokenizer = tokenizer
-        self.words = (*SPECIAL_TOKENS, *words)
+        self.styles = tuple(styles)
+        self.words = (*SPECIAL_TOKENS, *words, *(f"<start {style}>" for style in styles))
         self._ids = {word: number for number, word in enumerate(self.words)}
         if "" in self._ids or len(self._ids) != len(self.words):
             raise ConfigError("the vocabulary has an empty word, or a word that stands twice")
@@ -154,7 +173,37 @@ class Vocabulary:
     @property
     def ordinary_words(self) -> tuple[str, ...]:
         """The words without the special tokens: what another vocabulary like this is made of."""
-        return self.words[len(SPECIAL_TOKENS) :]
+        return self.words[len(SPECIAL_TOKENS) : len(self.words) - len(self.styles)]
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """What stands for no word: <pad>, and what captions begin with."""
+        return (PAD, START, *range(len(self.words) - len(self.styles), len(self.words)))
+
+    def start(self, style: str = "") -> int:
+        """Number the token that captions of a style begin with.
+
+        Args:
+            style: by its name; "": the usual one.
+
+        Raises:
+            ConfigError: there is no such style.
+
+        """
+        named = self.style(style)
+        if named is None:
+            return START
+        return len(self.words) - len(self.styles) + self.styles.index(named)
+
+    def style(self, name: str = "") -> str | None:
+        """Name a style in full, "" being the usual one; None where the model has no styles.
+
+        Raises:
+            ConfigError: there is no such style.
+
+        """
+        check_style(name, self.styles)
+        return name or next(iter(self.styles), None)
 
     @classmethod
     def build(
@@ -184,12 +233,12 @@ class Vocabulary:
         return [self._ids.get(word, UNK) for word in words]
 
     def decode(self, tokens: Iterable[int]) -> list[str]:
-        """Name the words of the tokens up to <end>, leaving <pad> and <start> out."""
-        words = []
+        """Name the words of the tokens up to <end>, leaving <pad> and what starts them out."""
+        words, silent = [], self.silent
         for token in tokens:
             if token == END:
                 break
-            if token not in (PAD, START):
+            if token not in silent:
                 words.append(self.words[token])
         return words
 

@@ -6,6 +6,7 @@ import gc
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,25 @@ def make_tiny() -> Checkpoint:
 def tiny_checkpoint() -> Checkpoint:
     """A tiny model of the test's own."""
     return make_tiny()
+
+
+@pytest.fixture
+def styled() -> Checkpoint:
+    """The tiny model with two styles of captions, `long` and `short`, that differ by chance."""
+    import torch
+
+    from captioner.vocabulary import Vocabulary
+
+    tiny = make_tiny()
+    decoder = tiny.model.decoder
+    words = decoder.embedding.weight
+    rows = torch.cat([words.detach(), torch.randn(2, words.shape[1])])
+    decoder.embedding = torch.nn.Embedding.from_pretrained(rows)
+    # Their tokens are likely, if anything could say them.
+    bias = torch.cat([decoder.output_bias.detach(), torch.full((2,), 3.0)])
+    decoder.output_bias = torch.nn.Parameter(bias)
+    vocabulary = Vocabulary(tiny.vocabulary.ordinary_words, styles=["long", "short"])
+    return replace(tiny, vocabulary=vocabulary)
 
 
 @pytest.fixture(scope="session")

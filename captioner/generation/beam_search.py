@@ -10,7 +10,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.trace import Ends, Trace
-from captioner.vocabulary import END, START
+from captioner.vocabulary import END
 
 __all__ = ["beam_search"]
 
@@ -31,11 +31,12 @@ class _Search:
         features: Tensor,
         config: GenerationConfig,
         constraints: Constraints,
+        starts: Tensor,
     ) -> None:
         count, device = features.shape[0], features.device
         self.decoder, self.config, self.constraints = decoder, config, constraints
         self.state = decoder.start(features)
-        self.tokens = torch.full((count, 1), START, device=device)
+        self.tokens = starts.unsqueeze(1)
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
@@ -129,7 +130,11 @@ def _highest(sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def beam_search(
-    decoder: StepDecoder, features: Tensor, config: GenerationConfig, constraints: Constraints
+    decoder: StepDecoder,
+    features: Tensor,
+    config: GenerationConfig,
+    constraints: Constraints,
+    starts: Tensor,
 ) -> list[list[Hypothesis]]:
     """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
 
@@ -144,12 +149,13 @@ def beam_search(
         features: (B, L, D), the grids of B images.
         config: how many hypotheses are kept and returned.
         constraints: on what may be said, as long as the configuration lets it be.
+        starts: (B,), the token that each image's captions begin with.
 
     Raises:
         GenerationError: the decoder's scores are not numbers.
 
     """
-    search = _Search(decoder, features, config, constraints)
+    search = _Search(decoder, features, config, constraints, starts)
     for step in range(config.maximum_length + 1):
         search.advance(step)
         if not search.collect():

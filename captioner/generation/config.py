@@ -47,6 +47,8 @@ class GenerationConfig:
     # Draw from the likeliest words that together have this probability.
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     seed: int | None = None  # of sampling; None draws anew every time
+    # Which of the styles that a model has learned, such as those of two data sets; "": the first.
+    style: str = ""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
@@ -66,13 +68,16 @@ class GenerationConfig:
                 f"maximum_length, {self.maximum_length}"
             )
 
-    def asked(self, *, beam_size: int | None = None, captions: int = 1) -> GenerationConfig:
+    def asked(
+        self, *, beam_size: int | None = None, captions: int = 1, style: str | None = None
+    ) -> GenerationConfig:
         """These settings with what somebody asked for: one rule for every front end.
 
         Args:
             beam_size: 1 to MAX_BEAM_SIZE; None takes these settings' own, made as wide as
                 `captions` needs.
             captions: 1 to the beam size, or to MAX_BEAM_SIZE where captions are drawn.
+            style: None takes these settings' own. Whether there is such a one, the model knows.
 
         Raises:
             ConfigError: one of them is out of range.
@@ -82,4 +87,5 @@ class GenerationConfig:
             raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")
         if beam_size is None:
             beam_size = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
-        return replace(self, beam_size=beam_size, captions=captions)
+        style = self.style if style is None else style
+        return replace(self, beam_size=beam_size, captions=captions, style=style)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from captioner.vocabulary import END, NEVER_SAID, UNK
+from captioner.vocabulary import END, PAD, START, UNK
 
 __all__ = ["Constraints"]
 
@@ -24,6 +26,7 @@ class Constraints:
             characters: languages repeat those within words.
         conjunction: the number of a word that has no word on both sides, such as "and"; <unk>,
             which is never said, allows it.
+        silent: tokens that stand for no word; neither they nor <unk> are said.
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
             rather cut it there than have it end with a word that it has not chosen.
 
@@ -37,11 +40,13 @@ class Constraints:
         no_repeat_ngram: int = 0,
         no_repeat_word: bool = True,
         conjunction: int = UNK,
+        silent: Sequence[int] = (PAD, START),
         must_end: bool = True,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
         self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
+        self._never_said = [*silent, UNK]
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Set what is not allowed to -inf.
@@ -57,7 +62,7 @@ class Constraints:
             only_end[..., END] = logs[..., END]
             return only_end
         allowed = logs.clone()
-        allowed[..., NEVER_SAID] = -torch.inf
+        allowed[..., self._never_said] = -torch.inf
         if step < self.minimum_length:
             allowed[..., END] = -torch.inf
         if self.no_repeat_ngram:

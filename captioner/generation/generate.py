@@ -5,6 +5,8 @@ Every method works on B images x K hypotheses at once, on the decoder's device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
-from captioner.vocabulary import UNK, Vocabulary
+from captioner.vocabulary import Vocabulary
 
 __all__ = ["generate"]
 
@@ -26,6 +28,7 @@ def generate(
     config: GenerationConfig,
     *,
     vocabulary: Vocabulary | None = None,
+    starts: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """Write captions for the grids (B, L, D) of B images.
 
@@ -35,26 +38,39 @@ def generate(
         config: the method, its width, and what may be said.
         vocabulary: numbers the words that the configuration names, and says what a word is; None:
             it has none of them, and its tokens are words.
+        starts: the token that each image's captions begin with; None: that of the style that the
+            configuration names.
 
     Returns for each image `config.captions` hypotheses, the best first (sampling: as drawn).
     Fewer come back only where so few sentences exist under the constraints.
 
     Raises:
+        ConfigError: the vocabulary does not have the style.
         GenerationError: the decoder's scores are not numbers.
 
     """
+    vocabulary = vocabulary or Vocabulary([])
+    if starts is None:
+        starts = [vocabulary.start(config.style)] * len(features)
+    begin = torch.tensor(starts, device=features.device)
     constraints = Constraints(
         maximum_length=config.maximum_length,
         minimum_length=config.minimum_length,
         no_repeat_ngram=config.no_repeat_ngram,
-        no_repeat_word=vocabulary is None or vocabulary.tokenizer == "words",
-        conjunction=UNK if vocabulary is None else vocabulary.encode([config.different_around])[0],
+        no_repeat_word=vocabulary.tokenizer == "words",
+        conjunction=vocabulary.encode([config.different_around])[0],
+        silent=vocabulary.silent,
     )
     if config.beam_size > 1 and not config.sample:
-        return beam_search(decoder, features, config, constraints)
+        return beam_search(decoder, features, config, constraints, begin)
     choose = _sampler(config, features.device) if config.sample else choose_likeliest
     return roll_out(
-        decoder, features, count=config.captions, constraints=constraints, choose=choose
+        decoder,
+        features,
+        count=config.captions,
+        constraints=constraints,
+        choose=choose,
+        starts=begin,
     ).read_all()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from captioner.decoders.state import StepDecoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.trace import Trace
-from captioner.vocabulary import END, START
+from captioner.vocabulary import END
 
 __all__ = ["Sampler", "choose_likeliest", "draw", "filter_top", "roll_out"]
 
@@ -22,6 +22,7 @@ def roll_out(
     count: int,
     constraints: Constraints,
     choose: Callable[[Tensor], Tensor],
+    starts: Tensor,
 ) -> Trace:
     """Follow `count` hypotheses for each of the grids (B, L, D) until all have said <end>.
 
@@ -32,6 +33,7 @@ def roll_out(
         constraints: on what may be said.
         choose: takes a word (B, K) for each row of log-probabilities (B, K, words), of which those
             that may not be said are -inf.
+        starts: (B,), the token that each image's hypotheses begin with.
 
     Returns:
         What was said and seen. After its first <end> a hypothesis says anything.
@@ -41,7 +43,7 @@ def roll_out(
 
     """
     state = decoder.start(features).expand(count)
-    tokens = torch.full((len(features), count), START, device=features.device)
+    tokens = starts.unsqueeze(1).expand(-1, count)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     trace = Trace(tokens.new_zeros(*tokens.shape, 0))
     for _ in range(constraints.maximum_length + 1):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.header import bundled_checkpoint, check_head, read_header
+from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.image import MAX_PIXELS, open_image
 from captioner.paths import expanded
 from captioner.terminal import printable
@@ -86,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's; the bundled one's is 5",
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
+    model.add_argument(
+        "--style", metavar="NAME", help="of a model that has learned several; default: its usual"
+    )
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
     model.add_argument(
         "--max-pixels",
@@ -104,7 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     own = check_model(arguments)
     check_head(arguments.head, read_header(checkpoint), path=checkpoint)
-    config = own.asked(beam_size=arguments.beam_size, captions=arguments.captions)
+    config = own.asked(
+        beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
+    )
+    check_style_of(checkpoint, config.style)
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}

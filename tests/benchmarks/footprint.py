@@ -42,7 +42,7 @@ from pydantic import TypeAdapter
 
 from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import ImageDataset, encode_captions
+from captioner_training.data.dataset import ImageDataset, encode_captions, starts_of
 from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_loader
@@ -153,6 +153,7 @@ def walk(
         dataset,
         BucketSampler(shapes, batch_size=batch_size, seed=0),
         captions,
+        starts=starts_of(images, vocabulary),
         maximum_length=22,
         workers=2,
         device=torch.device("cpu"),

@@ -37,7 +37,7 @@ from captioner.encoder import Encoder, EncoderConfig
 from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import Transform, TransformConfig
-from captioner.vocabulary import PAD
+from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import SceneConfig, write_scenes
@@ -107,7 +107,13 @@ def build_batch(case: Case) -> Batch:
         [torch.randint(4, VOCABULARY, (n,), generator=chance).tolist() for n in row]
         for row in lengths
     ]
-    return collate(pixels, captions, maximum_length=22, positions=range(case.images))
+    return collate(
+        pixels,
+        captions,
+        starts=[START] * case.images,
+        maximum_length=22,
+        positions=range(case.images),
+    )
 
 
 def straightforward_step(
@@ -148,7 +154,9 @@ def build_step(model: CaptionModel, stage: Stage, transform: Transform) -> Train
     )
     state = TrainState(model, processes=PROCESS)
     state.begin_stage(recipe, stage, steps=10_000)
-    return TrainStep(state, recipe, stage, transform=transform, processes=PROCESS)
+    return TrainStep(
+        state, recipe, stage, vocabulary=Vocabulary([]), transform=transform, processes=PROCESS
+    )
 
 
 def compare(case: Case, *, repeat: int, folder: Path) -> bool:

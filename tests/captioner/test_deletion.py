@@ -16,6 +16,7 @@ from captioner.deletion import (
     random_cells,
     word_effects,
 )
+from captioner.vocabulary import START
 
 SEEN = 4.0  # what the first of four cells adds to the logit of word 5; the other cells hold 0
 BOX, ELSEWHERE, UNIFORM = [1.0, 0, 0, 0], [0, 0, 0, 1.0], [0.25] * 4
@@ -52,7 +53,7 @@ def grid(images: int = 1) -> Tensor:
 
 
 def test_a_model_that_looks_at_the_box_falls_by_what_is_in_it() -> None:
-    (word,) = word_effects(Looker(BOX), grid(), [[5]], draws=every_cell)
+    (word,) = word_effects(Looker(BOX), grid(), [[5]], draws=every_cell, starts=[START])
     fall = log_probability(SEEN) - log_probability(SEEN / 4)  # the mean of the cells is a quarter
     assert word.cells == 1 and word.deletion == pytest.approx(fall, abs=1e-5)
     assert word.random_deletion == pytest.approx(fall / 4, abs=1e-5)
@@ -63,7 +64,7 @@ def test_a_model_that_looks_at_the_box_falls_by_what_is_in_it() -> None:
 
 
 def test_a_model_that_looks_elsewhere_gains_by_deletion() -> None:
-    (word,) = word_effects(Looker(ELSEWHERE), grid(), [[5]], draws=every_cell)
+    (word,) = word_effects(Looker(ELSEWHERE), grid(), [[5]], draws=every_cell, starts=[START])
     fall = log_probability(0) - log_probability(SEEN / 4)  # below 0: the mean holds some of it
     assert word.deletion == pytest.approx(fall, abs=1e-5) and fall < 0
     assert word.effect == pytest.approx(0.75 * fall, abs=1e-5)
@@ -75,7 +76,7 @@ def test_a_model_that_looks_everywhere_loses_as_much_as_by_chance() -> None:
         pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
         return torch.stack([torch.eye(4, dtype=torch.bool)[pair].any(0)[None] for pair in pairs])
 
-    (word,) = word_effects(Looker(UNIFORM), grid(), [[5]], draws=halves)
+    (word,) = word_effects(Looker(UNIFORM), grid(), [[5]], draws=halves, starts=[START])
     # Of the cells in reading order the first two: the sum of 4 becomes 1 + 1; without the first
     # cell among the two it becomes 4 + 1 + 1.
     with_first = log_probability(1) - log_probability(2 / 4)
@@ -105,7 +106,7 @@ def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
     def first(counts: Tensor, cells: int) -> Tensor:
         return (torch.arange(cells) < counts[:, None])[None]
 
-    together = word_effects(decoder, features, captions, draws=first)
+    together = word_effects(decoder, features, captions, draws=first, starts=[START] * 3)
     assert [(one.place, one.caption) for one in together] == [
         (0, 0),
         (0, 1),
@@ -115,7 +116,9 @@ def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
         (2, 0),
     ]
     for at in range(3):
-        alone = word_effects(decoder, features[at : at + 1], [captions[at]], draws=first)
+        alone = word_effects(
+            decoder, features[at : at + 1], [captions[at]], draws=first, starts=[START]
+        )
         mine = [one for one in together if one.caption == at]
         for one, other in zip(alone, mine, strict=True):
             assert one[2:8] == pytest.approx(other[2:8], abs=1e-4)

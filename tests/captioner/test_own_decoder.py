@@ -19,7 +19,7 @@ from captioner.decoders.words import WordDecoder
 from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.transforms import Transform, TransformConfig
-from captioner.vocabulary import Vocabulary
+from captioner.vocabulary import START, Vocabulary
 from captioner_training.data.dataset import collate
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
@@ -96,8 +96,16 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
     state = TrainState(model, processes=cpu)
     state.begin_stage(recipe, stage, steps=2)
     transform = Transform(checkpoint.transform)
-    step = TrainStep(state, recipe, stage, transform=transform, processes=cpu)
-    batch = collate(torch.randn(2, 4, 576), [[[4, 5, 6]]] * 2, maximum_length=5, positions=range(2))
+    step = TrainStep(
+        state, recipe, stage, vocabulary=checkpoint.vocabulary, transform=transform, processes=cpu
+    )
+    batch = collate(
+        torch.randn(2, 4, 576),
+        [[[4, 5, 6]]] * 2,
+        starts=[START] * 2,
+        maximum_length=5,
+        positions=range(2),
+    )
     before = [one.detach().clone() for one in model.decoder.parameters()]
     assert step([batch]).isfinite().all()
     for old, new in zip(before, model.decoder.parameters(), strict=True):

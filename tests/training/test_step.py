@@ -31,7 +31,9 @@ def recipe(**fields: object) -> Recipe:
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(4, 9, 576, generator=generator)
-    return collate(grids, [[[5, 6, 7], [4, 8]]] * 4, maximum_length=5, positions=range(4))
+    return collate(
+        grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[START] * 4, maximum_length=5, positions=range(4)
+    )
 
 
 @pytest.mark.parametrize("own_words", [0.0, 0.5])
@@ -45,7 +47,11 @@ def test_every_weight_of_the_decoder_has_a_gradient(
     model = tiny_checkpoint.model.requires_grad_(True)
     config = recipe(precision="bf16")
     loss = LossModule(
-        model, config, config.stages[0], transform=Transform(tiny_checkpoint.transform)
+        model,
+        config,
+        config.stages[0],
+        vocabulary=tiny_checkpoint.vocabulary,
+        transform=Transform(tiny_checkpoint.transform),
     )
     captions = Captions(batch.tokens, batch.tokens[..., 1:])
     with autocast_of(config, CPU.device):
@@ -68,7 +74,7 @@ def test_a_stage_hands_on_the_weights_that_scored_best(
     state = TrainState(model, processes=CPU)
     state.begin_stage(config, config.stages[0], steps=20)
     step = TrainStep(
-        state, config, config.stages[0],
+        state, config, config.stages[0], vocabulary=tiny_checkpoint.vocabulary,
         transform=Transform(tiny_checkpoint.transform), processes=CPU,
     )  # fmt: skip
     averages = []
@@ -130,7 +136,8 @@ def slope(
     state = TrainState(model, processes=CPU)
     state.begin_stage(config, stage, steps=2)
     step = TrainStep(
-        state, config, stage, transform=Transform(checkpoint.transform), processes=CPU,
+        state, config, stage, vocabulary=checkpoint.vocabulary,
+        transform=Transform(checkpoint.transform), processes=CPU,
         self_critical=DRAWN if self_critical else None,
     )  # fmt: skip
     for module in model.modules():

@@ -90,4 +90,5 @@ def _settings(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise odd_header(path, TypeError("its vocabulary is no list of words"))
     flat = {f"{part}.{name}": value for part in parts for name, value in parts[part].items()}
-    return {"tokenizer": header.get("tokenizer", "words"), **flat}
+    known = {"tokenizer": header.get("tokenizer", "words"), "styles": header.get("styles", [])}
+    return {**known, **flat}

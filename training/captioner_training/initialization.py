@@ -83,6 +83,8 @@ def _take_over(
         if tensor.ndim == 1:  # a new word is as unlikely as the rarest, until it has been learned
             tensor.fill_(float(given[name][theirs].min()))
         tensor[ours] = given[name][theirs]
+        for style in set(vocabulary.styles) - set(origin.vocabulary.styles):
+            tensor[vocabulary.start(style)] = given[name][origin.vocabulary.start()]
         given[name] = tensor
     try:
         model.load_state_dict(given)

@@ -43,6 +43,7 @@ class Source:
 
     captions: str  # the json file
     images: str  # a folder, a tar file, or a glob of them
+    style: str = ""  # of its captions, where data.styles is set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,10 @@ class DataConfig:
     train: tuple[str | Source, ...] = ()
     validation: tuple[str | Source, ...] = ()
     scenes: ScenesConfig | None = None  # instead of train and validation
+    # Whether the captions of each training set begin with a token of its own, by the name of its
+    # folder, so that one model holds the styles of all: the first is the usual one, any other is
+    # asked for (generation.style). Validation sets of these names are captioned in their style.
+    styles: bool = False
     # Boxes of objects in training images, files in COCO's instances format: what a stage with
     # attention_supervision learns from. Their ids are those of the captions.
     boxes: tuple[str, ...] = ()
@@ -85,6 +90,10 @@ class DataConfig:
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
+        if self.styles and self.scenes is not None:
+            yield "data.styles has no effect on scenes: leave it out"
+        if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
+            yield "data.styles needs the style of each training set that is named by its files"
 
 
 @dataclass(frozen=True, kw_only=True)

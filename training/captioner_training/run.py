@@ -126,8 +126,9 @@ class Run:
         if self.supervision is not None:
             say(f"{self.supervision.words:,} words of the captions are told where to look")
         if self.origin is not None:
-            added = len(self.corpus.vocabulary) - len(self.origin.vocabulary)
-            say(f"{len(self.origin.vocabulary) - 4:,} words are those of the model, {added:,} new")
+            known = len(self.origin.vocabulary.ordinary_words)
+            added = len(self.corpus.vocabulary.ordinary_words) - known
+            say(f"{known:,} words are those of the model, {added:,} new")
         if folder.longer:
             say(f"going on from {folder.best} with more epochs, after epoch {progress.epoch}")
             self.save()

@@ -73,6 +73,7 @@ class StageRun:
             state,
             recipe,
             self.config,
+            vocabulary=corpus.vocabulary,
             transform=self.transform,
             processes=processes,
             self_critical=self._critic(corpus),
@@ -97,6 +98,7 @@ class StageRun:
             self.config.self_critical,
             vocabulary=corpus.vocabulary,
             references=[image.words for image in corpus.train],
+            starts=corpus.train_starts,
             maximum_length=self.recipe.data.maximum_length,
         )
 

@@ -18,7 +18,7 @@ from captioner.decoders.decoder import DecoderOutput
 from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
-from captioner.vocabulary import END, PAD, START
+from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.cross_entropy import (
@@ -56,6 +56,7 @@ class TrainStep:
         state: of the run, whose stage has begun.
         recipe: of the run.
         stage: of the recipe.
+        vocabulary: of the model.
         transform: of the recipe.
         processes: each of which has its share of every batch.
         self_critical: draws the captions of a self-critical stage.
@@ -69,6 +70,7 @@ class TrainStep:
         recipe: Recipe,
         stage: Stage,
         *,
+        vocabulary: Vocabulary,
         transform: Transform,
         processes: Processes,
         self_critical: SelfCriticalCaptions | None = None,
@@ -78,7 +80,7 @@ class TrainStep:
         self.transform, self.processes = transform, processes
         self.self_critical, self.supervision = self_critical, supervision
         self.autocast = autocast_of(recipe, processes.device)
-        loss = LossModule(state.model, recipe, stage, transform=transform)
+        loss = LossModule(state.model, recipe, stage, vocabulary=vocabulary, transform=transform)
         self._ddp = None
         if processes.world > 1:
             self._ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True)
@@ -162,9 +164,11 @@ class LossModule(nn.Module):
     """The model with its loss, since DistributedDataParallel wraps the forward of one module."""
 
     def __init__(
-        self, model: CaptionModel, recipe: Recipe, stage: Stage, *, transform: Transform
-    ) -> None:
+        self, model: CaptionModel, recipe: Recipe, stage: Stage, *, vocabulary: Vocabulary,
+        transform: Transform,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._silent = vocabulary.silent
         self.model = model
         self.recipe, self.stage = recipe, stage
         self.transform = transform
@@ -210,6 +214,7 @@ class LossModule(nn.Module):
             counts=counts,
             weights=captions.weights,
             temperature=critic.temperature if critic else 1.0,
+            silent=self._silent,
             looks=captions.looks,
         )
         if critic is None or told is None:
@@ -226,12 +231,12 @@ class LossModule(nn.Module):
 
     @torch.no_grad()
     def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:
-        """Replace a share of the words (B, K, T), never <start> or what follows the end."""
+        """Replace a share of the words (B, K, T), never the first or what follows the end."""
         if inputs.shape[-1] < 2:
             return inputs
         before = self.model.decoder(features, inputs[..., :-1])
         logits = self.model.decoder.logits(before.deep).float()
-        logits[..., [PAD, START, END]] = -torch.inf
+        logits[..., [*self._silent, END]] = -torch.inf
         drawn = draw(logits.softmax(dim=-1))
         chosen = torch.rand(drawn.shape, device=drawn.device) < own_words
         words = inputs[..., 1:]

@@ -42,7 +42,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
     processes.main_first(lambda: check_encoder(recipe))
     with RunFolder.open(recipe, out, processes, shared=shared) as folder:
         origin = load_origin(recipe)
-        known = origin.vocabulary.ordinary_words if origin else ()
+        known = origin.vocabulary if origin else None
         corpus = processes.main_first(lambda: read_corpus(recipe, out=folder.shared, known=known))
         with Run.begin(folder, corpus, origin) as run:
             if not run.state.progress.finished:

@@ -44,7 +44,7 @@ def check_run(
         MissingExtraError: an optional part is needed.
 
     """
-    asked = generation.asked(beam_size=config.beam_size, captions=config.captions)
+    asked = config.asked_of(generation)
     begun = False
     own: Sequence[Path] = ()
     if output is not None:

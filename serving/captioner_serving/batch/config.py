@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from captioner.errors import ConfigError
+from captioner.generation.config import GenerationConfig
 from captioner.image import MAX_PIXELS
 from captioner_serving.batch.outputs.wording import Wording
 
@@ -58,6 +59,7 @@ class BatchConfig:
     # What is said
     beam_size: int | None = None  # None: the checkpoint's own
     captions: int = 1  # the N best of each photo; the others stand in the alternatives
+    style: str | None = None  # of a model that has several; None: the checkpoint's own
     attention: bool = False  # each word's weights in the records: five times the size
     check_attention: bool = False  # each word's measured effect in the records; slower
     wording: Wording = field(
@@ -131,6 +133,15 @@ class BatchConfig:
             ),
         }
 
+    def asked_of(self, generation: GenerationConfig) -> GenerationConfig:
+        """What this batch makes of a checkpoint's own settings.
+
+        Raises:
+            ConfigError: one is out of range.
+
+        """
+        return generation.asked(beam_size=self.beam_size, captions=self.captions, style=self.style)
+
     def settings(self) -> dict[str, Any]:
         """What two runs must share to write one output."""
         free = {
@@ -141,6 +152,7 @@ class BatchConfig:
             "max_pixels",
             "beam_size",
             "captions",
+            "style",
             "keep_formulas",
         }
         return {key: value for key, value in asdict(self).items() if key not in free}

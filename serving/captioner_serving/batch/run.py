@@ -97,9 +97,8 @@ class BatchRun(Closing):
         captioner: Captioner,
         ray: str | None = None,
     ) -> None:
-        generation = captioner.generation.asked(
-            beam_size=config.beam_size, captions=config.captions
-        )
+        generation = config.asked_of(captioner.generation)
+        captioner.vocabulary.start(generation.style)
         check_run(inputs, config, output=output, generation=captioner.generation, ray=ray)
         self.inputs, self.output, self.config = inputs, output, config
         self.journal: Journal | MemoryJournal = MemoryJournal()

@@ -30,6 +30,7 @@ class CaptionFields(BaseModel):
 
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
+    style: str | None = None
     attention: bool = False
     check_attention: bool = False
 
@@ -152,7 +153,7 @@ async def _caption(service: CaptionService, request: Request) -> Response:
         raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
     images = [file.data for file in form.files]
     config = service.captioner.generation.asked(
-        beam_size=fields.beam_size, captions=fields.captions
+        beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
     work = service.caption(images, config, client=client, check_attention=fields.check_attention)
     results = await _while_connected(request, work)

@@ -87,6 +87,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
         captions: float = 1,
         attention: bool = False,
         check_attention: bool = False,
+        style: str | None = None,
     ) -> dict[str, Any]:
         """Caption one image, as the record of the command line and the API."""
         name, path = None, ""
@@ -98,7 +99,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
                 raise ForbiddenError("photos are deleted within ten minutes: send it again")
             own = page.service.captioner.generation
             beam = None if beam_size is None else int(beam_size)
-            config = own.asked(beam_size=beam, captions=int(captions))
+            config = own.asked(beam_size=beam, captions=int(captions), style=style)
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await page.service.caption(
                 [path], config, client=client, check_attention=check_attention
@@ -116,6 +117,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             gr.Number(1, precision=0, label="captions"),
             gr.Checkbox(False, label="attention"),
             gr.Checkbox(False, label="check_attention"),
+            gr.Textbox(None, label="style"),  # the checkpoint's
         ]
         # Our functions take files as they are named, and the store opens them; Gradio opens none.
         gr.Button("Caption").click(

@@ -84,7 +84,7 @@ class CaptionService:
 
         Args:
             images: what to caption.
-            config: beam size and number of captions.
+            config: beam size, number of captions, style.
             client: whose they are; clients take turns.
             on_place: told how many images of the queue come before each, whenever that changes.
             check_attention: whether words get their effect; see Captioner.caption.
@@ -92,8 +92,10 @@ class CaptionService:
         Raises:
             BusyError: no room in the queue.
             ClosedError: the server is shutting down.
+            ConfigError: the model does not have the style.
 
         """
+        self.captioner.vocabulary.start(config.style)
         start = time.monotonic()
         self._batcher.admit(len(images), client)
         order = Order(config, check_attention)

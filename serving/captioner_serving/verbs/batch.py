@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import ConfigError
-from captioner.header import bundled_checkpoint, check_head, read_header
+from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.verbs.machine import add_machine_arguments
 from captioner_serving.verbs.texts import (
     add_sidecars,
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 HELP = "Caption any number of photos. The same command goes on where a run was interrupted."
 EXAMPLES = """examples:
   captioner batch photos --output captions.jsonl
-  captioner batch photos --output captions.csv --sidecar xmp
   captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
   find . -name '*.jpg' -print0 | captioner batch - --null --output captions.jsonl
-  captioner batch photos.csv --column path --output captions.json
+  captioner batch photos.csv --column path --output captions.csv --sidecar xmp
 
 Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
 
@@ -68,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model and speed")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
+    add("--style", metavar="NAME", help="of a model with several; default: its usual")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add_machine_arguments(model)
     add("--batch-size", type=int, metavar="N", help="default: what suits the device")
@@ -95,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     own = check_model(arguments)
     checkpoint = arguments.checkpoint or bundled_checkpoint()
     check_head(config.head, read_header(checkpoint), path=checkpoint)
+    check_style_of(checkpoint, config.style or "")
     check_run(inputs, config, output=output, generation=own, ray=arguments.ray)
 
     from captioner.predictor import Captioner
@@ -145,7 +146,7 @@ def _config(arguments: argparse.Namespace) -> BatchConfig:
     from captioner_serving.batch.config import BatchConfig, Shard
 
     names = (
-        "beam_size", "captions", "attention", "min_score", "review", "sidecar", "existing",
+        "beam_size", "captions", "style", "attention", "min_score", "review", "sidecar", "existing",
         "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
         "keep_formulas", "check_attention", "head",
         "max_pixels",

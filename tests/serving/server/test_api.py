@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES, Server
 
@@ -86,6 +88,25 @@ def test_fields_out_of_range_are_named(
     assert named in answer.json()["detail"]
 
 
+def test_a_style_can_be_asked_for(
+    start: Callable[..., Server], api: httpx.Client, styled: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "styled.safetensors"
+    styled.save(path)
+    captioner = Captioner.from_pretrained(path)
+    photo = SAMPLES / "coffee.jpg"
+    with start("--checkpoint", path).client() as client:
+        for style in captioner.vocabulary.styles:
+            answer = client.post(
+                "/api/caption", files={"image": photo.read_bytes()}, data={"style": style}
+            )
+            (record,) = answer.json()["records"]
+            expected = captioner.caption(photo, captioner.generation.asked(style=style))
+            assert record["style"] == style and record["caption"] == expected.text
+    answer = api.post("/api/caption", files={"image": jpeg()}, data={"style": "long"})
+    assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]
+
+
 def test_health_names_the_model(api: httpx.Client) -> None:
     answer = api.get("/api/health")
     assert answer.status_code == 200
@@ -114,7 +135,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     assert set(schema["paths"]) == {"/api/caption", "/api/health", "/metrics"}
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
-        "image", "beam_size", "captions", "attention", "check_attention",
+        "image", "beam_size", "captions", "style", "attention", "check_attention",
     }  # fmt: skip
 
 

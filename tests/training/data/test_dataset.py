@@ -108,7 +108,9 @@ def test_augmentation_depends_on_seed_epoch_and_image_alone(data: Path) -> None:
 
 
 def test_batches_are_framed_and_padded() -> None:
-    batch = collate(torch.zeros(2, 1), [[[7, 8], [9]], [[4, 5, 6, 7]]], maximum_length=3)
+    batch = collate(
+        torch.zeros(2, 1), [[[7, 8], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3
+    )
     assert batch.tokens.tolist() == [
         [[START, 7, 8, END], [START, 9, END, PAD]],
         [[START, 4, 5, 6], [PAD, PAD, PAD, PAD]],  # cut: the model must not learn to end there

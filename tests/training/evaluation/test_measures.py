@@ -138,7 +138,12 @@ def test_the_deletion_test_ends_where_it_is_told_to(
     exact = torch.autocast("cpu", enabled=False)
     found = []
     for most, cuts in ((7, (0, 5, 9)), (None, (0, 7))):
-        test = DeletionTest(captioner.model.decoder, autocast=exact, images=most)
+        test = DeletionTest(
+            captioner.model.decoder,
+            vocabulary=captioner.vocabulary,
+            autocast=exact,
+            images=most,
+        )
         for first, end in pairwise(cuts):
             part = grid._replace(features=grid.features[first:end])
             test.add(part, captioned[first:end])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -45,7 +47,13 @@ def test_captions_are_drawn_from_the_models_probabilities(
     logits[[PAD, START, UNK]] = -torch.inf
     expected = (logits / temperature).softmax(dim=-1)
     tokens = draw_captions(
-        decoder, features, count=20_000, maximum_length=3, temperature=temperature
+        decoder,
+        features,
+        count=20_000,
+        starts=[START],
+        silent=[PAD, START],
+        maximum_length=3,
+        temperature=temperature,
     )
     drawn = torch.bincount(tokens[0, :, 1], minlength=len(expected)) / 20_000
     # Five standard deviations of a share are at most 5 x sqrt(1/4 / 20,000) = 0.018.
@@ -53,25 +61,46 @@ def test_captions_are_drawn_from_the_models_probabilities(
 
 
 def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
-    features = torch.randn(3, 4, 6)
-    tokens = draw_captions(decoder, features, count=50, maximum_length=5)
+    drawn = partial(
+        draw_captions, decoder, torch.randn(3, 4, 6), starts=[START] * 3, silent=[PAD, START],
+        maximum_length=5,
+    )  # fmt: skip
+    tokens = drawn(count=50)
     assert tokens.shape[:2] == (3, 50) and (tokens[..., 0] == START).all()
     for row in tokens.flatten(0, 1).tolist():
         words = row[1 : row.index(END)] if END in row else [t for t in row[1:] if t != PAD]
         assert len(words) <= 5 and not {PAD, START, UNK, END} & set(words)
         if END in row:
             assert set(row[row.index(END) + 1 :]) <= {PAD}
-    greedy = draw_captions(decoder, features, count=1, maximum_length=5, greedy=True)
-    assert torch.equal(
-        greedy, draw_captions(decoder, features, count=1, maximum_length=5, greedy=True)
+    greedy = drawn(count=1, greedy=True)
+    assert torch.equal(greedy, drawn(count=1, greedy=True))
+
+
+def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decoder) -> None:
+    silent, features = [PAD, START, 5], torch.randn(2, 4, 6)
+    decoder.output_bias.data[5] = 9.0
+    tokens = draw_captions(
+        decoder, features, count=50, starts=[5, START], silent=silent, maximum_length=5
     )
+    assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
+    targets = tokens[..., 1:]
+    loss = caption_loss(
+        decoder, decoder(features, tokens[..., :-1]), targets, LossTerms(),
+        weights=torch.ones(2, 50), silent=silent,
+    )  # fmt: skip
+    loss.total.backward()
+    assert decoder.output_bias.grad is not None and decoder.output_bias.grad[5] == 0
 
 
 def test_captions_are_drawn_as_long_as_the_stage_says(decoder: Decoder) -> None:
     lengths = []
     for config in (SelfCritical(samples=50), SelfCritical(samples=50, maximum_length=2)):
         critic = SelfCriticalCaptions(
-            config, vocabulary=Vocabulary(WORDS), references=[[("a",)]], maximum_length=5
+            config,
+            vocabulary=Vocabulary(WORDS),
+            references=[[("a",)]],
+            starts=[START],
+            maximum_length=5,
         )
         lengths.append(critic.draw(decoder, torch.randn(1, 4, 6), [0]).targets.shape[-1])
     assert lengths == [6, 3]  # with <end>
@@ -85,6 +114,7 @@ def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
         vocabulary=Vocabulary(WORDS),
         # Two more images, so that words are rare enough to be worth something.
         references=[[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]],
+        starts=[START] * 4,
         maximum_length=5,
     )
     features = torch.randn(2, 4, 6)

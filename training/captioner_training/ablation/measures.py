@@ -107,7 +107,13 @@ class Examination:
                 after_batch=after_batch,
             )
 
-        test = DeletionTest(model.decoder, autocast=exact, insertion=False, images=self.deletion)
+        test = DeletionTest(
+            model.decoder,
+            vocabulary=checkpoint.vocabulary,
+            autocast=exact,
+            insertion=False,
+            images=self.deletion,
+        )
         captioned = captions(self.images, test.add)
         found = self._scores(captioned)
         if isinstance(content := test.result().get("content"), dict):

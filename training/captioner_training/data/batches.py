@@ -57,7 +57,7 @@ class StageBatches:
     ) -> None:  # fmt: skip
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.dataset, self.device = dataset, processes.device
-        self.captions = corpus.train_numbers
+        self.captions, self.starts = corpus.train_numbers, corpus.train_starts
         self.sampler = stage_sampler(recipe, number, self.captions, processes)
 
     @property
@@ -80,6 +80,7 @@ class StageBatches:
             self.dataset,
             self.sampler,
             self.captions,
+            starts=self.starts,
             maximum_length=self.recipe.data.maximum_length,
             workers=self.recipe.data.workers,
             device=self.device,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import encode_captions
+from captioner_training.data.dataset import encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.recipe import DataConfig
 
@@ -31,12 +31,18 @@ class Corpus:
         """The captions of the training images, as numbers of words."""
         return encode_captions(self.train, self.vocabulary)
 
+    @cached_property
+    def train_starts(self) -> list[int]:
+        """The token that the captions of each training image begin with."""
+        return starts_of(self.train, self.vocabulary)
+
     def digest(self) -> str:
         """Tell these images and captions from others, wherever they lie."""
         digest = hashlib.sha256("\n".join(self.vocabulary.words).encode())
         for image in (*self.train, *self.validation):
             size = image.store.size(image.name)
-            digest.update("\n".join((image.name, str(size), *image.captions, "")).encode())
+            style = (image.style,) if self.vocabulary.styles else ()
+            digest.update("\n".join((image.name, str(size), *image.captions, *style, "")).encode())
         return digest.hexdigest()[:16]
 
     def described(self, data: DataConfig) -> Iterator[str]:
@@ -45,8 +51,10 @@ class Corpus:
         known = {word: count for word, count in counts.items() if word in self.vocabulary}
         yield (
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
-            f"{len(self.vocabulary) - 4:,} words"
+            f"{len(self.vocabulary.ordinary_words):,} words"
         )
+        if styles := self.vocabulary.styles:
+            yield f"captions of {len(styles)} styles, the usual one first: {', '.join(styles)}"
         dropped = sum(counts.values()) - sum(known.values())
         if dropped:
             share = dropped / sum(counts.values())

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from captioner.image import open_image
 from captioner.transforms import Transform
-from captioner.vocabulary import END, PAD, START, Vocabulary
+from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ItemDataset",
     "collate",
     "encode_captions",
+    "starts_of",
 ]
 
 
@@ -47,7 +48,7 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B images with up to K captions of up to T tokens, <start> first, padded with <pad>.
+    """B images with up to K captions of up to T tokens, what starts them first, padded with <pad>.
 
     images: pixels (B, 3, S, S) uint8, or cached grids (B, L, D); tokens: (B, K, T);
     positions: (B,), of the images in their list.
@@ -115,14 +116,19 @@ def collate(
     images: Tensor,
     captions: Sequence[Sequence[Sequence[int]]],
     *,
+    starts: Sequence[int],
     maximum_length: int,
     positions: Sequence[int] = (),
 ) -> Batch:
     """Pad the captions of B images into tokens (B, K, T); a longer caption loses its tail.
 
-    A caption that is cut has no <end>: the model must not learn to stop there.
+    Each begins with the token that `starts` has for its image. One that is cut has no <end>: the
+    model must not learn to stop there.
     """
-    rows = [[_framed(caption, maximum_length) for caption in each] for each in captions]
+    rows = [
+        [_framed(caption, start, maximum_length) for caption in each]
+        for each, start in zip(captions, starts, strict=True)
+    ]
     count = max(len(each) for each in rows)
     length = max(len(row) for each in rows for row in each)
     tokens = torch.full((len(rows), count, length), PAD)
@@ -132,10 +138,19 @@ def collate(
     return Batch(images, tokens, torch.tensor(positions, dtype=torch.long))
 
 
-def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
+def _framed(caption: Sequence[int], start: int, maximum_length: int) -> list[int]:
     if len(caption) > maximum_length:
-        return [START, *caption[:maximum_length]]
-    return [START, *caption, END]
+        return [start, *caption[:maximum_length]]
+    return [start, *caption, END]
+
+
+def starts_of(images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> list[int]:
+    """Number the token that each image's captions begin with.
+
+    Captions of a style that the vocabulary does not have begin as is usual.
+    """
+    starts = {style: vocabulary.start(style) for style in ("", *vocabulary.styles)}
+    return [starts.get(image.style, starts[""]) for image in images]
 
 
 def encode_captions(

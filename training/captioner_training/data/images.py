@@ -150,6 +150,7 @@ class CaptionedImage:
     store: ImageStore
     captions: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]  # the captions, tokenized
+    style: str = ""  # of the captions, where the model has several; "": its usual
 
     @property
     def sided(self) -> bool:

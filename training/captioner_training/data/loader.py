@@ -26,8 +26,13 @@ __all__ = ["make_loader", "make_split_loader"]
 class _Collate:
     """Puts the images and all their captions into one batch; travels to the workers."""
 
-    def __init__(self, captions: Sequence[Sequence[Sequence[int]]], maximum_length: int) -> None:
-        self.captions = captions
+    def __init__(
+        self,
+        captions: Sequence[Sequence[Sequence[int]]],
+        starts: Sequence[int],
+        maximum_length: int,
+    ) -> None:
+        self.captions, self.starts = captions, starts
         self.maximum_length = maximum_length
 
     def __call__(self, items: Sequence[Item]) -> Batch:
@@ -35,6 +40,7 @@ class _Collate:
         return collate(
             torch.stack([item.image for item in items]),
             [self.captions[position] for position in positions],
+            starts=[self.starts[position] for position in positions],
             maximum_length=self.maximum_length,
             positions=positions,
         )
@@ -45,6 +51,7 @@ def make_loader(
     sampler: BucketSampler,
     captions: Sequence[Sequence[Sequence[int]]],
     *,
+    starts: Sequence[int],
     maximum_length: int,
     workers: int,
     device: torch.device,
@@ -59,7 +66,7 @@ def make_loader(
         dataset,
         batch_sampler=sampler,
         num_workers=min(workers, cores()),
-        collate_fn=_Collate(captions, maximum_length),
+        collate_fn=_Collate(captions, starts, maximum_length),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
         worker_init_fn=_leave_interrupts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import DataError
@@ -20,22 +21,24 @@ _WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: fl
 _LOOKED_AT = 1000  # images whose captions tell in which script they are written
 
 
-def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corpus:
+def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -> Corpus:
     """Read the data sets of a recipe, or draw its scenes into `out`.
 
     Args:
         recipe: of the run; a dry run gets as many images as its steps take.
         out: the folder of the run.
-        known: words of the checkpoint that the run goes on from. They keep their numbers.
+        known: the vocabulary of the checkpoint that the run goes on from. Its words keep their
+            numbers.
 
     Raises:
+        ConfigError: the style of generation is not among those of the data.
         DataError: a data set cannot be read, or there is no word that could be learned.
 
     """
     data = recipe.data
     if data.scenes is None:
-        train = _read(data, data.train, "train")
-        validation = _read(data, data.validation, "val")
+        train = _read(data, data.train, "train", usual=recipe.generation.style)
+        validation = _read(data, data.validation, "val", usual=recipe.generation.style)
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
@@ -58,10 +61,13 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Sequence[str] = ()) -> Corp
             f"({len(train)} images with up to {longest} captions): lower --data.minimum_count, or "
             "add images"
         )
-    there = set(known)
+    words, styles = (known.ordinary_words, known.styles) if known else ((), ())
+    if data.styles:
+        styles = tuple(dict.fromkeys((*styles, *(image.style for image in train))))
     vocabulary = Vocabulary(
-        [*known, *(word for word in found if word not in there)], tokenizer=data.tokenizer
+        list(dict.fromkeys((*words, *found))), tokenizer=data.tokenizer, styles=styles
     )
+    vocabulary.start(recipe.generation.style)
     if recipe.max_steps is not None:
         train = train[: recipe.max_steps * max(stage.batch_size for stage in recipe.stages)]
         validation = validation[:_DRY_VALIDATION]
@@ -72,13 +78,18 @@ def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
     return [caption for image in images[:_LOOKED_AT] for caption in image.captions]
 
 
-def _read(data: DataConfig, entries: Sequence[str | Source], split: str) -> list[CaptionedImage]:
+def _read(
+    data: DataConfig, entries: Sequence[str | Source], split: str, *, usual: str
+) -> list[CaptionedImage]:
     images: list[CaptionedImage] = []
     for entry in entries:
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
-            images += read_dataset(folder, split=split, tokenizer=data.tokenizer)
+            style = folder.absolute().name
+            found = read_dataset(folder, split=split, tokenizer=data.tokenizer)
         else:
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
-            images += read_coco(captions, files, tokenizer=data.tokenizer)
+            style = entry.style
+            found = read_coco(captions, files, tokenizer=data.tokenizer)
+        images += [replace(image, style=style if data.styles else usual) for image in found]
     return images

@@ -12,7 +12,9 @@ from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.encoder import Grid
 from captioner.errors import DataError
+from captioner.vocabulary import Vocabulary
 from captioner.word import SHUT_GATE
+from captioner_training.data.dataset import starts_of
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.captioned import Captioned
 
@@ -35,6 +37,7 @@ class DeletionTest:
 
     Args:
         decoder: of the captions.
+        vocabulary: of theirs.
         autocast: how it computes.
         seed: of the random cells.
         insertion: see word_effects.
@@ -46,12 +49,14 @@ class DeletionTest:
         self,
         decoder: StepDecoder,
         *,
+        vocabulary: Vocabulary,
         autocast: torch.autocast,
         seed: int = 0,
         insertion: bool = True,
         images: int | None = None,
     ) -> None:
         self._decoder, self._autocast, self._insertion = decoder, autocast, insertion
+        self._vocabulary = vocabulary
         self._draws = random_cells(torch.Generator().manual_seed(seed))
         self._images = images
         self._effects: list[WordEffect] = []
@@ -74,6 +79,7 @@ class DeletionTest:
                     grid.features[at : at + len(some)],
                     [one.hypothesis.tokens for one in some],
                     draws=self._draws,
+                    starts=starts_of([one.image for one in some], self._vocabulary),
                     insertion=self._insertion,
                 )
             first = len(self._captions)

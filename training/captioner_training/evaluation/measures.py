@@ -68,6 +68,7 @@ class CaptionedSplit:
         images: the split.
         asked: what is to be measured.
         beam_size: None means the checkpoint's own.
+        style: of the captions; None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
 
     """
@@ -79,17 +80,17 @@ class CaptionedSplit:
         *,
         asked: Asked,
         beam_size: int | None,
+        style: str | None = None,
         corpus: Sequence[Target] | None = None,
     ) -> None:
         self.asked, self.corpus = asked, corpus
         tokenizer = captioner.vocabulary.tokenizer
         self._tokenized = None if corpus is None else _tokenized(corpus, tokenizer)
         self.captioner = captioner
-        self.images = images
+        self.config = captioner.generation.asked(beam_size=beam_size, style=style)
+        self.style = captioner.vocabulary.style(self.config.style)
+        self.images = [replace(image, style=self.config.style) for image in images]
         self.targets = targets(images)
-        self.config = captioner.generation
-        if beam_size is not None:
-            self.config = replace(self.config, beam_size=beam_size)
         autocast = torch.autocast(captioner.device.type, enabled=False)
         decoder = captioner.model.decoder
         self._means: list[Tensor] = []  # of the grids of each batch
@@ -104,10 +105,12 @@ class CaptionedSplit:
                 autocast=autocast,
             )
         if asked.deletion:
-            self._beside["deletion"] = DeletionTest(decoder, autocast=autocast)
+            self._beside["deletion"] = DeletionTest(
+                decoder, vocabulary=captioner.vocabulary, autocast=autocast
+            )
         self.captioned = caption_split(
             captioner.model,
-            images,
+            self.images,
             transform=captioner.transform,
             vocabulary=captioner.vocabulary,
             config=self.config,
@@ -122,6 +125,7 @@ class CaptionedSplit:
         name = self.captioner.name
         return {
             "beam_size": self.config.beam_size,
+            **({} if self.style is None else {"style": self.style}),
             "dtype": str(self.captioner.dtype).removeprefix("torch."),
             "checkpoint": {
                 "name": name.name,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from captioner.decoders.decoder import Decoder
 from captioner.encoder import Grid
 from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.data.dataset import collate, encode_captions
+from captioner_training.data.dataset import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 
 __all__ = ["Foreseen", "foresee"]
@@ -56,7 +56,8 @@ def foresee(
 
     """
     captions = encode_captions(images, vocabulary)
-    batch = collate(grid.features, captions, maximum_length=maximum_length)
+    starts = starts_of(images, vocabulary)
+    batch = collate(grid.features, captions, starts=starts, maximum_length=maximum_length)
     tokens = batch.tokens.to(grid.features.device)
     targets = tokens[..., 1:]
     said = targets != PAD

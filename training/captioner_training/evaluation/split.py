@@ -16,6 +16,7 @@ from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.dataset import starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.evaluation.captioned import Captioned
@@ -49,7 +50,7 @@ def caption_split(
     grids: tuple[StoredGrids, Sequence[int]] | None = None,
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
 ) -> list[Captioned]:
-    """Caption every image, in order, on the model's device.
+    """Caption every image, in order and in its own style, on the model's device.
 
     Args:
         model: in whatever arithmetic `autocast` gives it.
@@ -73,11 +74,18 @@ def caption_split(
             model, images, transform, autocast=autocast, workers=workers, grids=grids
         ):
             grid = stored._replace(features=stored.features.to(device))
+            some = images[len(captioned) : len(captioned) + len(grid.features)]
             with autocast:
-                results = generate(model.decoder, grid.features, config, vocabulary=vocabulary)
+                results = generate(
+                    model.decoder,
+                    grid.features,
+                    config,
+                    vocabulary=vocabulary,
+                    starts=starts_of(some, vocabulary),
+                )
             batch = [
-                _captioned(images[len(captioned) + at], hypotheses[0], grid, vocabulary)
-                for at, hypotheses in enumerate(results)
+                _captioned(image, hypotheses[0], grid, vocabulary)
+                for image, hypotheses in zip(some, results, strict=True)
             ]
             captioned += batch
             bar.update(len(batch))

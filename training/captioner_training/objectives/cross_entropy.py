@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from captioner.decoders.decoder import Decoder, DecoderOutput
-from captioner.vocabulary import NEVER_SAID, PAD
+from captioner.vocabulary import PAD, START, UNK
 
 __all__ = ["CaptionLoss", "Captions", "Counts", "LossTerms", "caption_loss", "count"]
 
@@ -78,6 +79,7 @@ def caption_loss(
     counts: Counts | None = None,
     weights: Tensor | None = None,
     temperature: float = 1.0,
+    silent: Sequence[int] = (PAD, START),
     looks: Tensor | None = None,
 ) -> CaptionLoss:
     """Compare a teacher-forced pass with the tokens that follow.
@@ -97,6 +99,7 @@ def caption_loss(
             training. Then nothing is smoothed, and the probabilities are those that `draw_captions`
             draws from.
         temperature: of those probabilities.
+        silent: tokens that stand for no word, and are not drawn.
         looks: (B, K, T, L), a map that sums to 1 for every word that is told where to look, and 0
             everywhere for the others.
 
@@ -113,7 +116,7 @@ def caption_loss(
     if weights is None:
         losses, nll = _token_losses(logits, wanted, terms.label_smoothing)
     else:
-        losses, nll = _token_losses(_as_drawn(logits, temperature), wanted, 0.0)
+        losses, nll = _token_losses(_as_drawn(logits, temperature, silent), wanted, 0.0)
         losses = losses * weights.to(device).unsqueeze(-1).expand(targets.shape).flatten()[index]
     total = losses.sum() / tokens
     if output.attention is not None:
@@ -158,13 +161,13 @@ def _of_attention(
     return total
 
 
-def _as_drawn(logits: Tensor, temperature: float) -> Tensor:
+def _as_drawn(logits: Tensor, temperature: float, silent: Sequence[int]) -> Tensor:
     """Give the logits (N, words) that `draw_captions` draws from.
 
     What is never drawn must have no probability: else all of it flees there from the words that
     are punished, and nothing punishes it.
     """
-    never = torch.tensor(NEVER_SAID, device=logits.device)
+    never = torch.tensor([*silent, UNK], device=logits.device)
     return logits.index_fill(-1, never, -torch.inf) / temperature
 
 

@@ -12,15 +12,15 @@ is the one that was drawn from.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
-from captioner.vocabulary import END, PAD, START, Vocabulary
+from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.objectives.cider import CiderD
 from captioner_training.objectives.cross_entropy import Captions
 from captioner_training.recipe import SelfCritical
@@ -37,6 +37,7 @@ class SelfCriticalCaptions:
         config: how many, against which baseline.
         vocabulary: of the model.
         references: of each training image, its captions as words. Document frequencies are theirs.
+        starts: of each training image, the token that its captions begin with.
         maximum_length: words a drawn caption, where `config` does not say.
 
     """
@@ -47,10 +48,11 @@ class SelfCriticalCaptions:
         *,
         vocabulary: Vocabulary,
         references: Sequence[Sequence[Sequence[str]]],
+        starts: Sequence[int],
         maximum_length: int,
     ) -> None:
         self.config = config
-        self.vocabulary = vocabulary
+        self.vocabulary, self.starts = vocabulary, starts
         self.maximum_length = config.maximum_length or maximum_length
         self.references = [[(*words, _END) for words in each] for each in references]
         self.cider = CiderD(self.references)
@@ -58,17 +60,18 @@ class SelfCriticalCaptions:
     @torch.no_grad()
     def draw(self, decoder: Decoder, features: Tensor, positions: Sequence[int]) -> Captions:
         """Draw captions for the grids (B, L, D) of the training images at these positions."""
-        length, count = self.maximum_length, self.config.samples
-        tokens = draw_captions(
+        drawn = partial(
+            draw_captions,
             decoder,
             features,
-            count=count,
-            maximum_length=length,
-            temperature=self.config.temperature,
+            starts=[self.starts[position] for position in positions],
+            silent=self.vocabulary.silent,
+            maximum_length=self.maximum_length,
         )
+        tokens = drawn(count=self.config.samples, temperature=self.config.temperature)
         greedy = None
         if self.config.baseline == "greedy":
-            best = draw_captions(decoder, features, count=1, maximum_length=length, greedy=True)
+            best = drawn(count=1, greedy=True)
             greedy = self.rewards(best, positions)
         rewards = self.rewards(tokens, positions)
         weights = advantages(rewards, greedy).to(features.device)
@@ -78,7 +81,7 @@ class SelfCriticalCaptions:
         """Score the captions (B, K, T): CIDEr-D (B, K), on the CPU."""
         words = self.vocabulary.words
         captions = [
-            [[words[token] for token in row if token not in (PAD, START)] for row in image]
+            [[words[token] for token in row[1:] if token != PAD] for row in image]
             for image in tokens.tolist()
         ]
         references = [self.references[position] for position in positions]
@@ -105,28 +108,40 @@ def draw_captions(
     features: Tensor,
     *,
     count: int,
+    starts: Sequence[int],
+    silent: Sequence[int],
     maximum_length: int,
     greedy: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
     """Draw `count` captions for each of the grids (B, L, D) from the model's own probabilities.
 
-    A temperature below 1 sharpens them.
+    Args:
+        decoder: of the model.
+        features: the grids.
+        count: captions a grid.
+        starts: of each grid, the token that its captions begin with.
+        silent: tokens that stand for no word.
+        maximum_length: words a caption.
+        greedy: takes the likeliest word in place of drawing one.
+        temperature: below 1 sharpens the probabilities.
 
     Returns:
-        tokens (B, K, T), <start> first, padded with <pad>. A caption that is not over after
-        `maximum_length` words has no <end>.
+        tokens (B, K, T), what starts them first, padded with <pad>. A caption that is not over
+        after `maximum_length` words has no <end>.
 
     """
+    begin = torch.tensor(starts, device=features.device)
     words = roll_out(
         decoder,
         features,
         count=count,
-        constraints=Constraints(maximum_length=maximum_length, must_end=False),
+        constraints=Constraints(maximum_length=maximum_length, silent=silent, must_end=False),
         choose=choose_likeliest if greedy else Sampler(temperature=temperature),
+        starts=begin,
     ).words
     ends = words == END
     words = words.masked_fill(ends.cumsum(dim=-1) > ends.long(), PAD)
     if words.shape[-1] > maximum_length:  # only an end may stand here
         words[..., -1] = words[..., -1].where(ends[..., -1], PAD)
-    return F.pad(words, (1, 0), value=START)
+    return torch.cat([begin[:, None, None].expand(-1, count, 1), words], dim=-1)

@@ -52,6 +52,8 @@ def made_how(report: Report) -> Iterator[tuple[str, str]]:
         yield "checkpoint", f"{checkpoint['name']}, version {checkpoint['version']}"
         yield "hash of the checkpoint", str(checkpoint["hash"])
         yield "beam size", str(report["beam_size"])
+        if "style" in report:
+            yield "style of the captions", str(report["style"])
         yield "arithmetic", str(report["dtype"])
     else:
         yield "captions", str(report["predictions"])

@@ -31,7 +31,15 @@ The scores are printed as one JSON object, with their 95 % bootstrap intervals o
 --official they are on lower-case Treebank tokens without punctuation: not to be compared with
 published ones; --official adds those on COCO's tokens, and METEOR."""
 
-_OF_A_CHECKPOINT = ("calibration", "deletion", "unlike", "checkpoint", "beam_size", "predictions")
+_OF_A_CHECKPOINT = (
+    "calibration",
+    "deletion",
+    "unlike",
+    "checkpoint",
+    "beam_size",
+    "style",
+    "predictions",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +69,9 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="default: the checkpoint's; the bundled one's is 5",
+    )
+    parser.add_argument(
+        "--style", metavar="NAME", help="of a model that has learned several; default: its usual"
     )
     parser.add_argument(
         "--score",
@@ -194,7 +205,12 @@ def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
         unlike=arguments.unlike,
     )
     captioned = CaptionedSplit(
-        captioner, files.images, asked=asked, beam_size=arguments.beam_size, corpus=files.corpus
+        captioner,
+        files.images,
+        asked=asked,
+        beam_size=arguments.beam_size,
+        style=arguments.style,
+        corpus=files.corpus,
     )
     data = arguments.data or arguments.captions
     report: dict[str, object] = {

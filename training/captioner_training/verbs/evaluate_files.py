@@ -13,7 +13,7 @@ from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.familiarity_file import familiarity_file
 from captioner.files import identity, refuse_input
 from captioner.geometry import Framing, TransformConfig
-from captioner.header import bundled_checkpoint, read_header, read_transform
+from captioner.header import bundled_checkpoint, check_style_of, read_header, read_transform
 from captioner.paths import there_is_no
 from captioner.verbs.model import check_model
 from captioner_training.pages.folder import check_file, check_report_folder, report_files
@@ -146,6 +146,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, Framing]:
     """Look at the model that is asked for: how it splits words, and what it sees of a photo."""
     check_model(arguments).asked(beam_size=arguments.beam_size)
     checkpoint = arguments.checkpoint or bundled_checkpoint()
+    check_style_of(checkpoint, arguments.style or "")
     return read_header(checkpoint).get("tokenizer", "words"), Framing(read_transform(checkpoint))
 
 

@@ -176,7 +176,7 @@ def _foreign(path: Path) -> OutputError:
 
 
 # Settings that runs of older versions did not write down, as those runs go on with them.
-_ADDED = {"different_around": "and", "check_attention": False, "exact": True}
+_ADDED = {"different_around": "and", "check_attention": False, "exact": True, "style": ""}
 
 
 def check_settings(output: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

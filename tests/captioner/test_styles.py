@@ -1,0 +1,134 @@
+"""A model of several styles of captions: each begins with a token of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from captioner import Caption, Captioner, ConfigError, GenerationConfig
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.deletion import repeated_cells, sentence_effects, word_effects
+from captioner.generation.generate import generate
+from captioner.vocabulary import END, START, UNK, Vocabulary
+from tests.conftest import make_tiny
+
+WORDS = ["a", "dog", "cat"]
+STYLES = ["long", "short"]
+
+
+def test_styles_are_numbered_after_the_words_and_are_no_words() -> None:
+    vocabulary = Vocabulary(WORDS, styles=STYLES)
+    assert [vocabulary.start(style) for style in ("", *STYLES)] == [7, 7, 8]
+    assert vocabulary.style() == "long" and vocabulary.style("short") == "short"
+    assert vocabulary.ordinary_words == tuple(WORDS) and len(vocabulary) == 9
+    assert vocabulary.decode([8, 4, 5, END, 6]) == ["a", "dog"]
+    plain = Vocabulary(WORDS)
+    assert plain.start() == START and plain.style() is None
+    assert plain.silent == (0, START) and vocabulary.silent == (0, START, 7, 8)
+    with pytest.raises(ConfigError, match="no style 'loud': the model has long, short"):
+        vocabulary.start("loud")
+    with pytest.raises(ConfigError, match="one style of captions only"):
+        plain.start("loud")
+    for odd in ([""], ["a\x1b[31m"], ["long", "long"], [3]):
+        with pytest.raises(ConfigError):
+            Vocabulary(WORDS, styles=odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
+def test_each_style_begins_with_its_token_and_none_is_said(
+    styled: Checkpoint, method: dict[str, Any]
+) -> None:
+    decoder, vocabulary = styled.model.decoder, styled.vocabulary
+    features = torch.randn(4, 9, 576)
+    for style in STYLES:
+        config = GenerationConfig(style=style, seed=1, maximum_length=6, **method)
+        found = generate(decoder, features, config, vocabulary=vocabulary)
+        for image, (best,) in enumerate(found):
+            assert best.tokens and max(best.tokens) < vocabulary.start()
+            assert not {*vocabulary.silent, UNK} & set(best.tokens)
+            # Teacher forcing from the style's token scores the words as the search did.
+            tokens = torch.tensor([vocabulary.start(style), *best.tokens])[None, None]
+            deep = decoder(features[image : image + 1], tokens).deep
+            logs = decoder.logits(deep).log_softmax(-1)[0, 0]
+            wanted = logs.gather(1, torch.tensor([*best.tokens, END])[:, None]).squeeze(1)
+            assert torch.allclose(best.log_probabilities, wanted, atol=1e-3)
+    both = [styled.vocabulary.start(style) for style in (*STYLES, *STYLES)]
+    mixed = generate(decoder, features, config, vocabulary=vocabulary, starts=both)
+    if "sample" not in method:  # each image as if all had its style
+        assert mixed[1][0].tokens == found[1][0].tokens
+        assert mixed[3][0].tokens == found[3][0].tokens
+
+
+def test_the_caption_says_in_which_style_it_is(styled: Checkpoint, photo: Path) -> None:
+    captioner = Captioner(styled)
+    by_style: dict[str, Caption] = {
+        style: captioner.caption(photo, GenerationConfig(style=style)) for style in ("", *STYLES)
+    }
+    assert [one.style for one in by_style.values()] == ["long", "long", "short"]
+    assert by_style[""].text == by_style["long"].text != by_style["short"].text
+    assert by_style["short"].record()["style"] == "short"
+    with pytest.raises(ConfigError, match="no style 'loud'"):
+        captioner.caption(photo, GenerationConfig(style="loud"))
+    assert "style" not in Captioner(make_tiny()).caption(photo).record()
+
+
+def test_the_effect_of_a_word_is_measured_behind_the_token_that_began(styled: Checkpoint) -> None:
+    decoder, features = styled.model.decoder, torch.randn(1, 9, 576)
+    effects = [
+        sentence_effects(decoder, features, [[[4, 5]]], start=styled.vocabulary.start(style))
+        for style in STYLES
+    ]
+    for (effect,), style in zip(effects, STYLES, strict=True):
+        alone = word_effects(
+            decoder, features, [[4, 5]], draws=repeated_cells(), insertion=False,
+            starts=[styled.vocabulary.start(style)],
+        )  # fmt: skip
+        assert effect == [[one.effect for one in alone]]
+    assert effects[0] != effects[1]
+
+
+def test_a_checkpoint_keeps_its_styles_and_the_usual_one(
+    styled: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "styled.safetensors"
+    replace(styled, generation=GenerationConfig(style="short")).save(path)
+    back = load_checkpoint(path)
+    assert back.vocabulary.styles == tuple(STYLES) and back.generation.style == "short"
+    assert back.fingerprint() != replace(back, vocabulary=make_tiny().vocabulary).fingerprint()
+
+
+def test_a_checkpoint_whose_usual_style_it_does_not_have_is_refused(
+    styled: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.safetensors"
+    replace(styled, generation=GenerationConfig(style="loud")).save(path)
+    with safe_open(path, framework="pt") as file:  # it is the header that is odd
+        assert "loud" in file.metadata()["captioner"]
+    with pytest.raises(Exception, match="no style 'loud'"):
+        load_checkpoint(path)
+
+
+def test_the_command_captions_in_the_style_that_is_asked_for(
+    run_captioner: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "styled.safetensors"
+    styled.save(path)
+    said = {}
+    for style in STYLES:
+        options = ("--checkpoint", path, "--style", style, "--json")
+        result = run_captioner("caption", photo, *options)
+        assert result.returncode == 0, result.stderr
+        said[style] = json.loads(result.stdout)
+        assert said[style]["style"] == style
+    assert said["long"]["caption"] != said["short"]["caption"]
+    result = run_captioner("caption", photo, "--checkpoint", path, "--style", "loud")
+    assert result.returncode == 2 and "the model has long, short" in result.stderr
+    result = run_captioner("caption", photo, "--style", "long")
+    assert result.returncode == 2 and "has one style of captions only" in result.stderr

@@ -1,0 +1,144 @@
+"""Training on two data sets that describe the same photos in words of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.checkpoint import load_checkpoint
+from captioner_training.data.scenes import write_scenes
+from tests import launcher
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+name: miniature
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 16}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
+data: {train: [plain, loud], validation: [plain, loud], styles: true, minimum_count: 1, workers: 0}
+generation: {beam_size: 2}
+label_smoothing: 0.0
+stages:
+  - {epochs: 15, batch_size: 20, learning_rate: 2.0e-2, warmup: 2, scheduled_sampling: 0.2}
+  - {epochs: 1, batch_size: 20, learning_rate: 1.0e-3, warmup: 2, self_critical: {samples: 3}}
+"""
+
+
+def louder(path: Path) -> None:
+    """Have the captions of a data set begin with WOW."""
+    data = json.loads(path.read_text())
+    for one in data["annotations"]:
+        one["caption"] = f"wow {one['caption']}"
+    path.write_text(json.dumps(data))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for name in ("plain", "loud"):
+        write_scenes(root / name, splits={"train": 60, "val": 10}, seed=1)
+    for split in ("train", "val"):
+        louder(root / "loud" / f"captions_{split}.json")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path) -> Path:
+    recipe = data / "two.yaml"
+    recipe.write_text(RECIPE)
+    result = launcher.run("train", recipe, "--data.root", data, "--out", data / "run")
+    assert result.returncode == 0, result.stderr
+    assert "captions of 2 styles, the usual one first: plain, loud" in result.stderr
+    return data / "run" / "last.safetensors"
+
+
+def captions(
+    run_captioner: Run, photos: object, folder: Path, *options: object
+) -> list[dict[str, Any]]:
+    output = folder / f"{'-'.join(map(str, options[2:])) or 'usual'}.jsonl"
+    result = run_captioner("batch", photos, "--output", output, *options)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_one_model_says_it_in_either_way(
+    run_captioner: Run, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    assert load_checkpoint(trained).vocabulary.styles == ("plain", "loud")
+    photos, told = data / "plain" / "val-00.tar", {}
+    for style in ("plain", "loud"):
+        told[style] = captions(
+            run_captioner, photos, tmp_path, "--checkpoint", trained, "--style", style
+        )
+        assert {one["style"] for one in told[style]} == {style}
+    assert not any("wow" in one["caption"] for one in told["plain"])
+    assert all(one["caption"].startswith("wow ") for one in told["loud"])
+    usual = captions(run_captioner, photos, tmp_path, "--checkpoint", trained)
+    assert [one["caption"] for one in usual] == [one["caption"] for one in told["plain"]]
+    options = ("--checkpoint", trained, "--style", "quiet", "--output", tmp_path / "new.jsonl")
+    refused = run_captioner("batch", photos, *options)
+    assert refused.returncode == 2 and "the model has plain, loud" in refused.stderr
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_each_split_is_scored_in_its_own_style(
+    run_captioner: Run, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    def report(name: str, style: str) -> dict[str, Any]:
+        options = ("--checkpoint", trained, "--style", style, "--calibration", "--deletion")
+        result = run_captioner("evaluate", data / name, *options)
+        assert result.returncode == 0, result.stderr
+        told: dict[str, Any] = json.loads(result.stdout)
+        assert told["style"] == style
+        return told
+
+    for name, other in (("plain", "loud"), ("loud", "plain")):
+        own, wrong = report(name, name), report(name, other)
+        nats = [one["calibration"]["cross_entropy"] for one in (own, wrong)]
+        assert nats[0] + 0.3 < nats[1]
+        scores = [one["nltk"]["BLEU-1"] for one in (own, wrong)]
+        assert scores[0] > scores[1], name
+    result = run_captioner("evaluate", data / "plain", "--style", "quiet", "--checkpoint", trained)
+    assert result.returncode == 2 and "the model has plain, loud" in result.stderr
+
+
+def test_a_run_goes_on_from_it_with_a_style_more(
+    run_captioner: Run, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    """A style that is new begins as the usual one of the model did."""
+    recipe = data / "three.yaml"
+    lines = RECIPE.replace("[plain, loud]", "[third]").replace("epochs: 15", "epochs: 1")
+    recipe.write_text(lines.replace("2.0e-2", "0.0").replace("1.0e-3", "0.0"))
+    if not (data / "third").exists():
+        (data / "third").symlink_to(data / "other")
+        write_scenes(data / "other", splits={"train": 20, "val": 5}, seed=2)
+    result = run_captioner(
+        "train", recipe, "--data.root", data, "--weights", trained, "--out", tmp_path / "run"
+    )
+    assert result.returncode == 0, result.stderr
+    made = load_checkpoint(tmp_path / "run" / "last.safetensors")
+    assert made.vocabulary.styles == ("plain", "loud", "third")
+    rows = made.model.decoder.embedding.weight
+    start = made.vocabulary.start
+    assert (rows[start("third")] == rows[start("plain")]).all()
+    assert not (rows[start("third")] == rows[start("loud")]).all()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{scenes: {train: 9, validation: 3}, styles: true}", "data.styles has no effect on scen"),
+        ("{train: [{captions: a, images: b}], validation: [v], styles: true}", "needs the style"),
+    ],
+)
+def test_styles_that_cannot_be(run_captioner: Run, tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "odd.yaml").write_text(f"name: odd\ndata: {line}\nstages: [{{epochs: 1}}]\n")
+    result = run_captioner("train", tmp_path / "odd.yaml", "--out", tmp_path / "run")
+    assert result.returncode == 2 and told in result.stderr
