@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         language=arguments.language,
         wording=read_wording(arguments),
     )
-    paths = _records([Path(name) for name in arguments.records])
-    _check(arguments, paths)
+    named = [Path(name) for name in arguments.records]
+    _check(arguments, named)
+    paths = _records(named)
     worded = config if is_worded(arguments) else None
     # Before anything is written, every line is read once.
     captions = failed = 0
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         captions, failed = captions + (record is not None), failed + (record is None)
     said = [f"{captions:,} captions"]
     if failed:
-        said.append(f"{failed:,} failed photos have none, and are left out")
+        photos = "photo has none, and is" if failed == 1 else "photos have none, and are"
+        said.append(f"{failed:,} failed {photos} left out")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = _worded(paths, worded)

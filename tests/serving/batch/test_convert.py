@@ -58,7 +58,7 @@ def test_the_command_makes_a_table_and_sidecars(folder: Path, run_captioner: Run
     result = run_captioner("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr == (
-        "2 captions; 1 failed photos have none, and are left out; written to c.csv; "
+        "2 captions; 1 failed photo has none, and is left out; written to c.csv; "
         "2 sidecars written\n"
     )
     with (folder / "c.csv").open(newline="") as file:
@@ -120,7 +120,12 @@ def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_captione
     result = run_captioner("convert", *names, "--to", "c.jsonl")
     assert result.returncode == 0, result.stderr
     assert [one["image"] for one in read(folder / "c.jsonl")] == ["a.jpg", "b.jpg", "s.jpg"]
-    assert result.stderr.startswith("3 captions; 1 failed photos have none")
+    assert result.stderr.startswith("3 captions; 1 failed photo has none")
+    # None of them is written over, whatever is said.
+    log = (folder / "r.jsonl.progress.jsonl").read_text()
+    over = run_captioner("convert", *names, "--to", "r.jsonl.progress.jsonl", "--overwrite")
+    assert over.returncode == 2 and "r.jsonl.progress.jsonl" in over.stderr
+    assert (folder / "r.jsonl.progress.jsonl").read_text() == log
     # By themselves they are read as what they are.
     alone = run_captioner("convert", "r.jsonl.progress.jsonl", "--to", "d.jsonl")
     assert alone.returncode == 1 and "line 1 is not a caption record" in alone.stderr
