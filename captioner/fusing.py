@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from captioner.encoder import SameConv2d
 
-__all__ = ["fuse_silu"]
+__all__ = ["can_fuse", "fuse_silu"]
+
+_OPERATION = "_convolution_pointwise"  # what torch's own compiler makes of the two
+
+
+def can_fuse() -> bool:
+    """Whether torch has oneDNN here, and that bfloat16 for the processor."""
+    operations = torch.ops.mkldnn
+    return hasattr(operations, _OPERATION) and bool(operations._is_mkldnn_bf16_supported())
 
 
 def fuse_silu(root: nn.Module) -> None:
@@ -23,7 +31,7 @@ def fuse_silu(root: nn.Module) -> None:
     The module is for use only. It stays as it is where torch was built without oneDNN, or oneDNN
     has no bfloat16 for the processor: there the fused operation fails, and the others do not.
     """
-    if not (hasattr(torch.ops.mkldnn, _OPERATION) and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not can_fuse():
         return
     for module in list(root.modules()):
         if not isinstance(module, nn.Sequential):
@@ -33,9 +41,6 @@ def fuse_silu(root: nn.Module) -> None:
             if isinstance(child, nn.Conv2d) and isinstance(following, nn.SiLU) and _plain(child):
                 setattr(module, name, _ConvSiLU(child))
                 setattr(module, next_name, nn.Identity())
-
-
-_OPERATION = "_convolution_pointwise"  # what torch's own compiler makes of the two
 
 
 class _ConvSiLU(nn.Module):

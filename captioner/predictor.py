@@ -180,20 +180,19 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if not is_many(images):
-            return _or_raise(self._caption_batch([images], config, check_attention)[0])
+            (one,) = self._caption_batch([images], config, "raise", check_attention)
+            return cast("Caption", one)
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[ImageSource]", images))
         while batch := list(islice(waiting, _BATCH)):
-            results += self._caption_batch(batch, config, check_attention)
-            if errors == "raise":
-                for result in results[-len(batch) :]:
-                    _or_raise(result)
+            results += self._caption_batch(batch, config, errors, check_attention)
         return results
 
     def _caption_batch(
         self,
         images: Sequence[Any],
         config: GenerationConfig | None,
+        errors: Literal["raise", "return"],
         check_attention: bool,
     ) -> list[Caption | ImageError]:
         results: dict[int, Caption | ImageError] = {}
@@ -202,6 +201,8 @@ class Captioner:
             try:
                 prepared[position] = self.prepare(as_source(image))
             except ImageError as error:
+                if errors == "raise":
+                    raise
                 results[position] = error.without_traceback()
         captions = self.caption_prepared(
             list(prepared.values()), config, check_attention=check_attention
@@ -290,9 +291,3 @@ def prepare_image(
     return PreparedImage(
         source=source, pixels=transform.pixels(photo), box=transform.box(*photo.size)
     )
-
-
-def _or_raise(result: Caption | ImageError) -> Caption:
-    if isinstance(result, ImageError):
-        raise result
-    return result

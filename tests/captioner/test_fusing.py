@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from captioner import fusing
 from captioner.checkpoint import load_checkpoint
 from captioner.encoder import Encoder, EncoderConfig
 from captioner.folding import fold_batch_norm
@@ -17,15 +18,13 @@ SQUEEZES = 16  # SiLUs inside squeeze and excitation, of a few numbers each, sta
 
 def test_a_processor_without_bfloat16_keeps_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the fused operation fails, and convolution and SiLU by themselves do not."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(fusing, "can_fuse", lambda: False)
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU())
     fuse_silu(plain)
     assert [type(one) for one in plain] == [nn.Conv2d, nn.SiLU]
 
 
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
-)
+@pytest.mark.skipif(not fusing.can_fuse(), reason="oneDNN has no bfloat16 here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stride", [32, 16])
 def test_the_grid_stays_the_same(stride: int, dtype: torch.dtype) -> None:
