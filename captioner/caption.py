@@ -284,16 +284,13 @@ class Caption:
                 attention or gate leaves them out.
 
         """
-        known: dict[str, Any] = {}
-        if self.familiarity is not None:
-            known["familiarity"] = round(self.familiarity, 4)
-        if self.style is not None:
-            known["style"] = self.style
+        known = {} if self.familiarity is None else {"familiarity": round(self.familiarity, 4)}
         return {
             "image": self.image,
             "caption": self.text,
             "score": round(self.score, 4),
             **known,
+            **({} if self.style is None else {"style": self.style}),
             "words": [word.record(box=self.box if attention else None) for word in self.words],
             "alternatives": [
                 {"caption": other.text, "score": round(other.score, 4)}
