@@ -1,6 +1,6 @@
 """What a run measures after each epoch: captions of the validation split, and their scores.
 
-And how well the references are foreseen: their cross-entropy rises where CIDEr does not yet fall.
+And how well the references are foreseen, by their cross-entropy.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ def validate(
     """
     transform = Transform(recipe.transform)
     batches = len(images) // processes.world // BATCH  # full ones, which every process has
-    done, nats, tokens = 0, 0.0, 0
+    surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
 
     def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
-        nonlocal done, nats, tokens
-        each = foresee(
+        nats = foresee(
             model.decoder,
             grid,
             [one.image for one in batch],
@@ -68,9 +67,8 @@ def validate(
             maximum_length=recipe.data.maximum_length,
             autocast=autocast,
         ).nats()
-        nats, tokens = nats + float(each.double().sum()), tokens + len(each)
-        done += 1
-        if together is not None and done <= batches:
+        surprise.append((float(nats.cpu().double().sum()), len(nats)))
+        if together is not None and len(surprise) <= batches:
             together()
 
     mine = list(range(len(images)))[processes.rank :: processes.world]
@@ -86,21 +84,28 @@ def validate(
         grids=None if grids is None else (grids, mine),
         after_batch=after_batch,
     )
-    shares = processes.gather([(one.hypothesis, one.words, one.attention) for one in captioned])
-    everything = [
+    everything = _whole(images, captioned, processes)
+    surprises = [batch for share in processes.gather(surprise) for batch in share]
+    scores = None
+    if processes.main:
+        scores = score_split(everything)
+        nats, tokens = map(sum, zip(*surprises, strict=True))
+        scores["cross_entropy"] = nats / tokens
+        if boxes is not None:
+            scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
+    return processes.broadcast(scores), everything
+
+
+def _whole(
+    images: Sequence[CaptionedImage], share: Sequence[Captioned], processes: Processes
+) -> list[Captioned]:
+    """Put the shares of all processes together, in the order of the split."""
+    shares = processes.gather([(one.hypothesis, one.words, one.attention) for one in share])
+    return [
         Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
         for index, image in enumerate(images)
         for hypothesis, words, attention in [shares[index % len(shares)][index // len(shares)]]
     ]
-    surprises = processes.gather((nats, tokens))
-    scores = None
-    if processes.main:
-        scores = score_split(everything)
-        total, count = map(sum, zip(*surprises, strict=True))
-        scores["cross_entropy"] = total / count
-        if boxes is not None:
-            scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
-    return processes.broadcast(scores), everything
 
 
 def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Transform) -> float:
