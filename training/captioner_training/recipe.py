@@ -210,7 +210,8 @@ class Recipe:
     # The chance that a block of the encoder is left out in training; null: the backbone's own.
     stochastic_depth: Fraction | None = None
     seed: int = 1
-    precision: Literal["bf16", "float32"] = "bf16"  # of autocast; weights stay float32
+    # Of autocast and of cached grids; what is trained stays float32.
+    precision: Literal["bf16", "float32"] = "bf16"
     weight_decay: NotNegative = 0.02  # AdamW's; matrices only
     gradient_clip: PositiveFloat = 1.0  # norm; recurrent gradients burst now and then
     label_smoothing: Fraction = 0.1

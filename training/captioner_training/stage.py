@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from captioner.errors import DataError
 from captioner.geometry import Framing
 from captioner.transforms import Transform
@@ -20,7 +18,7 @@ from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState
-from captioner_training.step import TrainStep
+from captioner_training.step import TrainStep, dtype_of
 
 __all__ = ["StageRun", "read_supervision"]
 
@@ -82,12 +80,12 @@ class StageRun:
 
     def _encode(self, images: list[CaptionedImage]) -> CachedGrids:
         return CachedGrids.compute(
-            self._state.model,
+            self._state.model.encoder,
             images,
             self.transform,
             folder=self._cache,
             processes=self.processes,
-            dtype=torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32,
+            dtype=dtype_of(self.recipe),
             workers=self.recipe.data.workers,
         )
 

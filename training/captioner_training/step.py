@@ -34,12 +34,18 @@ from captioner_training.objectives.supervision import SupervisedAttention
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.state import TrainState
 
-__all__ = ["LossModule", "TrainStep", "autocast_of"]
+__all__ = ["LossModule", "TrainStep", "autocast_of", "dtype_of"]
 
 
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
     """Make the context in which a recipe computes."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16")
+    bf16 = torch.bfloat16
+    return torch.autocast(device.type, dtype=bf16, enabled=dtype_of(recipe) is bf16)
+
+
+def dtype_of(recipe: Recipe) -> torch.dtype:
+    """Say in which dtype a recipe computes; what is trained is float32."""
+    return torch.bfloat16 if recipe.precision == "bf16" else torch.float32
 
 
 class Told(NamedTuple):

@@ -67,7 +67,7 @@ def computed(
     checkpoint: Checkpoint, images: list[CaptionedImage], cache: Path, dtype: torch.dtype
 ) -> torch.Tensor:
     grids = CachedGrids.compute(
-        checkpoint.model,
+        checkpoint.model.encoder,
         images,
         Transform(checkpoint.transform),
         folder=cache,

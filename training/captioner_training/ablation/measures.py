@@ -82,7 +82,7 @@ class Examination:
 
         def encoded(images: Sequence[CaptionedImage]) -> CachedGrids:
             return CachedGrids.compute(
-                model,
+                model.encoder,
                 images,
                 transform,
                 folder=self.cache,

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import mmap
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from tqdm import tqdm
 from captioner.encoder import Encoder
 from captioner.errors import OutputError
 from captioner.files import replace_file
-from captioner.model import CaptionModel
 from captioner.preparation import prepare_encoder
 from captioner.transforms import Transform
 from captioner_training.data.dataset import Item, ItemDataset
@@ -79,7 +78,7 @@ class CachedGrids:
     @classmethod
     def compute(
         cls,
-        model: CaptionModel,
+        encoder: Encoder,
         images: Sequence[CaptionedImage],
         transform: Transform,
         *,
@@ -90,15 +89,14 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        They are encoded as `captioner.preparation` makes an encoder ready for use, in half the
-        time.
+        They are encoded as `captioner.preparation` makes an encoder ready for use.
 
         The names of the files hold a digest of encoder, dtype, transform and images, and a file
         only gets its name when it is whole: what is found is never stale and never half. Each
         process writes files of its own, so that processes on several machines never share one.
 
         Args:
-            model: whose encoder it is; it stays as it is.
+            encoder: stays as it is.
             images: in the order of the grids.
             transform: of the images.
             folder: for the files.
@@ -110,10 +108,10 @@ class CachedGrids:
             OutputError: the disk is full, or the folder cannot be written.
 
         """
-        side = transform.config.size // model.config.encoder.stride
-        shape = (len(images), side * side, model.encoder.channels())
+        side = transform.config.size // encoder.config.stride
+        shape = (len(images), side * side, encoder.channels())
         digest = processes.broadcast(
-            _digest(model, images, transform, dtype) if processes.main else ""
+            _digest(encoder, images, transform, dtype) if processes.main else ""
         )
         count = -(-len(images) // GRIDS_A_FILE)
         paths = [folder / f"grids-{digest}-{number:05d}.f16" for number in range(count)]
@@ -121,26 +119,10 @@ class CachedGrids:
         still = sum(len(_share(images, number)) for number in missing)
         room = 2 * shape[1] * shape[2] * still
         processes.main_first(lambda: _check_room(folder, room) if processes.main else None)
-        mine = missing[processes.rank :: processes.world]
-        ready = _ready(model.encoder, processes.device, dtype) if mine else model.encoder
-        with tqdm(
-            desc="grids",
-            unit="image",
-            total=sum(len(_share(images, number)) for number in mine),
-            leave=False,
-            disable=processes.no_bar,
-        ) as bar:
-            for number in mine:
-                loader = make_split_loader(
-                    _share(images, number),
-                    transform,
-                    workers=workers,
-                    batch_size=_BATCH,
-                )
-                with replace_file(paths[number]) as file:
-                    for grids in _encode(ready, loader, transform, processes.device):
-                        file.write(grids.tobytes())
-                        bar.update(len(grids))
+        if mine := missing[processes.rank :: processes.world]:
+            ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
+            shares = {paths[number]: _share(images, number) for number in mine}
+            _write(shares, ready, transform, processes=processes, workers=workers)
         processes.wait()
         return cls(paths, shape)
 
@@ -162,8 +144,25 @@ def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedI
     return images[number * GRIDS_A_FILE : (number + 1) * GRIDS_A_FILE]
 
 
-def _ready(encoder: Encoder, device: torch.device, dtype: torch.dtype) -> Encoder:
-    return prepare_encoder(copy.deepcopy(encoder), device=device, dtype=dtype)
+def _write(
+    shares: Mapping[Path, Sequence[CaptionedImage]],
+    encoder: Encoder,
+    transform: Transform,
+    *,
+    processes: Processes,
+    workers: int,
+) -> None:
+    """Encode the images of each file."""
+    total = sum(map(len, shares.values()))
+    with tqdm(
+        desc="grids", unit="image", total=total, leave=False, disable=processes.no_bar
+    ) as bar:
+        for path, share in shares.items():
+            loader = make_split_loader(share, transform, workers=workers, batch_size=_BATCH)
+            with replace_file(path) as file:
+                for grids in _encode(encoder, loader, transform, processes.device):
+                    file.write(grids.tobytes())
+                    bar.update(len(grids))
 
 
 @torch.inference_mode()
@@ -197,14 +196,14 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _digest(
-    model: CaptionModel,
+    encoder: Encoder,
     images: Sequence[CaptionedImage],
     transform: Transform,
     dtype: torch.dtype,
 ) -> str:
-    about = (model.config.encoder, transform.config, dtype)
+    about = (encoder.config, transform.config, dtype)
     digest = hashlib.sha256(repr(about).encode())
-    for tensor in model.encoder.state_dict().values():
+    for tensor in encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     for image in images:
         digest.update(f"{image.store.mark(image.name)}/{image.name}\n".encode())
