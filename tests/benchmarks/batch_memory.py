@@ -35,6 +35,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.journal.commits import CommitLog
 from captioner_serving.batch.journal.journal import RECORDS, Journal
 from captioner_serving.digest import digest
+from tests.process_tree import family
 
 WORD = {"word": "something", "probability": 0.1234, "gate": 0.5678}
 RECORD = {  # as long as a usual one
@@ -44,15 +45,6 @@ RECORD = {  # as long as a usual one
     "alternatives": [],
     "model": {"name": "bundled", "version": "1"},
 }
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and all below it."""
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in task.read_text().split():
-                yield from family(int(child))
 
 
 def proportional_size(pid: int) -> int:

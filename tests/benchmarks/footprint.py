@@ -31,7 +31,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -49,6 +48,7 @@ from captioner_training.data.loader import make_loader
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.prepare.manifest import IndexRow, Manifest, StoredFile
+from tests.process_tree import family
 
 SPLITS = {"train": 113_287, "val": 5_000, "test": 5_000}  # Karpathy's
 IMAGES = sum(SPLITS.values())
@@ -112,7 +112,7 @@ class Watch:
     def _run(self) -> None:
         while not self._end.wait(0.5):
             needed = mapped = 0
-            for pid in _family(self.pid):
+            for pid in family(self.pid):
                 sums = _smaps(pid)
                 needed += sums.get("Pss_Anon", 0) + sums.get("Pss_Shmem", 0)
                 mapped += sums.get("Pss_File", 0)
@@ -120,17 +120,6 @@ class Watch:
 
     def __str__(self) -> str:
         return f"{self.needed / 1e6:.2f} GB needed, {self.mapped / 1e6:.2f} GB of files mapped"
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from _family(int(child))
 
 
 def _smaps(pid: int) -> dict[str, int]:

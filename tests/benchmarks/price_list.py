@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="+", metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--encoder-weights", default="bundled", metavar="FILE")
+    parser.add_argument("--encoder-weights", required=True, metavar="FILE")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="N")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME")

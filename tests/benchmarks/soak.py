@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
+from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
 
 # Seconds that the server keeps uploads: more than the slowest caption under attack takes (half a
@@ -273,8 +274,7 @@ def memory_of_each(server: Server) -> list[float]:
 
 def processes(server: Server) -> set[int]:
     """The decoding processes."""
-    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    return set(children(server.process.pid))
 
 
 def say(words: str) -> None:

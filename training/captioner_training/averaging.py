@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError
@@ -59,12 +60,11 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float]) -> Check
 def _cosine(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
     """Say how alike two models' decoders are: the cosine of all their matrices as one vector."""
     names = [name for name, one in ours.items() if name.startswith("decoder.") and one.ndim > 1]
-    products = [
-        torch.stack([(a * b).sum(), (a * a).sum(), (b * b).sum()])
-        for a, b in ((ours[name].double(), theirs[name].double()) for name in names)
-    ]
-    both, one, other = torch.stack(products).sum(dim=0)
-    return float(both / (one * other).sqrt().clamp(min=1e-12))
+    one, other = (
+        torch.cat([weights[name].flatten().double() for name in names])
+        for weights in (ours, theirs)
+    )
+    return float(F.cosine_similarity(one, other, dim=0))
 
 
 def _floats(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

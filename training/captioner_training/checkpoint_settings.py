@@ -9,7 +9,6 @@ from typing import Any
 
 from captioner.backbones import EncoderConfig
 from captioner.decoders.config import DecoderConfig
-from captioner.errors import ConfigError
 from captioner.geometry import TransformConfig
 from captioner.header import odd_header
 
@@ -38,10 +37,10 @@ def checkpoint_settings(
     """
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
+        known = asdict(_PARTS[part]())
         try:
-            known = asdict(_PARTS[part]())
             there = {**known, **header[part]}
-        except (ConfigError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise odd_header(path, error) from error
         found[part] = {name: _listed(there[name]) for name in known if name != "dropout"}
     return found

@@ -195,7 +195,11 @@ class CaptionedSplit:
     def rows(self) -> list[ImageRow]:
         """The images one by one, each scored by itself."""
         known = self.captioner.familiarity
-        rows = image_rows(
+        surprise = None
+        if self._calibration is not None and "calibration" not in self._failed:
+            nats, tokens = self._calibration.cross_entropy()
+            surprise = list(zip(nats.tolist(), tokens.tolist(), strict=True))
+        return image_rows(
             self.targets,
             self.captions,
             words=self.tokens,
@@ -203,14 +207,8 @@ class CaptionedSplit:
             corpus=self._tokenized,
             scores=[one.hypothesis.score for one in self.captioned],
             familiarity=None if known is None else known.of(self._mean_grids.unsqueeze(1)),
+            surprise=surprise,
         )
-        if self._calibration is None or "calibration" in self._failed:
-            return rows
-        nats, tokens = self._calibration.cross_entropy()
-        return [
-            replace(row, cross_entropy=float(nat / token), reference_tokens=int(token))
-            for row, nat, token in zip(rows, nats, tokens, strict=True)
-        ]
 
     @property
     def _mean_grids(self) -> Tensor:

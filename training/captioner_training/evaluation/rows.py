@@ -23,6 +23,7 @@ def image_rows(
     corpus: Sequence[Sequence[Words]] | None = None,
     scores: Sequence[float] | None = None,
     familiarity: Sequence[float] | None = None,
+    surprise: Sequence[tuple[float, float]] | None = None,
 ) -> list[ImageRow]:
     """Score every image by itself, on tokens that need no Java.
 
@@ -34,6 +35,7 @@ def image_rows(
         corpus: see score_tables.
         scores: of each caption, its mean log-probability.
         familiarity: of each image.
+        surprise: of each image, the nats and the tokens of its references.
 
     """
     tables = score_tables(references, words, corpus=corpus)
@@ -41,6 +43,7 @@ def image_rows(
     for at, (one, caption) in enumerate(zip(images, captions, strict=True)):
         there = {name for text in references[at] for name in named_categories(text)}
         said = dict.fromkeys(named_categories(words[at]))
+        nats, tokens = (None, None) if surprise is None else surprise[at]
         rows.append(
             ImageRow(
                 id=one.id,
@@ -52,6 +55,8 @@ def image_rows(
                 score=None if scores is None else float(scores[at]),
                 familiarity=None if familiarity is None else float(familiarity[at]),
                 invented=tuple(name for name in said if name not in there),
+                cross_entropy=None if nats is None or tokens is None else nats / tokens,
+                reference_tokens=None if tokens is None else int(tokens),
             )
         )
     return rows
