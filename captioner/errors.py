@@ -27,6 +27,8 @@ Each carries `type` (a stable slug for programs), `title` (the kind of problem, 
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import ClassVar, Self
 
 __all__ = [
@@ -205,4 +207,5 @@ class MissingExtraError(CaptionerError):
     title = "An optional part is not installed"
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional part: pip install 'captioner[{extra}]'")
+        pip = f"{shlex.quote(sys.executable or 'python3')} -m pip"  # of the Python that lacks it
+        super().__init__(f"{feature} needs an optional part: {pip} install 'captioner[{extra}]'")

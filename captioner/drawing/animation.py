@@ -32,10 +32,11 @@ def animation(
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
 
-    The caption stands beneath the photo, the present word marked. Returns len(panels) + 2 "RGB"
-    images of one size (without panels, the photo alone), none wider or taller than `side` pixels;
-    the photo is shown at no more than twice its size. A frame's time, in milliseconds, is in its
-    `info["duration"]`, where `saving` finds it; the last frame lasts three times as long.
+    The caption stands beneath the photo, the present word marked (in dashes if guessed). Returns
+    len(panels) + 2 "RGB" images of one size (without panels, the photo alone), none wider or taller
+    than `side` pixels; the photo is shown at no more than twice its size. A frame's time, in
+    milliseconds, is in its `info["duration"]`, where `saving` finds it; the last frame lasts three
+    times as long.
     The other options are those of `overlay`.
 
     Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
@@ -53,7 +54,10 @@ def animation(
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
-        text.draw(frame, (text.size, picture.height + text.size // 2), said=index - 1)
+        said = index - 1
+        guessed = 0 <= said < len(panels) and panels[said].guessed
+        place = (text.size, picture.height + text.size // 2)
+        text.draw(frame, place, said=said, guessed=guessed)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)
         frame.info["duration"] = max(20, round(1000 * seconds))  # players ignore shorter times
         frames.append(frame)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
+from captioner.drawing.dashes import dashed_rectangle
+
 __all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "font_of", "shorten"]
 
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
@@ -62,9 +64,18 @@ class Text(NamedTuple):
         return cls(size, placed, round(size * 1.45 * len(ends)))
 
     def draw(
-        self, sheet: Image.Image, corner: _Size, *, said: int | None = None, color: str = INK
+        self,
+        sheet: Image.Image,
+        corner: _Size,
+        *,
+        said: int | None = None,
+        guessed: bool = False,
+        color: str = INK,
     ) -> None:
-        """Draw it; with `said`, words after that one are faint and that one is marked."""
+        """Draw it; with `said`, words after that one are faint and that one is marked.
+
+        The mark is filled, or where the word was guessed an outline in dashes.
+        """
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
             x, y = corner[0] + left, corner[1] + self.size * (1 + 1.45 * line)
@@ -72,6 +83,12 @@ class Text(NamedTuple):
             if index == said:
                 pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
-                draw.rounded_rectangle(pill, pad, _ACCENT)
-                ink = PAPER
+                if guessed:
+                    dash, width = max(2, round(self.size / 5)), max(1, self.size // 12)
+                    box = (round(pill[0]), round(pill[1]), round(pill[2]), round(pill[3]))
+                    dashed_rectangle(draw, box, _ACCENT, dash=dash, width=width)
+                    ink = color
+                else:
+                    draw.rounded_rectangle(pill, pad, _ACCENT)
+                    ink = PAPER
             draw.text((x, y), text, ink, font, anchor="ls")

@@ -218,5 +218,7 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
         except ConfigError as error:
             raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
         save_image(caption.overlay(found + 1, colors=colors, head=head), file)
-        word, count = caption.words[found].text, len(caption.words)
-        print(f"{printable(file)} shows {word!r}, word {found + 1} of {count}", file=sys.stderr)
+        word, count = caption.words[found], len(caption.words)
+        guessed = ", guessed" if word.guessed else ""
+        shown = f"{word.text!r}, word {found + 1} of {count}{guessed}"
+        print(f"{printable(file)} shows {shown}", file=sys.stderr)

@@ -211,8 +211,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
+        reason, _, _ = (error.strerror or str(error)).partition(" (while")  # the address again
         raise ConfigError(
-            f"{host}:{port} cannot be listened on ({error.strerror or error}): "
+            f"{host}:{port} cannot be listened on ({reason}): "
             "try another --port, or 0 for any free one"
         ) from error
 

@@ -41,6 +41,17 @@ class TestAnimation:
         frames = animation(scene((100, 100)), words, side=320)
         assert len({frame.tobytes() for frame in frames}) == len(frames)
 
+    def test_a_guessed_word_is_marked_by_an_outline(self):
+        """In the accent, #c2410c, which is nowhere else: the photo is grey."""
+        words = [Panel(word, None, UNIFORM, guessed=word == "hat") for word in self.WORDS]
+        frames = animation(Image.new("RGB", (100, 100), "gray"), words, side=320)
+        marked = [
+            sum(count for count, color in frame.getcolors(9999) if color == (0xC2, 0x41, 0x0C))
+            for frame in frames
+        ]
+        assert marked[0] == marked[-1] == 0 and marked[4] > 0
+        assert marked[4] < min(marked[1:4])  # of letters as many as "dog"; filled it would be more
+
     def test_a_very_long_caption_leaves_room_for_the_photo(self):
         frames = animation(scene((200, 200)), panels(*["photograph"] * 30), side=320)
         assert max(frames[0].size) <= 320

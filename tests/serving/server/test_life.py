@@ -60,7 +60,10 @@ def test_a_taken_port_is_said_before_the_model_is_loaded(run_captioner: Run) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run_captioner("serve", "--port", taken.getsockname()[1])
     assert result.returncode == 2
-    assert "cannot be listened on" in result.stderr and "loading" not in result.stderr
+    assert (
+        "cannot be listened on (Address already in use): try" in result.stderr
+        and "loading" not in result.stderr
+    )
 
 
 def test_a_missing_checkpoint_is_an_error_and_no_traceback(run_captioner: Run) -> None:
