@@ -66,6 +66,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "hidden state of 1024": {"decoder": {"hidden_dim": 1024}},
     "looks after the word": {"decoder": {"query": "current"}},
     "coordinates of cells": {"decoder": {"positions": "sine"}},
+    "a start token for each set": {"data": {"styles": True}},
 }
 
 
@@ -97,7 +98,8 @@ def run_all(arguments: argparse.Namespace) -> None:
             train(recipe(arguments, ROWS[name], seed=seed), folder, device=arguments.device)
             for data in arguments.data:
                 plain = place(arguments.out, "plain", seed)
-                evaluate(arguments, folder, data, plain=plain)
+                styles = ROWS[name].get("data", {}).get("styles", False)
+                evaluate(arguments, folder, data, plain=plain, styles=styles)
 
 
 def place(out: Path, name: str, seed: int) -> Path:
@@ -127,6 +129,7 @@ def recipe(arguments: argparse.Namespace, change: dict[str, Any], *, seed: int) 
         {
             "captions": str((arguments.out / f"{data.resolve().name}_half.json").resolve()),
             "images": str(data.resolve() / "val*"),
+            "style": data.resolve().name,
         }
         for data in arguments.data
     ]
@@ -142,16 +145,19 @@ def recipe(arguments: argparse.Namespace, change: dict[str, Any], *, seed: int) 
     return made
 
 
-def evaluate(arguments: argparse.Namespace, folder: Path, data: Path, *, plain: Path) -> None:
+def evaluate(
+    arguments: argparse.Namespace, folder: Path, data: Path, *, plain: Path, styles: bool
+) -> None:
     """Score the last checkpoint of a run on half of a validation split, beside the plain one."""
     name = data.resolve().name
     report = folder / name
     if (report / "report.json").exists():
         return
+    own = ["--style", name] if styles else []
     beside = [] if folder == plain else ["--compare", plain / name / "report.json"]
     captioner(
         "evaluate", "--captions", arguments.out / f"{name}_half.json", "--images",
-        data / "val*", "--checkpoint", folder / "last.safetensors", "--calibration", *beside,
+        data / "val*", "--checkpoint", folder / "last.safetensors", "--calibration", *own, *beside,
         "--report", report, "--device", arguments.device,
     )  # fmt: skip
 

@@ -116,7 +116,7 @@ class Calibration:
             share="accuracy",
             beside={"cross_entropy": mean_table(*self.cross_entropy())},
         )
-        words = "\n".join(sorted(self._vocabulary.words))
+        words = "\n".join(sorted(self._vocabulary.ordinary_words))
         return {
             "tokens": len(right),
             "vocabulary_hash": hashlib.sha256(words.encode()).hexdigest()[:16],
