@@ -40,6 +40,9 @@ One photo: its caption is printed alone. Several: a line each, path, tab, captio
 A whole folder: captioner batch."""
 
 _BATCH = 16  # photos decoded together: most of the speed of a large batch, little of its memory
+_UNFAMILIAR = (
+    "is unlike the photos that the model has learned from: the caption may be wrong altogether"
+)
 _PICTURES = ("--sheet", "--overlay", "--animation")
 
 
@@ -131,6 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
             status = 1
             continue
         _print(result, arguments)
+        if result.unfamiliar:
+            print(f"captioner: {printable(photo)} {_UNFAMILIAR}", file=sys.stderr)
         try:
             _draw(result, files, arguments)
         except CaptionerError as error:

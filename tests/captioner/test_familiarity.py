@@ -155,7 +155,11 @@ def test_the_command_lets_records_say_it(run_captioner: Run, seeing_file: Path) 
     assert 0 <= record.pop("familiarity") <= 1 and record == before
     captioner = Captioner.from_pretrained(seeing_file, device="cpu")
     alike, unlike = (captioner.caption(path).familiarity for path in (photo, strange))
-    assert alike is not None and unlike is not None and unlike < 0.05 < alike
+    assert alike is not None and unlike is not None and unlike < 0.01 < alike
+    told = run_captioner("caption", photo, strange, "--checkpoint", seeing_file)
+    assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
+    (line,) = told.stderr.splitlines()
+    assert line.startswith(f"captioner: {strange} is unlike the photos")
     done = run_captioner("familiarity", seeing_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
 
