@@ -67,9 +67,13 @@ def _numbers(report: Report) -> Iterator[str]:
             yield f"- deletion, {key}: {_told(part.values, digits=3)}"
 
 
+_DIGITS = {"cross_entropy": 3}  # models differ by hundredths of a nat
+
+
 def _told(values: Mapping[str, Any], *, digits: int = 2) -> str:
-    found = []
+    found, usual = [], digits
     for name, value in values.items():
+        digits = _DIGITS.get(name, usual)
         if isinstance(value, Mapping) and name != "intervals":
             found.append(f"{name} ({_told(value, digits=digits)})")
         elif isinstance(value, float) and name in (values.get("intervals") or {}):
