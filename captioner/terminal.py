@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-__all__ = ["folded", "printable"]
+__all__ = ["folded", "in_a_line", "printable"]
 
 _COLUMNS = 60  # of the narrowest terminal, and of half a screen
 
@@ -20,6 +20,15 @@ def printable(text: str) -> str:
     'a\\x1b[2Jb'
     """
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def in_a_line(text: str) -> str:
+    r"""Write line breaks out too: what is said of one photo must not look like two messages.
+
+    >>> in_a_line("a\ncaptioner: b")
+    'a\\ncaptioner: b'
+    """
+    return printable(text).replace("\n", r"\n")
 
 
 def folded(text: str) -> str:

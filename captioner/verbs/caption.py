@@ -19,7 +19,7 @@ from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.image import MAX_PIXELS, open_image
 from captioner.paths import expanded
-from captioner.terminal import printable
+from captioner.terminal import in_a_line
 from captioner.verbs.machine import add_machine_arguments
 from captioner.verbs.model import check_model
 from captioner.verbs.pictures import make_folders, plan_pictures
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}
     for error in failed.values():
-        print(f"captioner: {printable(str(error))}", file=sys.stderr)
+        print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
     found = [photo for at, photo in enumerate(arguments.photos) if at not in failed]
     if found:
         make_folders(plan)
@@ -130,16 +130,16 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.json:
                 print(json.dumps({"image": photo, "error": result.record()}), flush=True)
             if at not in failed:
-                print(f"captioner: {printable(str(result))}", file=sys.stderr)
+                print(f"captioner: {in_a_line(str(result))}", file=sys.stderr)
             status = 1
             continue
         _print(result, arguments)
         if result.unfamiliar:
-            print(f"captioner: {printable(photo)} {_UNFAMILIAR}", file=sys.stderr)
+            print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
         try:
             _draw(result, files, arguments)
         except CaptionerError as error:
-            print(f"captioner: {printable(str(error))}", file=sys.stderr)
+            print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
             status = 1
     return status
 
@@ -202,10 +202,10 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
         print(json.dumps(caption.record(attention=arguments.attention)), flush=True)
         return
     # A program gets the name as it is, to open the photo by; a terminal must not be steered by it.
-    name = printable(str(caption.image)) if sys.stdout.isatty() else caption.image
+    name = in_a_line(str(caption.image)) if sys.stdout.isatty() else caption.image
     prefix = f"{name}\t" if len(arguments.photos) > 1 else ""
     for text in (caption.text, *(other.text for other in caption.alternatives)):
-        print(f"{prefix}{printable(text)}", flush=True)
+        print(f"{prefix}{in_a_line(text)}", flush=True)
 
 
 def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
@@ -226,4 +226,4 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
         word, count = caption.words[found], len(caption.words)
         guessed = ", guessed" if word.guessed else ""
         shown = f"{word.text!r}, word {found + 1} of {count}{guessed}"
-        print(f"{printable(file)} shows {shown}", file=sys.stderr)
+        print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)

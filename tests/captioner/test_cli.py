@@ -263,9 +263,10 @@ def test_file_names_that_are_no_text(
 
 
 def test_a_name_does_not_steer_the_terminal(run_captioner: Run) -> None:
-    for name in ("a\x1b[2J\x9b5m.jpg", "b\x1b[2J\x9b5m.safetensors"):
+    for name in ("a\x1b[2J\x9b5m\n.jpg", "b\x1b[2J\x9b5m.safetensors"):
         options = ("a.jpg", "--checkpoint", name) if name.startswith("b") else (name,)
         result = run_captioner("caption", *options)
         assert result.returncode == 1
         assert name[0] + r"\x1b[2J\x9b5m" in result.stderr
         assert "\x1b" not in result.stderr and "\x9b" not in result.stderr
+        assert result.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from captioner.terminal import folded, printable
+from captioner.terminal import folded, in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.closing import Closing
@@ -69,7 +69,7 @@ class Progress(Closing):
         self._done += 1
         if "error" in record:
             self._errors += 1
-            self._say(f"captioner: {record['error']['detail']}")
+            self._say(in_a_line(f"captioner: {record['error']['detail']}"))
         if self._bar is not None:
             if self._total is not None and self._bar.total is None:
                 self._bar.total = self._total

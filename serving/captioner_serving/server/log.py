@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.terminal import printable
+from captioner.terminal import in_a_line
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
@@ -99,7 +99,7 @@ class AccessLog:
 
 def _one_line(path: str) -> str:
     """A path as it may be shown: it holds whatever a client wrote behind a % sign."""
-    return printable(path[:200]).replace("\n", r"\n")
+    return in_a_line(path[:200])
 
 
 class _Answer:

@@ -138,7 +138,7 @@ def _write_sidecars(
     path: Path, worded: BatchConfig | None, config: BatchConfig, root: str
 ) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
-    from captioner.terminal import printable
+    from captioner.terminal import in_a_line
     from captioner_serving.batch.inputs.photos import PhotoFile
     from captioner_serving.batch.journal.written import written_beside
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
@@ -160,6 +160,6 @@ def _write_sidecars(
             except OutputError as error:
                 if is_fatal(error):
                     raise
-                print(printable(f"captioner: {error}"), file=sys.stderr)
+                print(in_a_line(f"captioner: {error}"), file=sys.stderr)
                 problems += 1
     return writer.kept, problems

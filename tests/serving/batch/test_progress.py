@@ -115,5 +115,5 @@ def test_durations(seconds: float, said: str) -> None:
 def test_a_name_does_not_steer_the_terminal() -> None:
     said = io.StringIO()
     with Progress(quiet=False, stream=said) as progress:
-        progress.update({"image": "x", "error": {"detail": "a\x1b[2J\x9b5m\u202e.jpg is broken"}})
-    assert said.getvalue().splitlines()[0] == r"captioner: a\x1b[2J\x9b5m\u202e.jpg is broken"
+        progress.update({"image": "x", "error": {"detail": "a\x1b[2J\x9b5m\u202e\n.jpg is broken"}})
+    assert said.getvalue().splitlines()[0] == r"captioner: a\x1b[2J\x9b5m\u202e\n.jpg is broken"
