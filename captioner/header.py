@@ -114,10 +114,10 @@ def check_style_of(path: str | os.PathLike[str], style: str) -> None:
         CheckpointError: as for read_header.
 
     """
-    try:
-        check_style(style, read_header(path).get("styles", ()))
-    except TypeError as error:
-        raise odd_header(path, error) from error
+    styles = read_header(path).get("styles", [])
+    if not isinstance(styles, list):
+        raise odd_header(path, TypeError("its styles are no list"))
+    check_style(style, styles)
 
 
 def read_transform(path: str | os.PathLike[str]) -> TransformConfig:

@@ -42,6 +42,7 @@ _WORD = re.compile(r"\w")
 _PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
 # A word comes from whoever made the checkpoint: it must steer no terminal, and be text.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONGEST_STYLE = 100  # characters: it stands in records and messages
 _PLAIN_WORD = re.compile(r"[a-z0-9]+")
 _CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
 # Unicode's blocks of the scripts that are written without spaces between words: Thai, Lao, Tibetan,
@@ -132,7 +133,8 @@ def check_style(style: str, styles: Sequence[str]) -> None:
 
     """
     if style and style not in styles:
-        has = f"has {', '.join(styles)}" if styles else "has one style of captions only"
+        known = ", ".join(map(ascii, styles))
+        has = f"has {known}" if styles else "has one style of captions only"
         raise ConfigError(f"there is no style {style!r}: the model {has}")
 
 
@@ -159,9 +161,11 @@ class Vocabulary:
         if tokenizer not in get_args(Tokenizer):
             known = ", ".join(get_args(Tokenizer))
             raise ConfigError(f"there is no tokenizer {tokenizer!r}: it is one of {known}")
+        if not isinstance(styles, list | tuple):
+            raise ConfigError("the styles of the vocabulary are no list")
         if not all(isinstance(word, str) for word in (*words, *styles)):
             raise ConfigError("the vocabulary has words that are not text")
-        if not all(style and is_fit(style) for style in styles):
+        if not all(style and is_fit(style) and len(style) <= _LONGEST_STYLE for style in styles):
             raise ConfigError("the vocabulary has a style that is no plain name")
         self.tokenizer: Tokenizer = tokenizer
         self.styles = tuple(styles)

@@ -77,7 +77,8 @@ class GenerationConfig:
             beam_size: 1 to MAX_BEAM_SIZE; None takes these settings' own, made as wide as
                 `captions` needs.
             captions: 1 to the beam size, or to MAX_BEAM_SIZE where captions are drawn.
-            style: None takes these settings' own. Whether there is such a one, the model knows.
+            style: None or "" takes these settings' own. Whether there is such a one, the model
+                knows.
 
         Raises:
             ConfigError: one of them is out of range.
@@ -87,5 +88,4 @@ class GenerationConfig:
             raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")
         if beam_size is None:
             beam_size = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
-        style = self.style if style is None else style
-        return replace(self, beam_size=beam_size, captions=captions, style=style)
+        return replace(self, beam_size=beam_size, captions=captions, style=style or self.style)

@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
     model.add_argument(
-        "--style", metavar="NAME", help="of a model that has learned several; default: its usual"
+        "--style", metavar="NAME", help="of a model with several; default: the checkpoint's"
     )
     model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
     model.add_argument(
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = own.asked(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
-    check_style_of(checkpoint, config.style)
+    check_style_of(checkpoint, arguments.style or "")
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}

@@ -98,8 +98,12 @@ def run_all(arguments: argparse.Namespace) -> None:
             train(recipe(arguments, ROWS[name], seed=seed), folder, device=arguments.device)
             for data in arguments.data:
                 plain = place(arguments.out, "plain", seed)
-                styles = ROWS[name].get("data", {}).get("styles", False)
-                evaluate(arguments, folder, data, plain=plain, styles=styles)
+                evaluate(arguments, folder, data, plain=plain, styles=has_styles(ROWS[name]))
+
+
+def has_styles(change: dict[str, Any]) -> bool:
+    """Whether a row has a start token for each set."""
+    return bool(change.get("data", {}).get("styles"))
 
 
 def place(out: Path, name: str, seed: int) -> Path:
@@ -123,13 +127,13 @@ def write_half(data: Path, out: Path) -> None:
 
 def recipe(arguments: argparse.Namespace, change: dict[str, Any], *, seed: int) -> dict[str, Any]:
     """Make the recipe of one run, as its file."""
-    change = copy.deepcopy(change)
+    change, styles = copy.deepcopy(change), has_styles(change)
     stage = {"epochs": arguments.epochs, **STAGE, **change.pop("stage", {})}
     halves = [
         {
             "captions": str((arguments.out / f"{data.resolve().name}_half.json").resolve()),
             "images": str(data.resolve() / "val*"),
-            "style": data.resolve().name,
+            **({"style": data.resolve().name} if styles else {}),
         }
         for data in arguments.data
     ]

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 
-from captioner import Caption, Captioner, ConfigError, GenerationConfig
+from captioner import Caption, Captioner, CheckpointFormatError, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.deletion import repeated_cells, sentence_effects, word_effects
 from captioner.generation.generate import generate
@@ -32,11 +33,11 @@ def test_styles_are_numbered_after_the_words_and_are_no_words() -> None:
     plain = Vocabulary(WORDS)
     assert plain.start() == START and plain.style() is None
     assert plain.silent == (0, START) and vocabulary.silent == (0, START, 7, 8)
-    with pytest.raises(ConfigError, match="no style 'loud': the model has long, short"):
+    with pytest.raises(ConfigError, match="no style 'loud': the model has 'long', 'short'"):
         vocabulary.start("loud")
     with pytest.raises(ConfigError, match="one style of captions only"):
         plain.start("loud")
-    for odd in ([""], ["a\x1b[31m"], ["long", "long"], [3]):
+    for odd in ([""], ["a\x1b[31m"], ["long", "long"], [3], "ab", {"a": 1}, ["s" * 101]):
         with pytest.raises(ConfigError):
             Vocabulary(WORDS, styles=odd)  # type: ignore[arg-type]
 
@@ -111,8 +112,37 @@ def test_a_checkpoint_whose_usual_style_it_does_not_have_is_refused(
     replace(styled, generation=GenerationConfig(style="loud")).save(path)
     with safe_open(path, framework="pt") as file:  # it is the header that is odd
         assert "loud" in file.metadata()["captioner"]
-    with pytest.raises(Exception, match="no style 'loud'"):
+    with pytest.raises(CheckpointFormatError, match="no style 'loud'"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("styles", ["\ud800", "a"]),
+        ("styles", "long"),
+        ("styles", {"long": 1}),
+        ("styles", [["long"]]),
+        ("generation", {"style": 5}),
+        ("generation", {"style": ["long"]}),
+    ],
+)
+def test_headers_that_make_no_sense_are_the_file_s_fault(
+    run_captioner: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path,
+    field: str, value: object,
+) -> None:  # fmt: skip
+    good, odd = tmp_path / "good.safetensors", tmp_path / "odd.safetensors"
+    styled.save(good)
+    with safe_open(good, framework="pt") as file:
+        header = json.loads(file.metadata()["captioner"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    metadata = {"captioner": json.dumps({**header, field: value})}
+    odd.write_bytes(save(tensors, metadata=metadata))
+    result = run_captioner("caption", photo, "--checkpoint", odd)
+    assert result.returncode == 1 and str(odd) in result.stderr
+    result = run_captioner("caption", photo, "--checkpoint", odd, "--style", "x")
+    assert result.returncode in (1, 2) and result.stderr.startswith("captioner: ")
+    assert "Traceback" not in result.stderr
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(
@@ -129,6 +159,10 @@ def test_the_command_captions_in_the_style_that_is_asked_for(
         assert said[style]["style"] == style
     assert said["long"]["caption"] != said["short"]["caption"]
     result = run_captioner("caption", photo, "--checkpoint", path, "--style", "loud")
-    assert result.returncode == 2 and "the model has long, short" in result.stderr
+    assert result.returncode == 2 and "the model has 'long', 'short'" in result.stderr
+    replace(styled, generation=GenerationConfig(style="short")).save(path)
+    for options in ((), ("--style", "")):  # the checkpoint's own, which is not the first
+        result = run_captioner("caption", photo, "--checkpoint", path, "--json", *options)
+        assert json.loads(result.stdout) == said["short"]
     result = run_captioner("caption", photo, "--style", "long")
     assert result.returncode == 2 and "has one style of captions only" in result.stderr

@@ -120,6 +120,7 @@ def test_what_has_no_mean_is_refused(
     next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
     checkpoint.save(nan)
     words = changed(saved_tiny, tmp_path / "words.safetensors", vocabulary=["a", "zebra"])
+    styles = changed(saved_tiny, tmp_path / "styles.safetensors", styles=["a style"])
     letters = changed(saved_tiny, tmp_path / "letters.safetensors", tokenizer="characters")
     for arguments, status, told in (
         ((saved_tiny,), 2, "name two or more"),
@@ -134,6 +135,7 @@ def test_what_has_no_mean_is_refused(
         ((saved_tiny, broken), 1, f"{broken} is cut off"),
         ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' there and "),
         ((saved_tiny, words), 1, "of the words of either, "),
+        ((saved_tiny, styles), 1, "styles is ['a style'] there and [] here"),
         ((saved_tiny, letters), 1, "tokenizer is 'characters' there and 'words' here"),
         ((saved_tiny, nan), 1, f"{nan} has NaN or infinity in "),
     ):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from captioner.checkpoint import Checkpoint
+from captioner.decoders.decoder import DecoderOutput
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data.dataset import Batch, collate
@@ -63,6 +64,37 @@ def test_every_weight_of_the_decoder_has_a_gradient(
         if parameter.grad is None or not parameter.grad.any()
     ]
     assert without == []
+
+
+def test_scheduled_sampling_never_says_what_starts_captions(
+    styled: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recipe(precision="float32")
+    vocabulary = styled.vocabulary
+    bias = styled.model.decoder.output_bias.data
+    bias[list(vocabulary.silent)] = 50.0
+    loss = LossModule(
+        styled.model, config, config.stages[0], vocabulary=vocabulary,
+        transform=Transform(styled.transform),
+    )  # fmt: skip
+    read: list[torch.Tensor] = []
+    forward = styled.model.decoder.forward
+
+    def listening(features: torch.Tensor, tokens: torch.Tensor) -> DecoderOutput:
+        read.append(tokens)
+        return forward(features, tokens)
+
+    monkeypatch.setattr(styled.model.decoder, "forward", listening)
+    start = vocabulary.start("short")
+    grids = torch.randn(4, 9, 576)
+    batch = collate(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[start] * 4, maximum_length=5)
+    captions = Captions(batch.tokens, batch.tokens[..., 1:])
+    loss(batch.images, captions, count(captions.targets), 1.0)
+    mixed = read[-1]
+    assert (mixed[..., 0] == start).all()
+    given = batch.tokens[..., 1:-1]
+    words, drawn = given[given > END], mixed[..., 1:][given > END]
+    assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.silent, END}
 
 
 def test_a_stage_hands_on_the_weights_that_scored_best(

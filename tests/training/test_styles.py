@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,7 @@ def trained(data: Path) -> Path:
     recipe.write_text(RECIPE)
     result = launcher.run("train", recipe, "--data.root", data, "--out", data / "run")
     assert result.returncode == 0, result.stderr
-    assert "captions of 2 styles, the usual one first: plain, loud" in result.stderr
+    assert "captions are learned as plain, loud; the model has the styles plain" in result.stderr
     return data / "run" / "last.safetensors"
 
 
@@ -84,7 +85,7 @@ def test_one_model_says_it_in_either_way(
     assert [one["caption"] for one in usual] == [one["caption"] for one in told["plain"]]
     options = ("--checkpoint", trained, "--style", "quiet", "--output", tmp_path / "new.jsonl")
     refused = run_captioner("batch", photos, *options)
-    assert refused.returncode == 2 and "the model has plain, loud" in refused.stderr
+    assert refused.returncode == 2 and "the model has 'plain', 'loud'" in refused.stderr
     assert not (tmp_path / "new.jsonl").exists()
 
 
@@ -106,7 +107,43 @@ def test_each_split_is_scored_in_its_own_style(
         scores = [one["nltk"]["BLEU-1"] for one in (own, wrong)]
         assert scores[0] > scores[1], name
     result = run_captioner("evaluate", data / "plain", "--style", "quiet", "--checkpoint", trained)
-    assert result.returncode == 2 and "the model has plain, loud" in result.stderr
+    assert result.returncode == 2 and "the model has 'plain', 'loud'" in result.stderr
+
+
+def test_a_run_validates_each_image_in_its_own_style(
+    run_captioner: Run, trained: Path, data: Path
+) -> None:
+    """And in the checkpoint's own where the model does not have that of the validation set."""
+    own = load_checkpoint(trained).metrics["cross_entropy"]
+    nats = {
+        (name, style): evaluated(run_captioner, trained, data / name, style)
+        for name in ("plain", "loud")
+        for style in ("plain", "loud")
+    }
+    tokens = {name: told[1] for (name, _), told in nats.items()}
+    right = [nats[name, name][0] * tokens[name] for name in tokens]
+    assert own == pytest.approx(sum(right) / sum(tokens.values()), abs=2e-2)  # bfloat16 there
+    recipe = data / "other.yaml"
+    still = RECIPE.replace("validation: [plain, loud]", "validation: [mine]")
+    still = (
+        still.replace("2.0e-2", "0.0").replace("1.0e-3", "0.0").replace("epochs: 15", "epochs: 1")
+    )
+    recipe.write_text(still.replace("{beam_size: 2}", "{beam_size: 2, style: loud}"))
+    shutil.copytree(data / "loud", data / "mine", dirs_exist_ok=True)
+    out = data / "validated"
+    result = run_captioner("train", recipe, "--data.root", data, "--weights", trained, "--out", out)
+    assert result.returncode == 0, result.stderr
+    found = load_checkpoint(out / "last.safetensors").metrics["cross_entropy"]
+    assert found == pytest.approx(nats["loud", "loud"][0], abs=2e-2)
+
+
+def evaluated(run_captioner: Run, checkpoint: Path, folder: Path, style: str) -> tuple[float, int]:
+    """Nats a token of people's captions, and how many tokens."""
+    options = ("--checkpoint", checkpoint, "--style", style, "--calibration")
+    result = run_captioner("evaluate", folder, *options)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)["calibration"]
+    return told["cross_entropy"], told["tokens"]
 
 
 def test_a_run_goes_on_from_it_with_a_style_more(
@@ -136,6 +173,11 @@ def test_a_run_goes_on_from_it_with_a_style_more(
     [
         ("{scenes: {train: 9, validation: 3}, styles: true}", "data.styles has no effect on scen"),
         ("{train: [{captions: a, images: b}], validation: [v], styles: true}", "needs the style"),
+        ("{train: [a/set, b/set], validation: [v], styles: true}", "two have the same name"),
+        (
+            "{train: [{captions: a, images: b, style: c}], validation: [v]}",
+            "has no effect without data.styles",
+        ),
     ],
 )
 def test_styles_that_cannot_be(run_captioner: Run, tmp_path: Path, line: str, told: str) -> None:

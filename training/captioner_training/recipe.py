@@ -94,6 +94,12 @@ class DataConfig:
             yield "data.styles has no effect on scenes: leave it out"
         if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
             yield "data.styles needs the style of each training set that is named by its files"
+        folders = [Path(one).name for one in self.train if isinstance(one, str)]
+        if self.styles and len(set(folders)) < len(folders):
+            yield "data.styles names training sets by their folders, and two have the same name"
+        sources = [one for one in (*self.train, *self.validation) if isinstance(one, Source)]
+        if not self.styles and any(one.style for one in sources):
+            yield "the style of a set has no effect without data.styles: set it, or leave it out"
 
 
 @dataclass(frozen=True, kw_only=True)

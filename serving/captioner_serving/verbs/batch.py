@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model and speed")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N", help="default: the checkpoint's, 5")
-    add("--style", metavar="NAME", help="of a model with several; default: its usual")
+    add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add_machine_arguments(model)
     add("--batch-size", type=int, metavar="N", help="default: what suits the device")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
         wording=read_wording(arguments),
     )
     named = [Path(name) for name in arguments.records]
-    _check(arguments, named)
-    paths = _records(named)
+    beside = _beside(named)
+    _check(arguments, named, beside)
+    # A pattern such as captions-*.jsonl takes along a run's other files.
+    paths = [path for path in named if path not in beside]
     worded = config if is_worded(arguments) else None
     # Before anything is written, every line is read once.
     captions = failed = 0
@@ -87,16 +89,15 @@ def run(arguments: argparse.Namespace) -> int:
     return int(problems > 0)
 
 
-def _records(paths: Sequence[Path]) -> list[Path]:
-    """Leave out what a pattern such as captions-*.jsonl takes along: a run's other files."""
+def _beside(paths: Sequence[Path]) -> set[Path]:
+    """Name the other files of the runs that wrote these records."""
     from captioner_serving.batch.journal.files import RunFiles
 
     outputs = {str(path).removesuffix(".journal.jsonl") for path in paths}
-    beside = {other for each in outputs for other in RunFiles.beside(each, None).beside_records}
-    return [path for path in paths if path not in beside]
+    return {other for each in outputs for other in RunFiles.beside(each, None).beside_records}
 
 
-def _check(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
     """Refuse before the work what cannot be done.
 
     Raises:
@@ -115,7 +116,7 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
     if arguments.to is None:
         return
     check_output(arguments.to)
-    refuse_input("--to", arguments.to, paths)
+    refuse_input("--to", arguments.to, (*paths, *beside))
     if os.path.lexists(arguments.to) and not arguments.overwrite:
         raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
 

@@ -126,6 +126,8 @@ def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_captione
     over = run_captioner("convert", *names, "--to", "r.jsonl.progress.jsonl", "--overwrite")
     assert over.returncode == 2 and "r.jsonl.progress.jsonl" in over.stderr
     assert (folder / "r.jsonl.progress.jsonl").read_text() == log
+    alone = run_captioner("convert", "r.jsonl", "--to", "r.jsonl.progress.jsonl", "--overwrite")
+    assert alone.returncode == 2 and (folder / "r.jsonl.progress.jsonl").read_text() == log
     # By themselves they are read as what they are.
     alone = run_captioner("convert", "r.jsonl.progress.jsonl", "--to", "d.jsonl")
     assert alone.returncode == 1 and "line 1 is not a caption record" in alone.stderr

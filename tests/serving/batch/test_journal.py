@@ -117,5 +117,8 @@ def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
 
 def test_a_run_of_an_older_version_goes_on() -> None:
     check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "different_around": "and"})
+    check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "style": ""})
+    with pytest.raises(ConfigError, match="--style was not given and is loud"):
+        check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "style": "loud"})
     with pytest.raises(ConfigError, match="--beam-size was 5 and is 4"):
         check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 4, "different_around": "and"})

@@ -11,10 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
+from captioner.checkpoint import Checkpoint
+from captioner.encoder import Grid
 from captioner.errors import GenerationError
 from captioner.familiarity import Familiarity
+from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
 from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.familiar import pooled_grids
 from captioner_training.evaluation.measures import Asked, CaptionedSplit
@@ -125,6 +129,31 @@ def test_a_measure_that_fails_costs_itself(
     assert isinstance(failed, dict) and failed["error"]["detail"] == "no numbers"
     assert isinstance(calibration := report["calibration"], dict)
     assert calibration["tokens"] == 3 * 2 * 4
+
+
+def test_the_deletion_test_begins_each_caption_as_its_style_does(
+    images: list[CaptionedImage], styled: Checkpoint
+) -> None:
+    grid = Grid(torch.randn(2, 9, 576, generator=torch.Generator().manual_seed(0)), 3, 3)
+    found = []
+    for styles in (("long", "short"), ("short", "long"), ("", "short")):
+        captioned = [
+            Captioned(
+                image=replace(image, style=style),
+                hypothesis=Hypothesis([4, 5], 0.0, torch.zeros(3)),
+                words=["a", "dog"],
+                attention=None,
+            )
+            for image, style in zip(images, styles, strict=False)
+        ]
+        test = DeletionTest(
+            styled.model.decoder,
+            vocabulary=styled.vocabulary,
+            autocast=torch.autocast("cpu", enabled=False),
+        )
+        test.add(grid, captioned)
+        found.append(test.result())
+    assert found[0] == found[2] != found[1]
 
 
 def test_the_deletion_test_ends_where_it_is_told_to(

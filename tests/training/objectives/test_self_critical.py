@@ -92,6 +92,15 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
     assert decoder.output_bias.grad is not None and decoder.output_bias.grad[5] == 0
 
 
+def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:
+    critic = SelfCriticalCaptions(
+        SelfCritical(samples=2), vocabulary=Vocabulary(WORDS), references=[[("a",)]] * 3,
+        starts=[4, 5, 6], maximum_length=3,
+    )  # fmt: skip
+    drawn = critic.draw(decoder, torch.randn(2, 4, 6), [2, 0])
+    assert drawn.tokens[..., 0].tolist() == [[6, 6], [4, 4]]
+
+
 def test_captions_are_drawn_as_long_as_the_stage_says(decoder: Decoder) -> None:
     lengths = []
     for config in (SelfCritical(samples=50), SelfCritical(samples=50, maximum_length=2)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ class Examination:
             right = scene_pointing(captioned, boxes=self.scenes, transform=transform)
             found["pointing"] = {"value": right}
         if self.people is not None:
-            shown = captions(self.people.images)
+            style = checkpoint.generation.style
+            shown = captions([replace(one, style=style) for one in self.people.images])
             looks = category_grounding(shown, read_boxes(self.people.boxes, transform), "person")
             if looks is not None:  # a model that has learned little may speak of nobody
                 found |= _picked(looks, {"on people": "attention", "by chance": "uniform"})

@@ -54,7 +54,11 @@ class Corpus:
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
         if styles := self.vocabulary.styles:
-            yield f"captions of {len(styles)} styles, the usual one first: {', '.join(styles)}"
+            learned = dict.fromkeys(image.style or styles[0] for image in self.train)
+            yield (
+                f"captions are learned as {', '.join(learned)}; the model has the styles "
+                f"{', '.join(styles)}, of which the first is the usual one"
+            )
         dropped = sum(counts.values()) - sum(known.values())
         if dropped:
             share = dropped / sum(counts.values())

@@ -37,8 +37,8 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     """
     data = recipe.data
     if data.scenes is None:
-        train = _read(data, data.train, "train", usual=recipe.generation.style)
-        validation = _read(data, data.validation, "val", usual=recipe.generation.style)
+        train = _read(data, data.train, "train")
+        validation = _read(data, data.validation, "val")
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
@@ -71,16 +71,29 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         train = train[: recipe.max_steps * max(stage.batch_size for stage in recipe.stages)]
         validation = validation[:_DRY_VALIDATION]
-    return Corpus(train=train, validation=validation, vocabulary=vocabulary)
+    usual = recipe.generation.style
+    return Corpus(
+        train=_styled(train, vocabulary, usual=usual),
+        validation=_styled(validation, vocabulary, usual=usual),
+        vocabulary=vocabulary,
+    )
 
 
 def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
     return [caption for image in images[:_LOOKED_AT] for caption in image.captions]
 
 
-def _read(
-    data: DataConfig, entries: Sequence[str | Source], split: str, *, usual: str
+def _styled(
+    images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, usual: str
 ) -> list[CaptionedImage]:
+    """Give images whose style the model does not have the one that its checkpoint will speak in."""
+    return [
+        image if image.style in vocabulary.styles else replace(image, style=usual)
+        for image in images
+    ]
+
+
+def _read(data: DataConfig, entries: Sequence[str | Source], split: str) -> list[CaptionedImage]:
     images: list[CaptionedImage] = []
     for entry in entries:
         if isinstance(entry, str):
@@ -91,5 +104,5 @@ def _read(
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
             style = entry.style
             found = read_coco(captions, files, tokenizer=data.tokenizer)
-        images += [replace(image, style=style if data.styles else usual) for image in found]
+        images += [replace(image, style=style if data.styles else "") for image in found]
     return images

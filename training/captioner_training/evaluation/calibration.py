@@ -24,7 +24,7 @@ from torch import Tensor
 
 from captioner.decoders.decoder import Decoder
 from captioner.encoder import Grid
-from captioner.vocabulary import Vocabulary
+from captioner.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner_training.evaluation.bootstrap import mean_table
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.references import Foreseen, foresee
@@ -116,7 +116,7 @@ class Calibration:
             share="accuracy",
             beside={"cross_entropy": mean_table(*self.cross_entropy())},
         )
-        words = "\n".join(sorted(self._vocabulary.ordinary_words))
+        words = "\n".join(sorted((*SPECIAL_TOKENS, *self._vocabulary.ordinary_words)))
         return {
             "tokens": len(right),
             "vocabulary_hash": hashlib.sha256(words.encode()).hexdigest()[:16],

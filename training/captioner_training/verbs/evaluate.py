@@ -71,7 +71,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: the checkpoint's; the bundled one's is 5",
     )
     parser.add_argument(
-        "--style", metavar="NAME", help="of a model that has learned several; default: its usual"
+        "--style", metavar="NAME", help="of a model with several; default: the checkpoint's"
     )
     parser.add_argument(
         "--score",

@@ -207,7 +207,7 @@ def _option(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "not given"
     if isinstance(value, bool):
         return "given" if value else "not given"
