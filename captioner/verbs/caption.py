@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import stat
 import sys
@@ -11,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.image import MAX_PIXELS, open_image
+from captioner.json_line import json_line
 from captioner.paths import expanded
 from captioner.terminal import in_a_line
 from captioner.verbs.machine import add_machine_arguments
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = failed.get(at) or next(captions)
         if isinstance(result, ImageError):
             if arguments.json:
-                print(json.dumps({"image": photo, "error": result.record()}), flush=True)
+                _print_record({"image": photo, "error": result.record()})
             if at not in failed:
                 print(f"captioner: {in_a_line(str(result))}", file=sys.stderr)
             status = 1
@@ -197,9 +197,13 @@ def _captions(
         )
 
 
+def _print_record(record: dict[str, Any]) -> None:
+    print(json_line(record, encoding=sys.stdout.encoding), flush=True)
+
+
 def _print(caption: Caption, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print(json.dumps(caption.record(attention=arguments.attention)), flush=True)
+        _print_record(caption.record(attention=arguments.attention))
         return
     # A program gets the name as it is, to open the photo by; a terminal must not be steered by it.
     name = in_a_line(str(caption.image)) if sys.stdout.isatty() else caption.image

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from captioner.errors import ConfigError
 from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
+from captioner.json_line import json_line
 from captioner.verbs.machine import add_machine_arguments
 from captioner_serving.verbs.texts import (
     add_sidecars,
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
                     progress.count(inputs, config.shard, done=done)
                     counting = True
                 if output is None:
-                    print(json.dumps(record), flush=True)
+                    print(json_line(record, encoding=sys.stdout.encoding), flush=True)
                 progress.update(record)
         except KeyboardInterrupt:  # or SIGTERM
             if output is not None:

@@ -146,6 +146,9 @@ def test_odd_files_are_captioned_and_broken_ones_named(
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert f"{len(errors)} failed, in {output}.errors.jsonl" in " ".join(result.stderr.split())
     records = [json.loads(line) for line in output.read_text().splitlines()]
+    written = output.read_bytes()  # in their own letters, for whoever searches for a name
+    assert b"\xf0\x9f\x90\xb6 dog \xe2\x9d\xa4.jpg" in written
+    assert rb"latin \udce9\udcff.jpg" in written
     names = sorted(sound(), key=os.fsdecode)
     assert [os.fsencode(record["image"]) for record in records] == [raw + b"/" + n for n in names]
     failed = [json.loads(line) for line in Path(f"{output}.errors.jsonl").read_text().splitlines()]

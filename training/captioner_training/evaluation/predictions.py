@@ -11,6 +11,7 @@ from typing import Any
 
 from captioner.errors import DataError
 from captioner.files import replace_file
+from captioner.json_line import json_line
 from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.problems import Problems
@@ -157,11 +158,11 @@ def write_predictions(
                 {"image_id": one.id, "caption": caption}
                 for one, caption in zip(images, captions, strict=True)
             ]
-            file.write(json.dumps(results).encode() + b"\n")
+            file.write(json_line(results).encode() + b"\n")
             return
         for one, caption, score in zip(images, captions, scores, strict=True):
             record = {"image": one.name, "caption": caption, "score": score}
-            file.write(json.dumps(record).encode() + b"\n")
+            file.write(json_line(record).encode() + b"\n")
 
 
 def read_targets(path: Path) -> list[Target]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from captioner.errors import OutputError
 from captioner.files import sync_folder
+from captioner.json_line import json_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.journal.commits import (
     Commit,
@@ -121,7 +122,7 @@ class Journal(Closing):
         if file != ERRORS and name in self._standing:
             line = b""  # tried again: the record is there
         else:
-            line = json.dumps(record).encode() + b"\n"
+            line = json_line(record).encode() + b"\n"
             with self._writing():
                 self._lines.append(file, line)
         standing = bool(self._pending) and self._pending[-1][0].name == name

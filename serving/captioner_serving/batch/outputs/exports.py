@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
 from captioner.files import replace_file
+from captioner.json_line import json_line
 from captioner.terminal import printable
 from captioner_serving.batch.journal.journal import Journal
 
@@ -170,13 +171,13 @@ def _write_coco(path: Path, records: Iterator[Record]) -> None:
                     "write .jsonl, .csv or .parquet"
                 )
             result = {"image_id": identity, "caption": record["caption"]}
-            file.write((",\n" if number else "\n") + json.dumps(result))
+            file.write((",\n" if number else "\n") + json_line(result))
         file.write("\n]\n")
 
 
 def _write_lines(path: Path, records: Iterator[Record]) -> None:
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+        file.writelines(json_line(record) + "\n" for record in records)
 
 
 def _coco_id(image: str) -> int | str:

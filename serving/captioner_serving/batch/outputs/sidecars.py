@@ -7,12 +7,12 @@ goes on may, changes nothing.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from typing import Any
 
 from captioner.errors import OutputError
 from captioner.files import replace_file
+from captioner.json_line import json_line
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
@@ -96,7 +96,7 @@ class SidecarWriter:
         if old is not None and b"\0" in old:
             raise OutputError(f"{path} is not text: it was left as it is")
         if config.sidecar == "json":
-            return json.dumps(record, indent=2).encode() + b"\n"
+            return json_line(record, indent=2).encode() + b"\n"
         try:
             before = None if old is None else old.decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError as error:
