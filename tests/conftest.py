@@ -94,23 +94,27 @@ def tiny_checkpoint() -> Checkpoint:
     return make_tiny()
 
 
-@pytest.fixture
-def styled() -> Checkpoint:
-    """The tiny model with two styles of captions, `long` and `short`, that differ by chance."""
+def make_styled(checkpoint: Checkpoint) -> Checkpoint:
+    """Give a model two styles of captions, `long` and `short`, that differ by chance."""
     import torch
 
     from captioner.vocabulary import Vocabulary
 
-    tiny = make_tiny()
-    decoder = tiny.model.decoder
+    decoder = checkpoint.model.decoder
     words = decoder.embedding.weight
     rows = torch.cat([words.detach(), torch.randn(2, words.shape[1])])
     decoder.embedding = torch.nn.Embedding.from_pretrained(rows)
     # Their tokens are likely, if anything could say them.
     bias = torch.cat([decoder.output_bias.detach(), torch.full((2,), 3.0)])
     decoder.output_bias = torch.nn.Parameter(bias)
-    vocabulary = Vocabulary(tiny.vocabulary.ordinary_words, styles=["long", "short"])
-    return replace(tiny, vocabulary=vocabulary)
+    vocabulary = Vocabulary(checkpoint.vocabulary.ordinary_words, styles=["long", "short"])
+    return replace(checkpoint, vocabulary=vocabulary)
+
+
+@pytest.fixture
+def styled() -> Checkpoint:
+    """The tiny model with two styles."""
+    return make_styled(make_tiny())
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ __all__ = ["SENTENCES", "PageCaptions", "make_caption_router", "public_error"]
 SENTENCES = 3
 """The caption and the two next best: enough to see whether the model wavers."""
 
-_FIELDS = ("sample", "token", "beam_size", "captions", "check_attention")
+_FIELDS = ("sample", "token", "beam_size", "captions", "style", "check_attention")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class PageCaptions:
         config = self.service.captioner.generation.asked(
             beam_size=_number(form.fields, "beam_size"),
             captions=1 if captions is None else captions,
+            style=form.fields.get("style"),
         )
         return _Request(
             photo=await self._photo(form, request.cookies.get(COOKIE)),

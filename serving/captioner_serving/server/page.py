@@ -44,11 +44,13 @@ def make_page(page: PageCaptions, *, first: tuple[str, Caption] | None) -> gr.Bl
         name, caption = first
         token, kept = page.keep(caption, config, name=name, owner=None, forever=True)
         value = describe(kept, token=token, sentence=0)
-    settings: dict[str, int | bool] = {
+    settings: dict[str, int | bool | str] = {
         "beam_size": config.beam_size,
         "captions": config.captions,
         "check_attention": False,
     }
+    if style := captioner.vocabulary.style(config.style):
+        settings["style"] = style
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(read_static("header.html"), elem_id="header")
@@ -56,9 +58,10 @@ def make_page(page: PageCaptions, *, first: tuple[str, Caption] | None) -> gr.Bl
             make_element(
                 "intake", _pictures(page.samples), max_upload=page.service.config.max_upload
             )
-            make_viewer(value, settings=settings)
+            make_viewer(value, settings=settings, styles=captioner.vocabulary.styles)
             limits = _LIMITS if captioner.name.name == "bundled" else _ANY
-            make_element("notes", limits, most=MAX_BEAM_SIZE)
+            styles = captioner.vocabulary.styles
+            make_element("notes", limits, most=MAX_BEAM_SIZE, styles=styles)
         _add_client_endpoint(page)
     # Gradio's worker is one of many clients of our own queue, which batches and refuses.
     blocks.queue(default_concurrency_limit=None, max_size=page.service.config.queue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ __all__ = ["describe", "make_viewer"]
 _HEAT_SIDE = 128
 
 
-def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int | bool]) -> gr.HTML:
+def make_viewer(
+    value: dict[str, Any] | None, *, settings: dict[str, int | bool | str], styles: Sequence[str]
+) -> gr.HTML:
     """The photo with the caption below it.
 
     Args:
         value: what `describe` returns; None shows nothing yet.
         settings: of a request, until the visitor changes them.
+        styles: of captions, that the model knows.
 
     """
     scales = {
@@ -53,6 +57,7 @@ def make_viewer(value: dict[str, Any] | None, *, settings: dict[str, int | bool]
         "viewer",
         value,
         settings=settings,
+        styles=styles,
         colors=list(COLORS),
         scales=scales,
         default_colors=DEFAULT_COLORS,
@@ -97,6 +102,7 @@ def describe(
             "beam_size": kept.beam_size,
             "captions": kept.captions,
             "check_attention": caption.checked,
+            **({} if caption.style is None else {"style": caption.style}),
         },
         "token": token,
         "name": Path(kept.name).stem,

@@ -4,6 +4,7 @@ import { again, settings, work } from "./work.js";
 export function start(element, props) {
   element.querySelector(".limits").textContent = props.value;
   const sliders = [...element.querySelectorAll("input[type=range]")], check = element.querySelector(".check input");
+  const style = element.querySelector("select");
   const [beam, captions] = sliders;
   const show = () => {
     for (const slider of sliders) {
@@ -11,6 +12,13 @@ export function start(element, props) {
       element.querySelector("b." + slider.name).textContent = slider.value;
     }
     check.checked = settings.check_attention;
+    style.value = settings.style;
+  };
+  style.append(...props.styles.map((name) => new Option(name, name)));
+  element.querySelector(".styles").hidden = props.styles.length < 2;
+  style.onchange = () => {
+    settings.style = style.value;
+    again();
   };
   check.onchange = () => {
     settings.check_attention = check.checked;

@@ -158,7 +158,7 @@ export function start(element, props) {
     };
   }
   drawScale();
-  open(props.value, props.settings);
+  open(props.value, props.settings, props.styles);
 }
 
 // What is known of a word: the term that explains it, and its text.

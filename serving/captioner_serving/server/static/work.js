@@ -4,8 +4,9 @@ import { drop, find, keep, sweep } from "./keeping.js";
 import { fromServer, problems } from "./problems.js";
 
 export const work = new EventTarget();
-export const settings = {};  // beam_size, captions and check_attention, as the next request will ask
+export const settings = {};  // beam_size, captions, style and check_attention, as the next request will ask
 
+let styles = [];     // that the model knows
 let shown = null;    // the value of the caption on the page
 let source = null;   // what it was asked of: { file } or { sample } or { token }
 let running = null;  // the request under way
@@ -163,7 +164,10 @@ async function restore(first) {
     setPicture(first ? photoOf(first) : null);
     return first ? show(first) : become({ kind: "empty" });
   }
-  Object.assign(settings, here.settings);
+  // Of a server that has started again with another model, only what this one knows.
+  for (const [name, value] of Object.entries(here.settings ?? {})) {
+    if (name in settings && (name !== "style" || styles.includes(value))) settings[name] = value;
+  }
   if (here.sample) return begin(here);
   source = here;
   setPicture(here.token ? photoOf(here) : null);
@@ -182,8 +186,9 @@ async function restore(first) {
   }
 }
 
-export function open(first, usual) {
+export function open(first, usual, known) {
   sweep();
+  styles = known;
   Object.assign(settings, usual);
   addEventListener("popstate", () => restore(first));
   restore(first);
