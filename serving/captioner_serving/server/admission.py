@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
@@ -137,15 +136,9 @@ class Admission:
         async def counted() -> Message:
             return await receive() if body.complete else await self._next(body, receive)
 
-        async def closing(message: Message) -> None:
-            refused = message["type"] == "http.response.start" and message["status"] in (408, 503)
-            if refused and not body.complete:  # nobody will read the rest
-                MutableHeaders(scope=message)["Connection"] = "close"
-            await send(message)
-
         self._bodies.add(body)
         try:
-            return await self.app(scope, counted, closing)
+            return await self.app(scope, counted, send)
         finally:
             self._bodies.discard(body)
 

@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.addresses import client_of
-from captioner_serving.server.problems import ClientGoneError, RequestError, problem
+from captioner_serving.server.problems import ClientGoneError, RequestError, bad_fields, problem
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.uploads import Upload, read_form
@@ -165,8 +165,7 @@ def _validate(fields: dict[str, str]) -> CaptionFields:
     try:
         return CaptionFields.model_validate(fields)
     except ValidationError as error:
-        reasons = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors())
-        raise ConfigError("; ".join(reasons)) from None
+        raise bad_fields(error.errors()) from None
 
 
 def _answer(

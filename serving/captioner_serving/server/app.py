@@ -24,12 +24,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.decoding.fair_threads import FairThreads
@@ -49,7 +49,14 @@ from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.page import make_page
 from captioner_serving.server.pictures import CaptionShelf, make_picture_router
-from captioner_serving.server.problems import problem
+from captioner_serving.server.problems import (
+    InternalError,
+    MethodError,
+    RequestError,
+    RouteError,
+    bad_fields,
+    problem,
+)
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
 from captioner_serving.server.unread import UnreadResults
@@ -167,8 +174,7 @@ class Application:
         if isinstance(error, HTTPException):
             return _http_problem(error)
         if isinstance(error, RequestValidationError):
-            reasons = (f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())
-            error = ConfigError("; ".join(reasons))
+            error = bad_fields(error.errors())
         if not isinstance(error, CaptionerError):
             raise error
         self.metrics.errors.labels(error.type).inc()
@@ -176,13 +182,16 @@ class Application:
 
 
 def _http_problem(error: HTTPException) -> Response:
-    body = {"type": "http", "title": str(error.detail), "detail": str(error.detail)}
-    return JSONResponse(
-        {**body, "status": error.status_code},
-        status_code=error.status_code,
-        headers=error.headers,
-        media_type="application/problem+json",
-    )
+    """Answer in our form where a library has refused: there is no such file, or no such method."""
+    if error.status_code == 404:
+        answer = problem(RouteError("there is no such file here: the page is at /"))
+    elif error.status_code >= 500:
+        answer = problem(InternalError())
+    else:
+        kind = MethodError if error.status_code == 405 else RequestError
+        answer = problem(kind(str(error.detail)))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:

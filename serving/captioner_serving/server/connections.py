@@ -3,22 +3,25 @@
 uvicorn waits for ever for a request to be complete in its head, for a body that nobody is waiting
 for, and for a client to take its answer. Here each has a deadline; and when there are more
 connections than the server takes, the one that has been silent longest is closed for the new one.
+A connection that is closed before its request was read lingers (lingering.py), and is as patient.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from captioner_serving.server.config import SLOWEST, ServerConfig
+from captioner_serving.server.lingering import ClosingConnection, LingeringTransport
 from captioner_serving.server.problems import RequestError, problem
 
-__all__ = ["FULL", "make_protocol"]
+__all__ = ["FULL", "count_owed", "make_protocol"]
 
 FULL = "captioner.full"
 """In the state of a request: it came when all connections were taken, and is to be refused."""
@@ -36,7 +39,9 @@ class _PatientProtocol(H11Protocol):
     paused = math.inf  # since when it is not taken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.conn = ClosingConnection(h11.SERVER)
+        self.closing = LingeringTransport(transport, self._linger)
+        super().connection_made(cast(asyncio.Transport, self.closing))
         if len(self.connections) > self.settings.max_connections:
             oldest = next(iter(self.waiting), None) or next(iter(self.sending), None)
             if oldest is None:
@@ -48,6 +53,11 @@ class _PatientProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self.closing.lingering:
+            self.closing.throw_away(data)
+            return
+        if self.conn.their_state is h11.MUST_CLOSE:
+            return  # behind a request that said it was the last
         super().data_received(data)
         self._watch()
 
@@ -68,13 +78,22 @@ class _PatientProtocol(H11Protocol):
         """Stop the clock: it has taken most of what there was."""
         super().resume_writing()
         self.allowance -= max(0.0, self.loop.time() - self.paused)
-        self._unwatch()
-        self._watch()
+        if not self.closing.lingering:
+            self._unwatch()
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.closing.forget()
         self._unwatch()
         self.sending.pop(self, None)
+
+    def owes(self) -> bool:
+        """Whether its client waits for an answer, or for a part of it."""
+        if self.closing.lingering:
+            return False
+        busy = self.cycle is not None and not self.cycle.response_complete
+        return busy or self.transport.get_write_buffer_size() > 0
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Answer what is not HTTP in the form of all errors, unless there is an answer already."""
@@ -89,8 +108,30 @@ class _PatientProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
+    def shutdown(self) -> None:
+        """Answer what is under way; whoever has an answer has read it by now."""
+        super().shutdown()
+        if self.closing.lingering:
+            self.transport.abort()
+
+    def _linger(self) -> bool:
+        """Whether a request is on its way; what is being made for it is made for nobody."""
+        if self.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+            return False
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.flow.resume_writing()
+        self._unwatch()
+        self.sending.pop(self, None)
+        rest = self.transport.get_write_buffer_size() / SLOWEST
+        self._give_up_after(self.settings.patience + rest)
+        return True
+
     def _watch(self) -> None:
         """Start the clock when a request is awaited, stop it when one is there."""
+        if self.closing.lingering:
+            return
         self.sending.pop(self, None)
         if self.cycle is None or self.cycle.response_complete:
             # A transport that is closing may have a rest to send, and nobody who takes it.
@@ -108,6 +149,12 @@ class _PatientProtocol(H11Protocol):
         timer = self.waiting.pop(self, None)
         if timer is not None:
             timer.cancel()
+
+
+def count_owed(connections: Iterable[object]) -> int:
+    """Count those whose client waits for an answer, or for a part of it."""
+    ours = (each for each in connections if isinstance(each, _PatientProtocol))
+    return sum(each.owes() for each in ours)
 
 
 def make_protocol(config: ServerConfig) -> type[asyncio.Protocol]:

@@ -5,6 +5,7 @@ Also the last resort: whatever fails without an answer is answered here, as a pr
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.terminal import in_a_line
+from captioner_serving.server.batcher import ClosedError
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
@@ -65,6 +67,10 @@ class AccessLog:
             await self.app(scope, receive, answer)
         except ClientDisconnect:  # what the application made of it is no failure of ours
             answer.status, answer.failed = _GONE, False
+        except asyncio.CancelledError:  # the server stops, and waits no longer
+            if not answer.started:
+                await problem(ClosedError())(scope, receive, answer)
+            raise
         except Exception:
             answer.failed = True
             _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -33,6 +34,7 @@ __all__ = [
     "ThrottledError",
     "UnauthorizedError",
     "UploadTooLargeError",
+    "bad_fields",
     "problem",
     "status_of",
 ]
@@ -187,6 +189,15 @@ _STATUS: dict[type[CaptionerError], int] = {
     NotReadyError: 503,
     CaptionerError: 500,
 }
+
+
+def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
+    """Name the fields that pydantic refuses, with their values."""
+    reasons = []
+    for item in errors:
+        name, value, text = item["loc"][-1], str(item["input"])[:40], str(item["msg"])
+        reasons.append(f"{name} is {value!r}: {text.replace('Input should', 'it should')}")
+    return ConfigError("; ".join(reasons))
 
 
 def status_of(error: CaptionerError) -> int:

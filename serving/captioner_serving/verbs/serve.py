@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -36,7 +38,8 @@ EXAMPLES = """examples:
 
 The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password
 can also come from the environment variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the
-captions that were accepted, and ends with status 0."""
+captions that were accepted, and ends with status 0. After half a minute, or a second Ctrl-C, what
+is left is cut off, and the status is 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,10 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
             host = f"[{config.host}]" if ":" in config.host else config.host
             url = f"http://{host}:{listener.getsockname()[1]}"
             _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
-            _serve(application, listener)
+            cut_off = _serve(application, listener)
         finally:
             application.close()
-    return 0
+    if cut_off:
+        _say(f"stopped; requests cut off: {cut_off}")
+    return 1 if cut_off else 0
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:
@@ -174,15 +179,37 @@ def _say(text: str) -> None:
         print(f"captioner: {text}", file=sys.stderr, flush=True)
 
 
-def _serve(application: Application, listener: socket.socket) -> None:
+def _serve(application: Application, listener: socket.socket) -> int:
+    """Serve until a signal comes; how many requests a second one, or the half minute, cut off."""
     import uvicorn
 
-    from captioner_serving.server.connections import make_protocol
+    from captioner_serving.server.connections import count_owed, make_protocol
+
+    # Of all that is cut off it would tell, with a traceback each.
+    log = logging.getLogger("uvicorn.error")
 
     class Server(uvicorn.Server):
+        cut_off = 0
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             application.refuse()
             super().handle_exit(sig, frame)
+            log.disabled |= self.force_exit
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            _say("stopping, when what was accepted is done; Ctrl-C again stops at once")
+            await super().shutdown(sockets)
+
+        async def _wait_tasks_to_complete(self) -> None:
+            # From Python 3.12 on uvicorn's own waits for open connections, a second signal or not.
+            whole = asyncio.ensure_future(super()._wait_tasks_to_complete())
+            try:
+                while not (self.force_exit or whole.done()):
+                    await asyncio.wait({whole}, timeout=0.1)
+            finally:
+                log.disabled |= not whole.done()
+                whole.cancel()
+                self.cut_off = count_owed(self.server_state.connections)
 
     # uvicorn raises the signals again when it has ended in good order; they have done their work.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -197,7 +224,11 @@ def _serve(application: Application, listener: socket.socket) -> None:
         proxy_headers=False,  # see --trusted-proxy
         timeout_graceful_shutdown=30,
     )
-    Server(options).run(sockets=[listener])
+    server = Server(options)
+    server.run(sockets=[listener])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # at its very end Python takes handlers back
+    return server.cut_off
 
 
 def _listen(host: str, port: int) -> socket.socket:

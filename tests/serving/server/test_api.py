@@ -73,8 +73,8 @@ def test_a_failure_is_a_problem_with_status_and_remedy(api: httpx.Client) -> Non
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"beam_size": "0"}, "beam_size"),
-        ({"beam_size": "21"}, "beam_size"),
+        ({"beam_size": "0"}, "beam_size is '0': it should be greater than or equal to 1"),
+        ({"beam_size": "21"}, "beam_size is '21': it should be less than or equal to 20"),
         ({"beam_size": "many"}, "beam_size"),
         ({"beam_size": "2", "captions": "3"}, "captions"),
         ({"attention": "perhaps"}, "attention"),
@@ -168,3 +168,10 @@ def test_requests_at_the_same_moment_share_batches(server: Server) -> None:
     more_images, more_batches = count()
     assert more_images - images == 32
     assert more_batches - batches <= 16
+
+
+def test_a_file_that_is_not_there_is_a_problem_too(api: httpx.Client) -> None:
+    answer = api.get("/page/static/none.js")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "no-such-route"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,15 +15,16 @@ import httpx
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from captioner_serving.server.admission import Admission, _in_pieces
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.connections import make_protocol
+from captioner_serving.server.connections import count_owed, make_protocol
 from captioner_serving.server.door import Door
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.verbs.serve import _say
+from tests.serving.server.running import running
 
 PATIENCE = 1.0
 ANSWER = 6_000_000  # bytes; more than the system keeps for a client that takes none
@@ -48,26 +48,6 @@ class Inside:
             await answer(scope, receive, send)
         finally:
             self.waiting -= 1
-
-
-@contextlib.contextmanager
-def running(app: ASGIApp, config: ServerConfig, said: list[str]) -> Iterator[int]:
-    """Run a server in a thread; its port."""
-    metrics = Metrics()
-    log = AccessLog(Admission(app, config, metrics), metrics, None, said.append)
-    door = Door(log, root_path="", trusted_proxies=[])
-    options = uvicorn.Config(
-        door, log_config=None, log_level="critical", ws="none", http=make_protocol(config)
-    )
-    server = uvicorn.Server(options)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = server.force_exit = True
-            thread.join()
 
 
 @pytest.fixture
@@ -146,21 +126,26 @@ def test_an_answer_that_is_taken_slowly_is_taken_whole(port: int) -> None:
     assert time.monotonic() - started > 2.5 * PATIENCE
 
 
-def test_a_slow_end_of_one_answer_is_not_on_the_account_of_the_next() -> None:
-    """Two answers on one connection; between pause and resume there is a last piece to take."""
+def mocked(clock: Mock, transport: Mock) -> Any:
+    """A connection whose socket and clock are the test's."""
     config = uvicorn.Config(Inside(), log_config=None)
     config.load()
-    clock, timers = Mock(), []
-    clock.call_later = lambda seconds, _: timers.append(seconds) or Mock()
-    transport = Mock()
     transport.is_closing.return_value = False
-    transport.get_write_buffer_size.return_value = 100_000
     transport.get_extra_info.return_value = None
-    protocol: Any = make_protocol(ServerConfig(patience=PATIENCE))(
+    protocol = make_protocol(ServerConfig(patience=PATIENCE))(
         config, uvicorn.server.ServerState(), {}, _loop=clock
     )
-    clock.time.return_value = 0.0
     protocol.connection_made(transport)
+    return protocol
+
+
+def test_a_slow_end_of_one_answer_is_not_on_the_account_of_the_next() -> None:
+    """Two answers on one connection; between pause and resume there is a last piece to take."""
+    clock, timers, transport = Mock(), [], Mock()
+    clock.call_later = lambda seconds, _: timers.append(seconds) or Mock()
+    clock.time.return_value = 0.0
+    transport.get_write_buffer_size.return_value = 100_000
+    protocol = mocked(clock, transport)
     allowed = []
     for start in (0.0, 100.0):
         clock.time.return_value = start
@@ -171,6 +156,21 @@ def test_a_slow_end_of_one_answer_is_not_on_the_account_of_the_next() -> None:
         clock.time.return_value = start + 2.9
         protocol.resume_writing()
     assert allowed == [PATIENCE + 100_000 / 50_000] * 2
+
+
+def test_an_answer_is_owed_until_its_last_byte_is_out() -> None:
+    transport = Mock()
+    transport.get_write_buffer_size.return_value = 0
+    protocols = [mocked(Mock(), transport) for _ in range(3)]
+    assert count_owed(protocols) == 0
+    protocols[0].cycle = Mock(response_complete=False)
+    assert count_owed(protocols) == 1
+    protocols[0].cycle.response_complete = True
+    assert count_owed(protocols) == 0
+    transport.get_write_buffer_size.return_value = 5
+    assert count_owed(protocols) == 3
+    protocols[1].closing.lingering = True  # it has been refused
+    assert count_owed([*protocols, object()]) == 2
 
 
 def test_a_body_that_breaks_behind_its_answer_ends_the_connection(

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -155,6 +156,40 @@ def test_a_signal_finishes_what_was_accepted_and_ends_well(
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url)
     assert not any("Traceback" in line for line in server.lines)
+    assert any("stopping, when what was accepted is done" in line for line in server.lines)
+
+
+def test_a_second_signal_stops_at_once_and_says_so(start: Callable[..., Server]) -> None:
+    server = start("--max-batch", 2)
+
+    answers: list[httpx.Response] = []
+
+    def send() -> None:
+        with server.client() as client, suppress(httpx.HTTPError):
+            answers.append(client.post("/api/caption", files=photos(60), data={"beam_size": "20"}))
+
+    thread = threading.Thread(target=send)
+    with server.client() as client:
+        thread.start()
+        while metric(client, "captioner_queue_images") == 0:
+            time.sleep(0.01)
+    server.process.send_signal(signal.SIGINT)
+    server.said(0, "stopping")
+    assert server.stop(signal.SIGINT) == 1
+    thread.join()
+    server.said(0, "stopped; requests cut off: 1$")
+    assert [answer.json()["type"] for answer in answers] == ["closing"]
+    assert not any("Traceback" in line or "Error" in line for line in server.lines)
+
+
+def test_two_signals_at_once_end_an_idle_server_without_a_word_of_it(
+    start: Callable[..., Server],
+) -> None:
+    server = start()
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    assert server.stop(signal.SIGINT) == 0
+    assert server.lines[-1].endswith("Ctrl-C again stops at once\n")
 
 
 def test_below_a_proxy_the_page_and_the_docs_find_themselves(start: Callable[..., Server]) -> None:
