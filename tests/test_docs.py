@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from captioner import errors
+from captioner.errors import CaptionerError
+from captioner_serving.server import problems
+from captioner_serving.server.app import Application
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "assets" / "MODEL_CARD.md"]
@@ -19,3 +25,37 @@ def test_named_files_and_links_are_there(document: Path) -> None:
     named = [ROOT / name for name in _OURS.findall(text)]
     named += [document.parent / link for link in _LINK.findall(text)]
     assert not [str(path) for path in named if not path.exists()]
+
+
+def _kinds(root: type[CaptionerError]) -> Iterator[type[CaptionerError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)
+
+
+def test_every_error_that_the_server_answers_with_is_listed() -> None:
+    assert Application  # all of the server has been imported, and its errors with it
+    table = re.findall(
+        r"^\| (\d{3}[\d, ]*) \| (`.*?`) \|", (ROOT / "docs/serving.md").read_text(), re.M
+    )
+    listed = {
+        kind: {int(status) for status in statuses.split(",")}
+        for statuses, kinds in table
+        for kind in re.findall("`(.*?)`", kinds)
+    }
+    # Of a file on disk, of any Python object, the root of those, and of nobody who could read it.
+    elsewhere = {"image-not-found", "image-type", "image-error", "client-gone"}
+    answered = {
+        kind.type: problems.status_of(kind.__new__(kind))
+        for kind in _kinds(CaptionerError)
+        if kind.__module__.startswith("captioner_serving.server")
+        or issubclass(kind, (errors.ImageError, errors.ConfigError))
+    }
+    assert listed.keys() == answered.keys() - elsewhere
+    assert all(status in listed[kind] for kind, status in answered.items() if kind in listed)
+
+
+def test_every_error_of_a_photo_is_listed() -> None:
+    text = (ROOT / "docs/batch.md").read_text()
+    photos = {kind.type for kind in _kinds(errors.ImageError) if kind.__module__ == errors.__name__}
+    assert all(f"`{kind}`" in text for kind in photos - {"image-type", "image-error"})
