@@ -10,6 +10,11 @@ PORT ?= 7860
 VENV := .venv
 BIN := $(VENV)/bin
 
+install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
+  echo "Not installed. It needs a network, and 13 GB of disk while it runs, if PyTorch comes with its"; \
+  echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
+  df -h . "$${TMPDIR:-/tmp}"; exit 1; }
+
 .PHONY: demo test check slow lint clean
 
 # With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
@@ -46,11 +51,11 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	@echo "Installing Captioner; PyTorch is large, this takes a few minutes once."
-	$(BIN)/python -m pip install --quiet --editable .
+	@$(call install,.)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(call install,'.[dev]')
 	@touch $@
 
 clean:
