@@ -7,8 +7,6 @@ import textwrap
 
 __all__ = ["folded", "in_a_line", "printable"]
 
-_COLUMNS = 60  # of the narrowest terminal, and of half a screen
-
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -31,18 +29,21 @@ def in_a_line(text: str) -> str:
     return printable(text).replace("\n", r"\n")
 
 
-def folded(text: str) -> str:
-    """Break a line that is too long for a narrow terminal between words; never a word itself.
+def folded(text: str, *, columns: int) -> str:
+    """Break lines that are too long for a terminal between words; never a word itself.
 
-    >>> print(folded("12 captions in all; 3 are the same file as another; 1 failed, in c.errors"))
-    12 captions in all; 3 are the same file as another; 1
-      failed, in c.errors
+    >>> print(folded("12 captions in all; 1 failed, in c.errors", columns=30))
+    12 captions in all; 1 failed,
+      in c.errors
     """
-    lines = textwrap.wrap(
-        text,
-        _COLUMNS,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(lines)
+    lines = [
+        textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    ]
+    return "\n".join(part for parts in lines for part in parts or [""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -78,12 +79,15 @@ class Progress(Closing):
             self._bar.update()
         elif not self._quiet and time.monotonic() - self._told >= _LINE_SECONDS:
             self._told = time.monotonic()
-            self.say(folded(self._line()))
+            self.say(self._line())
 
     def say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
-        if not self._quiet:
-            self._say(text)
+        """Print lines, above the bar where there is one: whole in a file, folded on a terminal."""
+        if self._quiet:
+            return
+        if self._stream.isatty() and (columns := _columns(self._stream)):
+            text = folded(text, columns=columns)
+        self._say(text)
 
     def _say(self, text: str) -> None:
         tqdm.write(printable(text), file=self._stream)
@@ -99,6 +103,13 @@ class Progress(Closing):
         failed = f", {self._errors:,} failed" if self._errors else ""
         noun = "photo" if self._done == 1 and not of else "photos"
         return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"
+
+
+def _columns(terminal: TextIO) -> int:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns  # 0: it does not say
+    except OSError:
+        return 0
 
 
 def duration(seconds: float) -> str:

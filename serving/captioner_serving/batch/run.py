@@ -13,7 +13,6 @@ from captioner.errors import OutputError
 from captioner.generation.config import GenerationConfig
 from captioner.header import bundled_checkpoint, read_generation
 from captioner.predictor import Captioner
-from captioner.terminal import folded
 from captioner_serving.batch.checks import check_run, run_settings
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import LocalEngine
@@ -191,7 +190,7 @@ class BatchRun(Closing):
             what = "is no longer an input" if gone == 1 else "are no longer inputs"
             lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
         lines.append(str(self.left_out))
-        return "\n".join(map(folded, filter(None, lines)))
+        return "\n".join(filter(None, lines))
 
     def _commit(self) -> None:
         self.journal.batch_size = self.engine.batch_size

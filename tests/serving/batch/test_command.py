@@ -311,7 +311,7 @@ def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
     assert "failed" not in result.stderr
 
 
-def test_the_summary_fits_60_columns_and_leaves_out_what_belongs_to_photos(
+def test_the_summary_leaves_out_what_belongs_to_photos(
     run_batch: Run, photos: Photos, tmp_path: Path
 ) -> None:
     folder = photos(3)
@@ -324,9 +324,7 @@ def test_the_summary_fits_60_columns_and_leaves_out_what_belongs_to_photos(
         result = run_batch(*command)
         *_, left_out = lines = result.stderr.splitlines()
         assert left_out == "left out, as these are not images: 1 .txt, 1 .cr2"
-        told = [line for line in lines if not line.startswith("captioner: ")]
-        long = [line for line in told if len(line) > 60 and " " in line.strip()]
-        assert len(told) >= 4 and not long
+        assert not any(line.startswith(" ") for line in lines)  # whole, in a file
     names = {path.name for path in folder.iterdir()}
     assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names
 

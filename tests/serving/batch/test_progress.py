@@ -75,13 +75,15 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path], columns: int) -> None:
         for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
             time.sleep(0.15)  # tqdm draws ten times a second
             progress.update(record)
+        progress.say("4 photos\n" + "words " * 20)
     shown = ""
     with contextlib.suppress(OSError):  # how Linux says that the other side has gone
         while part := os.read(leader, 4096):
             shown += part.decode()
     os.close(leader)
     assert "3/3" in shown and "photos/s" in shown and "errors=1" in shown
-    assert "captioner: broken" in shown
+    assert "captioner: broken" in shown and "4 photos" in shown
+    assert shown.count("words") == 20
     assert all(len(line) <= columns for line in re.split(r"[\r\n]+", shown))
 
 
