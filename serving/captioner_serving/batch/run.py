@@ -230,10 +230,8 @@ class BatchRun(Closing):
                 if is_fatal(error):
                     raise
                 problem = {"error": error.record()}
-        name = digest(photo.name)
-        self.journal.add(name, outcome.content, file, record)
-        if problem:  # the caption stays, and the photo counts as failed
-            self.journal.add(name, b"", ERRORS, {"image": photo.name, **problem})
+        failure = {"image": photo.name, **problem} if problem else None
+        self.journal.add(digest(photo.name), outcome.content, file, record, failure=failure)
         return {**record, **problem}
 
     def _sorted(self, outcome: Outcome) -> tuple[int, Record]:
@@ -244,10 +242,10 @@ class BatchRun(Closing):
         if outcome.record is not None:
             record = self.config.wording.apply(outcome.record)
         else:
-            self.twins += 1
             twin = self.journal.twin(outcome.content)
             if twin is None:
                 raise OutputError(f"the record of the photo that {name} equals is gone: try again")
+            self.twins += twin["image"] != name  # else it has its record, and its sidecar failed
             record = {**twin, "image": name}
         unsure = self.config.min_score is not None and record["score"] < self.config.min_score
         return (REVIEW if unsure else RECORDS), record

@@ -14,7 +14,7 @@ import pytest
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.journal.commits import CommitLog, check_settings
-from captioner_serving.batch.journal.journal import ERRORS, RECORDS, Journal
+from captioner_serving.batch.journal.journal import RECORDS, Journal
 
 Photos = Callable[..., Path]
 
@@ -58,6 +58,27 @@ def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
     assert base64.b64decode(json.loads(lines[1])["entries"])[:16] == bytes(16)
 
 
+def test_a_log_that_is_damaged_in_its_midst_loses_nothing(tmp_path: Path) -> None:
+    """A power cut tears the last line; another that is broken is no reason to cut the rest off."""
+    output, config = str(tmp_path / "c.jsonl"), BatchConfig()
+    with Journal(output, config, {}) as journal:
+        for number in range(6):
+            journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
+            journal.commit()
+    log = Path(f"{output}.progress.jsonl")
+    data, records = log.read_bytes(), Path(output).read_bytes()
+    lines = data.splitlines(keepends=True)
+    for broken in (lines[2].replace(b"{", b"\xff", 1), b"\0" * len(lines[2])):
+        damaged = b"".join([*lines[:2], broken, *lines[3:]])
+        log.write_bytes(damaged)
+        with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 3: put it back"):
+            Journal(output, config, {})
+        assert (log.read_bytes(), Path(output).read_bytes()) == (damaged, records)
+    log.write_bytes(data)
+    with Journal(output, config, {}) as journal:
+        assert journal.counts == [6, 0, 0]
+
+
 def test_a_journal_that_was_shortened_is_refused(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
@@ -92,23 +113,19 @@ def test_a_commit_that_ctrl_c_repeats_counts_once(
 
 def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
     path, name, content = str(tmp_path / "c.jsonl"), b"a" * 16, b"1" * 16
+    record = {"image": "a", "caption": "a dog"}
     with Journal(path, BatchConfig(), {}) as journal:
-        journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
-        journal.add(name, b"", ERRORS, {"image": "a", "error": {}})
+        journal.add(name, content, RECORDS, record, failure={"image": "a", "error": {}})
         journal.commit()
     for counts in ([1, 0, 0], [1, 0, 0]):
         with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
             assert (journal.counts, name in journal.done) == (counts, False)
-            assert (journal.claim(content), journal.twin(content)) == (
-                False,
-                {"image": "a", "caption": "a dog"},
-            )
-            journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
-            journal.add(name, b"", ERRORS, {"image": "a", "error": {}})
+            assert (journal.claim(content), journal.twin(content)) == (False, record)
+            journal.add(name, content, RECORDS, record, failure={"image": "a", "error": {}})
             journal.commit()
             assert journal.counts == [1, 1, 0]
     with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
-        journal.add(name, content, RECORDS, {"image": "a", "caption": "a dog"})
+        journal.add(name, content, RECORDS, record)
         journal.commit()
     with Journal(path, BatchConfig(), {}) as journal:
         assert (journal.counts, journal.done) == ([1, 0, 0], {name})

@@ -15,8 +15,10 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.outputs.merging import combine
 from captioner_serving.batch.outputs.xmp import merge_xmp
+from captioner_serving.batch.run import BatchRun
 
 Photos = Callable[..., Path]
 
@@ -280,6 +282,19 @@ def test_photos_that_share_a_stem_have_sidecars_of_their_own(
     assert made == ["p000.PNG.txt", "p000.jpg.txt", "p001.txt"]
 
 
+def test_a_photo_that_is_found_in_large_letters_too_shares_its_stem_with_nobody(
+    tiny: Captioner, photos: Photos
+) -> None:
+    """Two names of one file stand for a file system that does not tell letters apart."""
+    folder = photos(2)
+    os.link(folder / "p000.jpg", folder / "p000.JPG")
+    (folder / "p001.JPG").symlink_to("nowhere")
+    config = BatchConfig(sidecar="txt")
+    list(caption_batch([folder / "p000.jpg", folder / "p001.jpg"], config=config, captioner=tiny))
+    made = sorted(path.name for path in folder.glob("*.txt"))
+    assert made == ["p000.txt", "p001.jpg.txt"]
+
+
 def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
@@ -288,16 +303,17 @@ def test_a_sidecar_that_fails_costs_no_caption_and_a_private_one_stays_private(
     (folder / "p001.txt").write_text("mine")
     (folder / "p001.txt").chmod(0o600)
 
-    def run(**options: Any) -> list[Any]:
-        config = BatchConfig(sidecar="txt", existing="append", **options)
-        return list(caption_batch(folder, output=output, config=config, captioner=tiny))
-
-    first, second = run()
+    config = BatchConfig(sidecar="txt", existing="append")
+    first, second = caption_batch(folder, output=output, config=config, captioner=tiny)
     assert "error" in first and first["caption"] and "error" not in second
     assert len(output.read_text().splitlines()) == 2
     assert (folder / "p001.txt").stat().st_mode & 0o777 == 0o600
     (folder / "p000.txt").rmdir()
-    (again,) = run(retry_errors=True)
+    config = BatchConfig(sidecar="txt", existing="append", retry_errors=True)
+    inputs = Inputs(sources=(str(folder),))
+    with BatchRun(inputs, output=str(output), config=config, captioner=tiny) as retry:
+        (again,) = retry.records()
+        assert retry.twins == 0
     assert again == {key: value for key, value in first.items() if key != "error"}
     assert (folder / "p000.txt").read_text() == first["caption"] + "\n"
     assert len(output.read_text().splitlines()) == 2

@@ -71,6 +71,31 @@ def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> 
     assert "no caption for 1 of 3 images (nine.jpg the first)" in told
 
 
+def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
+    """Paths meet at their ends; ids are no names, and names no ids."""
+    split = [
+        Target(id=1, name="a/1.jpg", references=("A dog.",)),
+        Target(id=2, name="b/1.jpg", references=("A cat.",)),
+        Target(id=3, name="20", references=("A cow.",)),
+        Target(id=20, name="b/4.jpg", references=("A boat.",)),
+    ]
+    path = write(
+        tmp_path / "out.jsonl",
+        {"image": "/photos/b/1.jpg", "caption": "a cat"},
+        {"image": "1.jpg", "caption": "which?"},
+        {"image": "c/4.jpg", "caption": "another"},
+        {"image_id": 20, "caption": "a boat"},
+        {"image": "20", "caption": "a cow"},
+    )
+    read = read_predictions(path, split)
+    assert read.captions == [None, "a cat", "a cow", "a boat"]
+    assert "2 captions whose image is not in the split, left out (1.jpg the first)" in str(
+        read.problems
+    )
+    (tmp_path / "end.jsonl").write_text('{"image": "4.jpg", "caption": "a boat"}\n')
+    assert read_predictions(tmp_path / "end.jsonl", split).captions[3] == "a boat"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

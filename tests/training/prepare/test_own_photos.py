@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,24 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     twice = f"which one of {tmp_path}/set/4.jpg, {inner}/4.jpg?"
     assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
     assert f"looked in {tmp_path}/set and its subfolders; --images PLACE names other places" in said
+
+
+def test_archives_are_searched_by_name_and_nothing_is_guessed(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.write(photos / "0.jpg", "inner/b/0.jpg")
+        archive.write(photos / "1.jpg", "inner/1.jpg")
+    table = tmp_path / "captions.csv"
+    places = ("--images", tmp_path / "photos.zip", "--val", 0)
+    table.write_text("image,caption\ninner/b/0.jpg,a red square\na/1.jpg,a\n")
+    prepare(run_captioner, tmp_path / "to", "csv", table, *places)
+    rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
+    assert [row.file_name for row in rows] == ["inner/b/0.jpg", "a/1.jpg"]
+    # A file that another row names by its path, or that two names could mean, is not taken.
+    table.write_text("image,caption\ninner/b/0.jpg,a\na/0.jpg,b\nx/1.jpg,c\ny/1.jpg,d\n")
+    said = prepare(run_captioner, tmp_path / "no", "csv", table, *places, status=1)
+    assert "missing image: 3 (a/0.jpg; x/1.jpg; y/1.jpg)" in said
 
 
 def test_wrong_paths_say_what_is_there(run_captioner: Run, photos: Path, tmp_path: Path) -> None:

@@ -59,23 +59,21 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
     Args:
         path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records, a
-            JSON object a line with "image", a path whose last part is the image's file name.
+            JSON object a line with "image", a path that ends in the image's name in the split, or
+            the end of that name.
         images: the split.
 
     Raises:
         DataError: the file cannot be read, is in neither format, or names no image of the split.
 
     """
-    places: dict[str, int] = {}
-    for place, one in enumerate(images):
-        for name in (str(one.id), one.name, Path(one.name).name):
-            places.setdefault(name, place)
+    names = _Names(images)
     captions: list[str | None] = [None] * len(images)
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for where, entry in _entries(path):
         name, caption = _named(entry, where)
-        at: int | None = places.get(name, places.get(Path(name).name))
+        at = names.place(name, by_id="image_id" in entry)
         if at is None:
             problem = "whose image is not in the split, left out"
         elif caption is None:
@@ -104,6 +102,34 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             "the first): the others are scored, which is not a score of the whole split"
         )
     return Predictions(captions=captions, problems=told)
+
+
+class _Names:
+    """Finds images of a split by what a file calls them; what two could be is neither."""
+
+    def __init__(self, images: Sequence[Target]) -> None:
+        self._ids = {str(one.id): place for place, one in enumerate(images)}
+        self._whole: dict[str, int | None] = {}
+        self._ends: dict[str, int | None] = {}
+        for place, one in enumerate(images):
+            name, *ends = _ends(one.name)
+            for known, end in ((self._whole, name), *((self._ends, end) for end in ends)):
+                known[end] = None if end in known else place
+
+    def place(self, name: str, *, by_id: bool) -> int | None:
+        """Find an image by its id, or by a path of which the one's end is the other."""
+        if by_id and name in self._ids:
+            return self._ids[name]
+        for end in _ends(name):
+            if end in self._whole:
+                return self._whole[end]
+        return self._ends.get(name)
+
+
+def _ends(path: str) -> list[str]:
+    """Give a path and what is left of it without its first folder, its second, and so on."""
+    parts = path.split("/")
+    return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

@@ -74,7 +74,7 @@ def _text(text: str) -> str:
 def _locate(
     names: Sequence[str], files: ImageFiles, problems: Problems
 ) -> Sequence[Location | None]:
-    """Find the images where their names say, else in a subfolder that has one of that name."""
+    """Find the images where their names say, else where there is one file of that name."""
     places = [files.find(name) for name in names]
     taken = set(filter(None, places))
     claims: dict[Location, set[str]] = defaultdict(set)
@@ -90,7 +90,8 @@ def _locate(
         if place is None:
             problems.add("missing image", name + files.why_not(name))
     for name, place in sure.items():
-        problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
+        if not files.is_archive(place.path):  # there, folders before the names are usual
+            problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
     hint = f"looked in {files}"
     if any(name.startswith(("http://", "https://")) for name in names):
         hint += "; what is named by URL has to be downloaded before"

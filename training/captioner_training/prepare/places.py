@@ -76,7 +76,7 @@ class ImageFiles:
                 if (other := self._members.get(name)) and not _same(other, location):
                     self._contested[name] = (other, location)
                 self._members[name] = location
-                base = PurePosixPath(name).name
+                base = _base(name)
                 self._by_basename[base] = None if base in self._by_basename else location
         except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
             raise DataError(
@@ -91,29 +91,32 @@ class ImageFiles:
         return ", ".join(places[:_TOLD]) + (f" and {more} more places" if more > 0 else "")
 
     def find(self, name: str) -> Location | None:
-        """Look for an image by its path, or by its base name inside the archives.
-
-        None: it is not there, or several different images are.
-        """
+        """Look for an image by its path; None: it is not there, or several different ones are."""
         name = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
         if loose := self._beside(name):
             return loose[0] if all(_same(loose[0], other) for other in loose[1:]) else None
         inside = name.removeprefix("./")
         if inside in self._contested:
             return None
-        return self._members.get(inside) or self._by_basename.get(PurePosixPath(name).name)
+        return self._members.get(inside)
 
     def _beside(self, name: str) -> list[Location]:
         places = (_loose(folder / name) for folder in self._folders)
         return [place for place in places if place is not None]
 
     def find_elsewhere(self, name: str) -> Location | None:
-        """Look for an image by its base name in all subfolders; None: there is not exactly one.
+        """Look for an image by its base name in all subfolders, then in the archives.
 
-        Letters may be in the other case, and a name without a suffix is that of an image.
+        In subfolders letters may be in the other case, and a name without a suffix is that of an
+        image. None: there is not exactly one.
         """
-        found = self._named(name)
-        return _loose(found[0]) if len(found) == 1 else None
+        if found := self._named(name):
+            return _loose(found[0]) if len(found) == 1 else None
+        return self._by_basename.get(_base(name))
+
+    def is_archive(self, path: str) -> bool:
+        """Whether what lies at this path is a tar or zip file of images."""
+        return Path(path) in self._archives
 
     def why_not(self, name: str) -> str:
         """Say what is known of an image that was not found: nothing, or that it has namesakes."""
@@ -122,7 +125,7 @@ class ImageFiles:
         return f" (which one of {found[0]}, {found[1]}?)" if len(found) > 1 else ""
 
     def _named(self, name: str) -> list[Path]:
-        base = name.replace("\\", "/").rsplit("/", 1)[-1]
+        base = _base(name)
         return self._loose.get(base) or self._loose_alike.get(base.lower()) or []
 
     @cached_property
@@ -144,6 +147,10 @@ class ImageFiles:
             names[name.lower()] += paths
             names[PurePosixPath(name).stem.lower()] += paths
         return names
+
+
+def _base(name: str) -> str:
+    return name.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _loose(path: Path) -> Location | None:

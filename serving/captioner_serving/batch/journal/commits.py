@@ -83,7 +83,7 @@ class CommitLog:
         self._file.truncate(0)
 
     def read(self) -> Iterator[dict[str, Any] | Commit | str]:
-        """Give the settings, then commits and digests of outputs; cut off a line that was torn.
+        """Give the settings, then commits and digests of outputs; cut off a torn last line.
 
         Raises:
             OutputError: it is another's, or damaged.
@@ -95,6 +95,8 @@ class CommitLog:
                 if (line := _parse(raw)) is None:
                     if number == 0 and raw.endswith(b"\n"):
                         raise _foreign(self.path)
+                    if file.read(1):  # what a power cut tears is the last line
+                        raise _damaged(self.path, number + 1)
                     break
                 if number == 0:
                     yield _settings(self.path, line)
@@ -135,10 +137,13 @@ class CommitLog:
                 retry=line.get("retry", False),
             )
         except (KeyError, TypeError, ValueError, struct.error) as error:
-            raise OutputError(
-                f"{self.path} is damaged in line {number}: put it back, or start over with "
-                "--restart"
-            ) from error
+            raise _damaged(self.path, number) from error
+
+
+def _damaged(path: Path, number: int) -> OutputError:
+    return OutputError(
+        f"{path} is damaged in line {number}: put it back, or start over with --restart"
+    )
 
 
 def settings_of(path: Path) -> dict[str, Any] | None:

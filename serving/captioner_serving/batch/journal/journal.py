@@ -102,35 +102,47 @@ class Journal(Closing):
                 errors.unlink()  # no news is good news
         self._log.close()
 
-    def add(self, name: bytes, content: bytes, file: int, record: Mapping[str, Any]) -> None:
+    def add(
+        self,
+        name: bytes,
+        content: bytes,
+        file: int,
+        record: Mapping[str, Any],
+        *,
+        failure: Mapping[str, Any] | None = None,
+    ) -> None:
         """Append a record; it counts with the next commit.
-
-        An error may follow the record of the same photo: then the record stands, and a retry adds
-        none.
 
         Args:
             name: digest of the photo's name.
             content: digest of its bytes; b"" where they are not known.
             file: RECORDS, ERRORS or REVIEW.
             record: what to write.
+            failure: the error of what belongs to the photo beside its record. The record stands,
+                the photo counts as failed, and a retry adds no other record.
 
         Raises:
             OutputError: the disk is full, or the like.
 
         """
-        begin = self._ends[file]
-        if file != ERRORS and name in self._standing:
-            line = b""  # tried again: the record is there
-        else:
-            line = json_line(record).encode() + b"\n"
-            with self._writing():
-                self._lines.append(file, line)
-        standing = bool(self._pending) and self._pending[-1][0].name == name
-        entry = Entry(name, content or _NOTHING, file, begin)
-        # In one go: Ctrl-C between an entry and the new end would lose the record, or double it.
-        self._pending.append((entry, begin + len(line)))
-        self._ends[file] = begin + len(line)
-        self._remember(entry, standing=standing)
+        added = [self._append(Entry(name, content or _NOTHING, file, self._ends[file]), record)]
+        if failure is not None:
+            added.append(self._append(Entry(name, _NOTHING, ERRORS, self._ends[ERRORS]), failure))
+        # In one go: Ctrl-C between an entry and the new end, or between a record and its failure,
+        # would lose the one, or double it.
+        self._pending.extend(added)
+        for place, (entry, end) in enumerate(added):
+            self._ends[entry.file] = end
+            self._remember(entry, standing=place > 0)
+
+    def _append(self, entry: Entry, record: Mapping[str, Any]) -> tuple[Entry, int]:
+        """Write a record to its file; where it ends there."""
+        if entry.file != ERRORS and entry.name in self._standing:
+            return entry, entry.offset  # tried again: the record is there
+        line = json_line(record).encode() + b"\n"
+        with self._writing():
+            self._lines.append(entry.file, line)
+        return entry, entry.offset + len(line)
 
     def commit(self) -> None:
         """Bring everything that was added to the disk; from here on it is done.
@@ -222,8 +234,8 @@ class Journal(Closing):
         self._lines.open(self._ends)
         if known is None:
             self._log.begin(settings)
-            for file in filter(None, self.paths):
-                sync_folder(file.absolute().parent)  # or a power cut could take the new files
+        for file in filter(None, self.paths):
+            sync_folder(file.absolute().parent)  # or a power cut could take a new file
 
     def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Remove what the known run wrote; files of others stay, and are refused."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from captioner_serving.batch.journal.journal import ERRORS
+
 __all__ = ["MemoryJournal"]
 
 _CLAIMED = 2048  # files back, an equal one is known
@@ -23,10 +25,19 @@ class MemoryJournal:
         self._claims: dict[bytes, None] = {}
         self._records: dict[bytes, dict[str, Any]] = {}
 
-    def add(self, name: bytes, content: bytes, file: int, record: Mapping[str, Any]) -> None:
-        """Count a record."""
+    def add(
+        self,
+        name: bytes,
+        content: bytes,
+        file: int,
+        record: Mapping[str, Any],
+        *,
+        failure: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Count a record, and the failure of what belongs to it."""
         self.done.add(name)
         self.counts[file] += 1
+        self.counts[ERRORS] += failure is not None
         if content and "error" not in record and content not in self._records:
             self._records[content] = dict(record)
             if len(self._records) > _KEPT:

@@ -115,11 +115,20 @@ def _has_sibling(photo: str) -> bool:
     """Whether another photo beside this one has the same name but for the suffix."""
     stem, own = os.path.splitext(photo)
     return own.lower() in IMAGE_SUFFIXES and any(
-        os.path.lexists(f"{stem}{suffix}")
+        os.path.lexists(sibling := f"{stem}{suffix}")
+        # Where case makes no difference, photo.jpg is found as photo.JPG too.
+        and not (known == own.lower() and _same(sibling, photo))
         for known in IMAGE_SUFFIXES
         for suffix in (known, known.upper())
         if suffix != own
     )
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # a link to nowhere, or gone
+        return False
 
 
 def _is_inside(path: str, folder: str) -> bool:
