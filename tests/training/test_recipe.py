@@ -106,6 +106,7 @@ def test_what_hangs_on_a_field_that_is_wrong_is_not_told() -> None:
     [
         ("[1, 2]", "not a YAML mapping"),
         ("a: [", "not YAML"),
+        ("stages: [{epochs: 1, flip: true, epochs: 3}]", "epochs comes twice"),
         ("data: {scenes: {}}\nstages: []", "at least one stage"),
         ("data: {}\nstages: [{epochs: 1}]", "either scenes, or both train and validation"),
     ],
@@ -180,6 +181,33 @@ def test_what_cannot_work_is_refused_with_a_sentence(fields: dict[str, str], mes
 
 def test_numbers_are_read_as_people_write_them() -> None:
     assert load_recipe("smoke", {"stages.1.learning_rate": "1e-3"}).stages[0].learning_rate == 1e-3
+
+
+def test_texts_are_read_as_they_are_typed() -> None:
+    """Folders may be called so; YAML would read a comment, a number, a date or a mapping."""
+    for name in ("pd #2", "2024", "2024-05-01", "on", "1e5", "[x]", "a: b", " x", "'", "null"):
+        assert load_recipe("own", {"data.root": name}).data.root == name
+    assert load_recipe("own", {"data.root": "'pd #2'"}).data.root == "pd #2"
+    assert load_recipe("own", {"weights": "runs/a #2/best.safetensors"}).weights == (
+        "runs/a #2/best.safetensors"
+    )
+    assert load_recipe("own", {"weights": "null"}).weights is None
+    with pytest.raises(ConfigError, match="weights: is empty: give a value, or null"):
+        load_recipe("own", {"weights": ""})
+    assert load_recipe("own", {"generation.style": ""}).generation.style == ""
+    with pytest.raises(ConfigError, match=r"stages: should be a list \(given: 'none'\)"):
+        load_recipe("own", {"stages": "none"})
+
+
+def test_what_is_merged_may_be_set_anew(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "data: {scenes: {}}\nstages:\n- &a {epochs: 1, batch_size: 8}\n- {<<: *a, epochs: 2}\n"
+    )
+    assert [(one.epochs, one.batch_size) for one in load_recipe(str(path)).stages] == [
+        (1, 8),
+        (2, 8),
+    ]
 
 
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def _configuration(hint: Any) -> tuple[Any, bool]:
 
 def _default(field: Field[Any]) -> str:
     if field.default is MISSING:
-        return "(required)" if field.default_factory is MISSING else ""
+        usual = "(the name of the recipe's file)" if field.name == "name" else "(required)"
+        return usual if field.default_factory is MISSING else ""
     return json.dumps(field.default) if not isinstance(field.default, str) else field.default
 
 

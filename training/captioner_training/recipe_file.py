@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import yaml
@@ -85,10 +86,24 @@ def _source(name: str) -> Path:
     )
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML, but for a key that comes twice, of which it would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping. Raises YAMLError where a key comes twice."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice[0]} comes twice", node.start_mark
+            )
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
 def _read(name: str) -> dict[str, Any]:
     source = _source(name)
     try:
-        values = yaml.safe_load(recipe_text(name))
+        values = yaml.load(recipe_text(name), _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"recipe {source} is not YAML: {error}") from error
     if not isinstance(values, dict):
@@ -114,13 +129,35 @@ def _set(values: dict[str, Any], key: str, text: str) -> str | None:
             return f"{key}: there is no such field"
     if not isinstance(target, dict):
         return f"{key}: there is no such field"
-    try:
-        target[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        target[last] = text
-    if isinstance(target[last], str):  # YAML takes 1e-3 for a text: it wants 1.0e-3
-        target[last] = _number(target[last])
+    kinds = _kinds_of(key)
+    if not text and NoneType in kinds:
+        return f"{key}: is empty: give a value, or null"
+    target[last] = _value(text, kinds)
     return None
+
+
+def _value(text: str, kinds: set[Any]) -> Any:
+    """Read what was typed for a field: a text as it stands, and anything else as YAML."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if str in kinds:  # a path may hold " #", or be called 2024
+        quoted = text[:1] in ("'", '"') and isinstance(value, str)
+        return value if quoted or (value is None and text and NoneType in kinds) else text
+    # YAML takes 1e-3 for a text: it wants 1.0e-3.
+    return _number(value) if isinstance(value, str) else value
+
+
+def _kinds_of(key: str) -> set[Any]:
+    """Give the types that a field may have, by its dotted name; none where there is no such."""
+    kind: Any = Recipe
+    hint: Any = None
+    for part in key.split("."):
+        if not part.isdigit():
+            hint = None if kind is None else get_type_hints(kind).get(part)
+            kind = _dataclass_in(hint)
+    return {hint, *get_args(hint)}
 
 
 def _number(text: str) -> str | float:
@@ -202,6 +239,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
         near = did_you_mean(str(parts[-1]), _names_at(error["loc"]))
         return f"{place}: there is no such field{near}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
+    message = message.replace("a valid tuple", "a list")
     given = error.get("input")
     shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
     return f"{place}: {message}{shown}"

@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from captioner_training.evaluation.predictions import (
+    Target,
+    check_replaceable,
+    write_predictions,
+)
 from tests import launcher
 
 
@@ -67,3 +72,38 @@ def test_all_that_is_wrong_is_said_at_once_and_before_torch(tmp_path: Path) -> N
         assert len(lines) == len(messages), said
         for message in messages:
             assert sum(message in line for line in lines) == 1, said
+
+
+def test_nothing_is_written_over_but_predictions_and_reports(tmp_path: Path) -> None:
+    captions(tmp_path / "split.json", 1)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_bytes(b"a photo")
+    (tmp_path / "batch.jsonl").write_text('{"image": "1.jpg", "caption": "a", "words": []}\n')
+    (tmp_path / "note.json").write_text('{"a": 1}')
+    for name, text in (("mine", "notes"), ("other", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"report.{'html' if name == 'mine' else 'json'}").write_text(text)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    split = "evaluate --captions split.json --images photos"
+    lost = ("photos/1.jpg", "batch.jsonl", "note.json")
+    found = launcher.refuse(
+        *(f"{split} --predictions {name}" for name in lost),
+        f"{split} --report mine",
+        f"{split} --report other",
+        cwd=tmp_path,
+    )
+    wanted = [f"{name} is there, and no file of predictions" for name in lost]
+    wanted += ["mine/report.html is there, and no report", "other/report.json is there, and no"]
+    for message, (status, loaded, said) in zip(wanted, found, strict=True):
+        assert (status, loaded, message in said) == ("1", False, True), said
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_predictions_of_an_earlier_run_may_be_replaced(tmp_path: Path) -> None:
+    for name in ("empty.jsonl", "some.jsonl", "some.json"):
+        (tmp_path / name).touch()
+        check_replaceable(tmp_path / name)
+        write_predictions(
+            tmp_path / name, [Target(id=1, name="1.jpg", references=())], ["a"], [-1.0]
+        )
+        check_replaceable(tmp_path / name)

@@ -9,11 +9,13 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from captioner_training.data.reading import read_dataset
+from captioner import DataError
+from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare.manifest import Manifest
 
@@ -174,11 +176,50 @@ def test_coco_json(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
         "train": [("a/0.jpg", ["y"]), ("a/1.jpg", ["x"])],
         "val": [("b/3.jpg", ["z", "zz"])],  # its own 7: another file, another image
     }
-    (tmp_path / "bad.json").write_text('{"images": 3}')
-    message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "bad.json")
-    assert "bad.json is not in COCO's captions format" in message
+    for content, reason in (
+        ('{"images": 3}', "its images are no list of objects"),
+        ('{"images": [], "annotations": [7]}', "its annotations are no list of objects"),
+        ('{"images": []}', "there is no 'annotations'"),
+        ("7", "it is no object with images and annotations"),
+    ):
+        (tmp_path / "bad.json").write_text(content)
+        message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "bad.json")
+        assert f"bad.json is not in COCO's captions format: {reason}" in message
     message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "none.json")
     assert f"there is no file {tmp_path}/none.json, did you mean {tmp_path}/one.json?" in message
+
+
+def test_what_is_no_text_is_no_caption(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+    path = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
+    content = json.loads(path.read_text())
+    for odd in (None, 5, ["a", "b"]):
+        content["annotations"].append({"image_id": 8, "caption": odd})
+    path.write_text(json.dumps(content))
+    said = refused(run_captioner, tmp_path / "to", "coco-json", path, "--images", photos)
+    assert f"caption that is no text: 3 (None for image 8 in {path}; 5 for image 8" in said
+    with pytest.raises(DataError, match=r"one\.json cannot be used: caption that is no text: 3"):
+        read_coco(path, photos)
+    found = prepared(
+        run_captioner, tmp_path / "to", "coco-json", f"train={path}", "--images", photos,
+        "--skip-bad",
+    )  # fmt: skip
+    assert found == {"train": [("a/0.jpg", ["y"]), ("a/1.jpg", ["x"])]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"annotations": [{"image_id": 7, "caption": " "}]}, "images with an empty caption: 1"),
+        ({"images": [{"id": 7, "file_name": "a/0.jpg"}] * 2}, "images whose id comes twice: 2"),
+    ],
+)
+def test_what_training_reads_as_it_is_is_sound(
+    photos: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = coco_json(tmp_path / "one.json", {7: "a/0.jpg"}, [(7, "y")])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=f"{message}, a/0.jpg the first; .*--skip-bad"):
+        read_coco(path, photos)
 
 
 @pytest.mark.parametrize("layout", ["karpathy", "original", "kaggle"])

@@ -67,6 +67,16 @@ def test_photos_of_a_telephone_are_taken(run_captioner: Run, photos: Path, tmp_p
     assert row.captions == ("from a telephone",) and (row.width, row.height) == (64, 48)
 
 
+def test_a_folder_that_leads_into_itself_is_read_once(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "loop").symlink_to(".")
+    (photos / "inner").mkdir()
+    (photos / "inner" / "up").symlink_to(photos)
+    prepare(run_captioner, tmp_path / "to", "folder", photos, "--val", 0)
+    assert Manifest.load(tmp_path / "to").splits["train"].images == 8
+
+
 def test_eight_photos_have_a_val_split(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
     prepare(run_captioner, tmp_path / "to", "folder", photos)
     splits = Manifest.load(tmp_path / "to").splits

@@ -78,6 +78,15 @@ def test_delimiters_are_found_with_and_without_a_header(
     )
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_the_delimiter_is_found_under_a_header_in_another_language(
+    tmp_path: Path, problems: Problems, delimiter: str
+) -> None:
+    table = f"Datei{delimiter}Beschreibung\n1.jpg{delimiter}ein Hund, der rennt\n"
+    with pytest.raises(ConfigError, match="has the columns Datei, Beschreibung: which one names"):
+        read(tmp_path, table, problems)
+
+
 def test_columns_of_a_table_without_a_header(tmp_path: Path, problems: Problems) -> None:
     table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat\n"
     assert read(tmp_path, table, problems) == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat",)}
@@ -133,6 +142,8 @@ def test_encodings(tmp_path: Path, problems: Problems) -> None:
     for content in (b"\xff\xd8\xff\0\0binary", b"image,caption\n1.jpg,\x81\n"):
         with pytest.raises(DataError, match=r"table\.csv is not a text in UTF-8"):
             read(tmp_path, content, problems)
+    with pytest.raises(DataError, match=r"table\.csv has '\\x1b', a character that steers"):
+        read(tmp_path, b"image,caption\n1.jpg,a \x1b[2J dog\n", problems)
     with pytest.raises(DataError, match=r"table\.csv is empty"):
         read(tmp_path, " \n", problems)
 

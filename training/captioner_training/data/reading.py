@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,16 +79,23 @@ def read_coco(
         tokenizer: how captions are split into words.
 
     Raises:
-        DataError: a file is missing or not of that format; images without captions or files.
+        DataError: a file is missing or not of that format; images that come twice, or without
+            captions or files; captions without a word.
 
     """
     problems = Problems()
     found = coco_images(read_json(captions, problems), problems, name=str(captions))
     if not found:
         raise DataError(f"{captions} has no images: it is not in COCO's captions format")
+    problems.refuse("caption that is no text", str(captions))
     store = ImageStore(images)
     bare = [image.file_name for image in found if not image.captions]
     _refuse(captions, "images without a caption", bare)
+    blank = [image.file_name for image in found if not all(map(str.strip, image.captions))]
+    _refuse(captions, "images with an empty caption", blank)
+    counts = Counter(image.id for image in found)
+    twice = [image.file_name for image in found if counts[image.id] > 1]
+    _refuse(captions, "images whose id comes twice", twice)
     absent = [image.file_name for image in found if image.file_name not in store]
     _refuse(captions, f"images that are not in {images}", absent)
     return _captioned(found, store, tokenizer)
@@ -95,4 +103,7 @@ def read_coco(
 
 def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:
     if names:
-        raise DataError(f"{captions} has {problem}: {len(names)}, {names[0]} the first")
+        raise DataError(
+            f"{captions} has {problem}: {len(names)}, {names[0]} the first; `captioner prepare "
+            "coco-json` with --skip-bad leaves out what cannot be used"
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captioner.errors import DataError
+from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.json_line import json_line
 from captioner_training.data.images import CaptionedImage
@@ -20,6 +20,7 @@ from captioner_training.prepare.texts import read_json
 __all__ = [
     "Predictions",
     "Target",
+    "check_replaceable",
     "read_corpus",
     "read_predictions",
     "read_targets",
@@ -191,6 +192,28 @@ def write_predictions(
             file.write(json_line(record).encode() + b"\n")
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse a file that is there and is not what `write_predictions` writes.
+
+    Raises:
+        OutputError: it is something else, which nobody wants to lose.
+
+    """
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return
+    try:
+        ours = path.is_file() and all(
+            one.keys() in ({"image_id", "caption"}, {"image", "caption", "score"})
+            for _, one in _entries(path)
+        )
+    except DataError:
+        ours = False
+    if not ours:
+        raise OutputError(
+            f"{path} is there, and no file of predictions: --predictions writes over nothing else"
+        )
+
+
 def read_targets(path: Path) -> list[Target]:
     """Read the references of a file in COCO's captions format, without its images.
 
@@ -202,6 +225,7 @@ def read_targets(path: Path) -> list[Target]:
     found = coco_images(read_json(path, problems), problems, name=str(path))
     if not found:
         raise DataError(f"{path} has no images: it is not in COCO's captions format")
+    problems.refuse("caption that is no text", str(path))
     if bare := [one.file_name for one in found if not one.captions]:
         raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
     return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pycocotools.coco import COCO
@@ -43,7 +44,7 @@ def coco_images(
             ListedImage(
                 id=image["id"],
                 file_name=str(image["file_name"]),
-                captions=tuple(str(one["caption"]) for one in coco.imgToAnns.get(image["id"], ())),
+                captions=tuple(_texts(coco.imgToAnns.get(image["id"], ()), problems, name)),
                 split=split or image.get("split"),
                 licence=licences.get(image.get("license")),
             )
@@ -53,8 +54,23 @@ def coco_images(
         raise DataError(f"{name} is not in COCO's captions format: {_reason(error)}") from error
 
 
+def _texts(notes: Iterable[dict[str, Any]], problems: Problems, name: str) -> Iterator[str]:
+    for one in notes:
+        if isinstance(caption := one["caption"], str):
+            yield caption
+        else:
+            where = f"{caption!r:.40} for image {one['image_id']} in {name}"
+            problems.add("caption that is no text", where)
+
+
 def _index(content: Any) -> COCO:
     """Let pycocotools order the annotations by image; it wants every one to have an id."""
+    if not isinstance(content, dict):
+        raise TypeError("it is no object with images and annotations")
+    for part in ("images", "annotations"):
+        entries = content[part]
+        if not isinstance(entries, list) or any(not isinstance(one, dict) for one in entries):
+            raise TypeError(f"its {part} are no list of objects")
     coco = COCO()
     coco.dataset = {
         "images": list(content["images"]),

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 
 from captioner.readers import IMAGE_SUFFIXES
@@ -42,14 +43,21 @@ def names_image(cell: str) -> bool:
 
 
 def find_delimiter(text: str, names: Sequence[str]) -> str:
-    """Find the delimiter under which the first row is a header of `names`, or names an image."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    """Find the delimiter under which the first row is a header of `names`, or names an image.
 
-    def fits(delimiter: str) -> tuple[int, bool]:
-        row = next(csv_rows(first, delimiter=delimiter), None)
-        cells = [cell.strip() for cell in row.cells] if row else []
-        known = sum(cell.lower() in names for cell in cells)
-        return known, len(cells) > 1 and any(map(names_image, cells))
+    If under none, the header's words are of another language, and the second row tells.
+    """
+    lines = [*islice((line for line in text.splitlines() if line.strip()), 2), "", ""]
+
+    def cells_of(line: str, delimiter: str) -> list[str]:
+        row = next(csv_rows(line, delimiter=delimiter), None)
+        return [cell.strip() for cell in row.cells] if row else []
+
+    def fits(delimiter: str) -> tuple[int, bool, bool]:
+        first, second = (cells_of(line, delimiter) for line in lines[:2])
+        known = sum(cell.lower() in names for cell in first)
+        images = (len(cells) > 1 and any(map(names_image, cells)) for cells in (first, second))
+        return known, next(images), next(images)
 
     return max(_DELIMITERS, key=fits)  # of equals the first
 

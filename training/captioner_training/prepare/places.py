@@ -213,14 +213,21 @@ def _open_zip(path: str) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)  # stays open as long as the worker: its directory is long
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the files of a folder and its subfolders in the order of their names, none hidden.
+
+    A link to a folder that it lies in is passed over.
+
+    Args:
+        folder: to be walked.
+        above: device and inode of the folders that it lies in, as they were walked.
 
     Raises:
         DataError: a folder cannot be read.
 
     """
     try:
+        status = folder.stat()
         entries = sorted(folder.iterdir())
     except FileNotFoundError as error:
         raise DataError(there_is_no("folder", folder)) from error
@@ -228,10 +235,12 @@ def walk(folder: Path) -> Iterator[Path]:
         raise DataError(f"{folder} is a file: name the folder that it is in") from error
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}") from error
+    if (own := (status.st_dev, status.st_ino)) in above:
+        return
     for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from walk(entry)
+            yield from walk(entry, above=above | {own})
         else:
             yield entry

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from captioner.errors import DataError
+
 __all__ = ["KINDS", "Problems"]
 
 # Each kind of problem, and what --skip-bad does about it.
@@ -14,6 +16,7 @@ KINDS: Final[Mapping[str, str]] = {
     "unreadable captions": "the file is left out, and its image with it",
     "image without caption": "the image is left out",
     "empty caption": "the caption is left out",
+    "caption that is no text": "the caption is left out",
     "duplicate id": "the first one counts",
     "image in two splits": "it stays where it is scored: in test, else in val",
     "caption of an unknown image": "the caption is left out",
@@ -76,6 +79,16 @@ class Problems:
     def notes(self) -> list[str]:
         """Say all notes, a line each."""
         return [self._notes.line(kind) for kind in self._notes.counts]
+
+    def refuse(self, kind: str, name: str) -> None:
+        """Refuse a file, called `name`, that has a kind of problem, where nothing is left out.
+
+        Raises:
+            DataError: it has.
+
+        """
+        if kind in self.counts:
+            raise DataError(f"{name} cannot be used: {self._problems.line(kind)}")
 
     def report(self) -> str:
         """Say all problems, a line a kind."""

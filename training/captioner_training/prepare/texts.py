@@ -42,10 +42,13 @@ def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str
             text = content.decode(encoding)
         except UnicodeDecodeError:
             continue
-        if _BINARY.isdisjoint(text):
+        odd = next((sign for sign in text if sign in _BINARY), None)
+        if odd is None:
             if encoding == "cp1252":
                 problems.note(_FALLBACK_NOTE, name)
             return text
+        if encoding != "cp1252" and "\0" not in text:
+            raise DataError(f"{name} has {odd!a}, a character that steers a terminal: take it out")
     raise DataError(f"{name} is not a text in UTF-8: save it again as UTF-8")
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from captioner.errors import CaptionerError, ConfigError, DataError
+from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.familiarity_file import familiarity_file
 from captioner.files import identity, refuse_input
 from captioner.geometry import Framing, TransformConfig
@@ -169,12 +169,22 @@ def _check_unlike(arguments: argparse.Namespace) -> None:
 
 
 def _check_written(arguments: argparse.Namespace) -> None:
+    from captioner_training.evaluation.predictions import check_replaceable
+
     read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
     if arguments.predictions is not None:
         refuse_input("--predictions", arguments.predictions, read)
         check_file(arguments.predictions)
-    if arguments.report is None:
-        return
+    if arguments.report is not None:
+        _check_report(arguments, read)
+    if arguments.predictions is not None:
+        check_replaceable(arguments.predictions)
+
+
+def _check_report(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
+    """Refuse a report that cannot be written, or would be written over what belongs to none."""
+    from captioner_training.evaluation.comparison import read_report
+
     for file in report_files(arguments.report):
         refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
         if arguments.predictions is not None and identity(file) & identity(arguments.predictions):
@@ -183,3 +193,12 @@ def _check_written(arguments: argparse.Namespace) -> None:
                 "another"
             )
     check_report_folder(arguments.report)
+    there = [file for file in report_files(arguments.report) if file.exists()]
+    if not there:
+        return
+    try:
+        read_report(arguments.report / "report.json")
+    except DataError:
+        raise OutputError(
+            f"{there[0]} is there, and no report of `captioner evaluate`: name another --report"
+        ) from None
