@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from captioner.deletion import WordEffect
-from captioner_training.evaluation.deletion import summarize_effects
+from captioner_training.evaluation.deletion import summarize_content, summarize_effects
 
 
 def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
@@ -27,3 +27,8 @@ def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
     shut, function = found["content_shut_gate"], found["function"]
     assert isinstance(shut, dict) and shut["effect"] == pytest.approx(6.5)
     assert isinstance(function, dict) and function["effect"] == pytest.approx(8.5)
+    # All content words: 1.5 and 1 of one gate, 6.5 of another, less 0.5 by chance each.
+    whole = summarize_content(effects, [["a", "dog"], ["cat", "runs"]])
+    assert whole is not None and whole["words"] == 3
+    assert whole["effect"] == pytest.approx((1.0 + 2.0 + 6.5) / 3)
+    assert summarize_content(effects[:1], [["a", "dog"]]) is None

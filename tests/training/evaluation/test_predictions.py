@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from captioner import DataError
+from captioner_training.evaluation.elsewhere import CaptionsElsewhere
 from captioner_training.evaluation.facts import describe_captions, hash_split
 from captioner_training.evaluation.predictions import (
     Target,
@@ -143,6 +145,25 @@ def test_captions_are_described_by_hand_counts() -> None:
     assert found["words"] == {"mean": 2.5, "deviation": deviation, "shortest": 0, "longest": 6}
     assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)
     assert (found["repeats_three_words"], found["novel"]) == (25, None)
+
+
+def test_captions_without_spaces_are_scored_by_characters(tmp_path: Path) -> None:
+    """A caption that is a reference but for a character shares most of it."""
+    split = [
+        Target(id=1, name="1.jpg", references=("一只狗在草地上跑",)),
+        Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
+    ]
+    path = write(
+        tmp_path / "out.jsonl",
+        {"image": "1.jpg", "caption": "一只狗在草地上"},
+        {"image": "2.jpg", "caption": "两只猫坐在桌子上"},
+    )
+    there = CaptionsElsewhere(read_predictions(path, split), split)
+    parts = there.parts(official=False, training=split, boxes=None)
+    scores, facts = parts["nltk"](), parts["captions"]()
+    assert isinstance(scores, dict) and isinstance(facts, dict)
+    assert scores["BLEU-1"] == pytest.approx(100 * math.exp(1 - 16 / 15))  # brevity: 15 of 16
+    assert facts["novel"] == 50 and facts["words"]["mean"] == 7.5
 
 
 def test_the_command_scores_what_can_be_scored(

@@ -116,7 +116,7 @@ class Examination:
         )
         captioned = captions(self.images, test.add)
         found = self._scores(captioned)
-        if isinstance(content := test.result().get("content"), dict):
+        if (content := test.content()) is not None:
             found |= _picked(content, {"deletion effect": "effect"})
         if self.scenes is not None:
             right = scene_pointing(captioned, boxes=self.scenes, transform=transform)

@@ -18,7 +18,7 @@ from captioner_training.data.dataset import starts_of
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.captioned import Captioned
 
-__all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_effects"]
+__all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_content", "summarize_effects"]
 
 _BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
 
@@ -97,6 +97,10 @@ class DeletionTest:
             raise DataError("the model captions without attention: there is nothing to delete")
         return summarize_effects(self._effects, self._captions)
 
+    def content(self) -> dict[str, object] | None:
+        """Summarise all content words together; see summarize_content."""
+        return summarize_content(self._effects, self._captions)
+
 
 def summarize_effects(
     effects: Sequence[WordEffect], captions: Sequence[Sequence[str]]
@@ -111,15 +115,29 @@ def summarize_effects(
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:
-        content = captions[one.caption][one.place] not in FUNCTION_WORDS
         shut = one.gate is not None and one.gate < SHUT_GATE
         kind = "content_shut_gate" if shut else "content"
-        kinds[kind if content else "function"].append(one)
-    return {
-        kind: {"words": len(some), **told(estimate(_tables(some, len(captions))))}
-        for kind, some in kinds.items()
-        if some
-    }
+        kinds[kind if _is_content(one, captions) else "function"].append(one)
+    return {kind: _means(some, images=len(captions)) for kind, some in kinds.items() if some}
+
+
+def summarize_content(
+    effects: Sequence[WordEffect], captions: Sequence[Sequence[str]]
+) -> dict[str, object] | None:
+    """Average over content words whether their gate is open or shut, as summarize_effects does.
+
+    Decoders with a gate and decoders without can be compared by these alone. None: no such word.
+    """
+    content = [one for one in effects if _is_content(one, captions)]
+    return _means(content, images=len(captions)) if content else None
+
+
+def _is_content(effect: WordEffect, captions: Sequence[Sequence[str]]) -> bool:
+    return captions[effect.caption][effect.place] not in FUNCTION_WORDS
+
+
+def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
+    return {"words": len(effects), **told(estimate(_tables(effects, images)))}
 
 
 def _tables(effects: Sequence[WordEffect], images: int) -> dict[str, Table]:

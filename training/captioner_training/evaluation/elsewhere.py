@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
-from captioner.vocabulary import tokenize
+from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.evaluation.boxes import Boxes, categories_there
 from captioner_training.evaluation.facts import describe_captions
 from captioner_training.evaluation.image_row import ImageRow
-from captioner_training.evaluation.predictions import Predictions, Target
+from captioner_training.evaluation.predictions import Predictions, Target, tokenized
 from captioner_training.evaluation.rows import image_rows
 from captioner_training.evaluation.scores import fallback_scores, official_scores
 
@@ -39,12 +39,14 @@ class CaptionsElsewhere:
         self.places = [at for at, caption in enumerate(read.captions) if caption is not None]
         self.targets = [split[at] for at in self.places]
         self.captions = [read.captions[at] or "" for at in self.places]
-        self.words = [tokenize(caption) for caption in self.captions]
         self._corpus = split if corpus is None else corpus
-        self._references = [[tokenize(text) for text in one.references] for one in self.targets]
+        unspaced = has_no_spaces(text for one in self._corpus for text in one.references)
+        self._tokenizer: Tokenizer = "characters" if unspaced else "words"
+        self.words = [tokenize(caption, self._tokenizer) for caption in self.captions]
+        self._references = tokenized(self.targets, self._tokenizer)
         self._whole = self._references
         if corpus is not None or len(self.targets) < len(split):
-            self._whole = [[tokenize(text) for text in one.references] for one in self._corpus]
+            self._whole = tokenized(self._corpus, self._tokenizer)
 
     def parts(
         self, *, official: bool, training: Sequence[Target] | None, boxes: Boxes | None
@@ -57,6 +59,7 @@ class CaptionsElsewhere:
                 references=self._references,
                 training=training,
                 objects=categories_there(boxes, [one.id for one in self.targets]),
+                tokenizer=self._tokenizer,
             ),
         }
         if official:

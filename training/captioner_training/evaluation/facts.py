@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from captioner.vocabulary import tokenize
+from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.evaluation.bleu import n_grams
 from captioner_training.evaluation.hallucination import hallucination
 from captioner_training.evaluation.predictions import Target
@@ -41,6 +41,7 @@ def describe_captions(
     references: Sequence[Sequence[Words]],
     training: Sequence[Target] | None = None,
     objects: Sequence[Collection[str]] | None = None,
+    tokenizer: Tokenizer = "words",
 ) -> dict[str, object]:
     """Say how long, how varied, how new and how true captions are; shares are in percent.
 
@@ -49,12 +50,13 @@ def describe_captions(
         references: of each image, its tokenized references.
         training: the images of the training with their captions; None: not at hand.
         objects: of each image, the categories of its annotated objects; None: not at hand.
+        tokenizer: that the captions' words come from.
 
     """
     known = None
     if training is not None:
         texts = (text for one in training for text in one.references)
-        known = {tuple(tokenize(text)) for text in texts}
+        known = {tuple(tokenize(text, tokenizer)) for text in texts}
     lengths = np.array([len(words) for words in captions])
     said = [tuple(words) for words in captions]
     again = [any(n > 1 for n in n_grams(words, _AGAIN).values()) for words in said]

@@ -14,7 +14,6 @@ from torch import Tensor
 from captioner.encoder import Grid
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
-from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import Boxes, categories_there
 from captioner_training.evaluation.calibration import Calibration
@@ -25,7 +24,12 @@ from captioner_training.evaluation.facts import describe_captions
 from captioner_training.evaluation.familiar import measure_familiarity
 from captioner_training.evaluation.grounded import object_grounding, person_grounding
 from captioner_training.evaluation.image_row import ImageRow
-from captioner_training.evaluation.predictions import Target, targets, write_predictions
+from captioner_training.evaluation.predictions import (
+    Target,
+    targets,
+    tokenized,
+    write_predictions,
+)
 from captioner_training.evaluation.rows import image_rows
 from captioner_training.evaluation.scores import fallback_scores, official_scores
 from captioner_training.evaluation.split import caption_split, score_split
@@ -85,7 +89,7 @@ class CaptionedSplit:
     ) -> None:
         self.asked, self.corpus = asked, corpus
         tokenizer = captioner.vocabulary.tokenizer
-        self._tokenized = None if corpus is None else _tokenized(corpus, tokenizer)
+        self._tokenized = None if corpus is None else tokenized(corpus, tokenizer)
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
@@ -163,6 +167,7 @@ class CaptionedSplit:
                 references=references,
                 training=asked.training,
                 objects=categories_there(asked.boxes, [one.id for one in self.targets]),
+                tokenizer=self.captioner.vocabulary.tokenizer,
             ),
             "confidence": lambda: measure_confidence(
                 self.captioned, [row.cider for row in self.rows]
@@ -218,8 +223,3 @@ class CaptionedSplit:
         scores = [one.hypothesis.score for one in self.captioned]
         write_predictions(path, self.targets, self.captions, scores)
         return str(path)
-
-
-def _tokenized(images: Sequence[Target], tokenizer: Tokenizer) -> list[list[list[str]]]:
-    """Split the references of each image into words, as a model has them."""
-    return [[tokenize(text, tokenizer) for text in one.references] for one in images]

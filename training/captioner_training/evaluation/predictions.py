@@ -12,6 +12,7 @@ from typing import Any
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.json_line import json_line
+from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.problems import Problems
@@ -25,6 +26,7 @@ __all__ = [
     "read_predictions",
     "read_targets",
     "targets",
+    "tokenized",
     "write_predictions",
 ]
 
@@ -41,6 +43,11 @@ class Target:
 def targets(images: Sequence[CaptionedImage]) -> list[Target]:
     """Take what scoring needs of the images of a split."""
     return [Target(id=one.id, name=one.name, references=one.captions) for one in images]
+
+
+def tokenized(images: Sequence[Target], tokenizer: Tokenizer) -> list[list[list[str]]]:
+    """Split the references of each image into words, as a model has them."""
+    return [[tokenize(text, tokenizer) for text in one.references] for one in images]
 
 
 @dataclass(kw_only=True)

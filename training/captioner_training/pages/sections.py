@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.pages.figures import Part, part_of, told_value
 from captioner_training.pages.plots import (
@@ -106,8 +107,12 @@ def captions(report: Report, rows: Sequence[ImageRow]) -> str:
             ("captions that name one (CHAIR-s)", f"{invented.told('CHAIR_s')} %"),
         ]
     lines = "".join(f"<tr><td>{name}</td><td>{_interval(value)}</td></tr>" for name, value in told)
+    texts = [row.caption for row in rows]
+    tokenizer: Tokenizer = "characters" if has_no_spaces(texts) else "words"
     lengths = histogram(
-        [len(row.caption.split()) for row in rows], title="Lengths of the captions", name="words"
+        [len(tokenize(text, tokenizer)) for text in texts],
+        title="Lengths of the captions",
+        name=tokenizer,
     )
     ciders = histogram(
         [row.cider for row in rows], title="CIDEr-D of the captions", name="CIDEr-D", bins=24
