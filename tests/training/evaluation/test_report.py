@@ -181,7 +181,8 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated) -> Non
         evaluated.part, "--compare", folder / "report.json", "--corpus", evaluated.captions
     )
     assert alike.returncode == 1 and "of 4 images here and of 3 there" in alike.stderr
-    report = json.loads(alike.stdout)
+    assert not part.stdout and not alike.stdout  # before any photo was captioned
+    report = json.loads(evaluated.evaluate(evaluated.part, "--corpus", evaluated.captions).stdout)
     assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
     assert report["document_frequencies"]["images"] == 4
     lacking = evaluated.evaluate(evaluated.captions, "--corpus", evaluated.part)

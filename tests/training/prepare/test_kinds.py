@@ -192,11 +192,12 @@ def test_coco_json(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
 def test_what_is_no_text_is_no_caption(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
     path = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     content = json.loads(path.read_text())
-    for odd in (None, 5, ["a", "b"]):
+    for odd in (None, 5, ["a", "b"], "🐶 ..."):
         content["annotations"].append({"image_id": 8, "caption": odd})
     path.write_text(json.dumps(content))
     said = refused(run_captioner, tmp_path / "to", "coco-json", path, "--images", photos)
     assert f"caption that is no text: 3 (None for image 8 in {path}; 5 for image 8" in said
+    assert "empty caption: 1 (a/1.jpg)" in said
     with pytest.raises(DataError, match=r"one\.json cannot be used: caption that is no text: 3"):
         read_coco(path, photos)
     found = prepared(
@@ -210,6 +211,7 @@ def test_what_is_no_text_is_no_caption(run_captioner: Run, photos: Path, tmp_pat
     ("change", "message"),
     [
         ({"annotations": [{"image_id": 7, "caption": " "}]}, "images with an empty caption: 1"),
+        ({"annotations": [{"image_id": 7, "caption": "🐶!"}]}, "images with an empty caption: 1"),
         ({"images": [{"id": 7, "file_name": "a/0.jpg"}] * 2}, "images whose id comes twice: 2"),
     ],
 )

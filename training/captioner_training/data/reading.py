@@ -15,7 +15,7 @@ from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.images import ListedImage
 from captioner_training.prepare.manifest import IndexRow, Manifest, is_prepared
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.texts import read_json
+from captioner_training.prepare.texts import has_word, read_json
 
 __all__ = ["read_coco", "read_dataset"]
 
@@ -91,7 +91,7 @@ def read_coco(
     store = ImageStore(images)
     bare = [image.file_name for image in found if not image.captions]
     _refuse(captions, "images without a caption", bare)
-    blank = [image.file_name for image in found if not all(map(str.strip, image.captions))]
+    blank = [image.file_name for image in found if not all(map(has_word, image.captions))]
     _refuse(captions, "images with an empty caption", blank)
     counts = Counter(image.id for image in found)
     twice = [image.file_name for image in found if counts[image.id] > 1]

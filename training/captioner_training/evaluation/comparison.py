@@ -11,7 +11,7 @@ from captioner.errors import DataError
 from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
 from captioner_training.evaluation.image_row import ImageRow
 
-__all__ = ["compare_reports", "read_report"]
+__all__ = ["check_comparable", "compare_reports", "read_report"]
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -32,16 +32,8 @@ def read_report(path: Path) -> dict[str, Any]:
     return found
 
 
-def compare_reports(
-    report: Mapping[str, Any], rows: Sequence[ImageRow], other: Mapping[str, Any]
-) -> dict[str, object]:
-    """Subtract the scores of another report from those of this one.
-
-    Returns:
-        `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
-        differences, with `intervals` of a bootstrap over the images, the same in both reports;
-        `cross_entropy` of the references, in nats a token, where both have it of the same words
-        and tokens; and `with`, what the other report is of.
+def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse reports whose scores cannot be compared, by what they say of their data.
 
     Raises:
         DataError: they are of different images or references, of captions that are not all there,
@@ -67,6 +59,24 @@ def compare_reports(
             f"images here and of {other['document_frequencies']['images']:,} there: name the "
             "captions of the whole split with --corpus for both"
         )
+
+
+def compare_reports(
+    report: Mapping[str, Any], rows: Sequence[ImageRow], other: Mapping[str, Any]
+) -> dict[str, object]:
+    """Subtract the scores of another report from those of this one.
+
+    Returns:
+        `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
+        differences, with `intervals` of a bootstrap over the images, the same in both reports;
+        `cross_entropy` of the references, in nats a token, where both have it of the same words
+        and tokens; and `with`, what the other report is of.
+
+    Raises:
+        DataError: as for check_comparable.
+
+    """
+    check_comparable(report, other)
     before = {str(one["id"]): one for one in other["per_image"]}
     tables = {
         name: mean_table([value - before[str(row.id)][name] for row, value in pairs])

@@ -9,6 +9,7 @@ from captioner_training.prepare.images import FoundImage, ListedImage
 from captioner_training.prepare.places import ImageFiles, Location
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import Fractions, keep_rank, split_name
+from captioner_training.prepare.texts import has_word
 from captioner_training.prepare.twins import equal_images
 
 __all__ = ["gather"]
@@ -58,9 +59,9 @@ def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterable[List
             continue
         ids.add((split, image.id))
         captions = tuple(" ".join(_text(caption).split()) for caption in image.captions)
-        if empty := captions.count(""):
+        if empty := sum(not has_word(caption) for caption in captions):
             problems.add("empty caption", image.file_name, count=empty)
-            captions = tuple(filter(None, captions))
+            captions = tuple(filter(has_word, captions))
         elif not captions:
             problems.add("image without caption", image.file_name)
         yield image._replace(captions=captions, split=split)

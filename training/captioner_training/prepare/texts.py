@@ -11,7 +11,7 @@ from captioner.errors import DataError
 from captioner.paths import there_is_no
 from captioner_training.prepare.problems import Problems
 
-__all__ = ["read_json", "read_text"]
+__all__ = ["has_word", "read_json", "read_text"]
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -23,6 +23,11 @@ _MARKS = {
 _FALLBACK_NOTE = "read as Windows-1252, because it is neither UTF-8 nor UTF-16; check its accents"
 # Control characters that no caption has: tabs and line ends are not among them.
 _BINARY = frozenset(map(chr, [*range(9), *range(14, 32), 127]))
+
+
+def has_word(text: str) -> bool:
+    """Whether there is a letter or a digit of any script in a text: emoji and dots are no words."""
+    return any(map(str.isalnum, text))
 
 
 def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str:

@@ -187,11 +187,16 @@ def _score(arguments: argparse.Namespace, files: EvaluateFiles, read: Prediction
 def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
     """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
     from captioner.predictor import Captioner
+    from captioner_training.evaluation.comparison import check_comparable
     from captioner_training.evaluation.deletion import FUNCTION_WORDS
     from captioner_training.evaluation.measures import Asked, CaptionedSplit
     from captioner_training.evaluation.report import describe_data
     from captioner_training.pages.gallery import photos_of
 
+    data = arguments.data or arguments.captions
+    described = describe_data(data, files.split, corpus=files.corpus)
+    if files.other is not None:  # captioning takes minutes
+        check_comparable(described, files.other)
     captioner = Captioner.from_pretrained(
         arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
     )
@@ -212,11 +217,7 @@ def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
         style=arguments.style,
         corpus=files.corpus,
     )
-    data = arguments.data or arguments.captions
-    report: dict[str, object] = {
-        **describe_data(data, captioned.targets, corpus=files.corpus),
-        **captioned.facts(),
-    }
+    report: dict[str, object] = {**described, **captioned.facts()}
     gallery = photos_of(
         files.images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
     )
