@@ -78,6 +78,16 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
         ImageStore(data / "broken.tar")
 
 
+def test_a_glob_takes_what_holds_images_and_no_image_twice(data: Path) -> None:
+    (data / "images-00.log").write_text("no tar file")
+    (data / "images-01.tar").write_bytes((data / "images-00.tar").read_bytes())
+    assert "1.png" in ImageStore(data / "images*")
+    with tarfile.open(data / "images-02.tar", "w") as tar:
+        tar.add(data / "images" / "2.png", "1.png")
+    with pytest.raises(DataError, match=r"1\.png is in .*-00\.tar and, as another .*-02\.tar"):
+        ImageStore(data / "images*")
+
+
 def test_mirroring_knows_left_from_right(data: Path) -> None:
     images = read_coco(data / "captions.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=16))

@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,10 @@ class ImageStore:
         self._descriptors: dict[Path, int] = {}
         self._marks: dict[Path, str] = {}  # of the tar files
         self._members: dict[str, Member] = {}
-        paths = sorted(self.pattern.parent.glob(self.pattern.name))
+        found = sorted(self.pattern.parent.glob(self.pattern.name))
+        # train* is for train-00.tar and a folder train2017, and not for train.log.
+        wide = has_magic(self.pattern.name)
+        paths = [one for one in found if one.is_dir() or not wide or one.suffix == ".tar"]
         if not paths:
             raise DataError(there_is_no("folder or tar file", self.pattern))
         self._folders = [path for path in paths if path.is_dir()]
@@ -73,11 +77,18 @@ class ImageStore:
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
                     if member.isfile():
-                        self._members[member.name] = Member(path, member.offset_data, member.size)
+                        self._add(member.name, Member(path, member.offset_data, member.size))
         except (tarfile.TarError, OSError) as error:
             raise DataError(
                 f"{path} is not an uncompressed tar file, or is damaged: {error}"
             ) from error
+
+    def _add(self, name: str, member: Member) -> None:
+        known = self._members.setdefault(name, member)
+        if known != member and self._bytes(known) != self._bytes(member):
+            raise DataError(
+                f"{name} is in {known.path} and, as another image, in {member.path}: take one away"
+            )
 
     def __contains__(self, name: str) -> bool:
         return name in self._members or self._path(name) is not None
@@ -113,18 +124,20 @@ class ImageStore:
 
         """
         try:
-            if name in self._members:
-                path, offset, size = self._members[name]
-                # pread: forked workers share a descriptor's position, and must not move it.
-                data = os.pread(self._descriptor(path), size, offset)
-                if len(data) != size:
-                    raise DataError(f"{path} ends inside {name}: copy or prepare it again")
+            if member := self._members.get(name):
+                data = self._bytes(member)
+                if len(data) != member.size:
+                    raise DataError(f"{member.path} ends inside {name}: copy or prepare it again")
                 return data
             if found := self._path(name):
                 return found.read_bytes()
         except OSError as error:
             raise DataError(f"{name} in {self.pattern} cannot be read: {error}") from error
         raise DataError(f"{self.pattern} has no image {name}")
+
+    def _bytes(self, member: Member) -> bytes:
+        # pread: forked workers share a descriptor's position, and must not move it.
+        return os.pread(self._descriptor(member.path), member.size, member.offset)
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._descriptors:
