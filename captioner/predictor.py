@@ -77,6 +77,7 @@ class Captioner:
         _keep: bool = True,
     ) -> None:
         self.familiarity: Familiarity | None = None  # of from_pretrained, where the file is there
+        self.asked = device, dtype  # what "auto" comes to is another machine's own choice
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
@@ -114,11 +115,15 @@ class Captioner:
         captioner.familiarity = Familiarity.beside(path)
         return captioner
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What it was made of, on the CPU and in float32; a file is read again."""
+        return load_checkpoint(self._origin) if isinstance(self._origin, Path) else self._origin
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
-        origin = self._origin
-        return (origin if isinstance(origin, Checkpoint) else load_checkpoint(origin)).fingerprint()
+        return self.checkpoint.fingerprint()
 
     @overload
     def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from captioner.checkpoint import Checkpoint
 from captioner.errors import CaptionerError, MissingExtraError
+from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import TransformConfig
 from captioner.predictor import Captioner
@@ -60,18 +62,25 @@ class DecodeActor:
 
 
 class CaptionActor:
-    """Captions on a GPU, or on a CPU, of a node."""
+    """Captions on a GPU, or on a CPU, of a node: "auto" is decided there.
+
+    The process that was started may have no GPU, and another CPU; its files may be its own.
+    """
 
     def __init__(
         self,
-        captioner: Captioner,
+        checkpoint: Checkpoint,
         generation: GenerationConfig,
         *,
+        device: str | torch.device,
+        dtype: str | torch.dtype,
+        familiarity: Familiarity | None,
         attention: bool,
         check_attention: bool,
     ) -> None:
         torch.set_num_threads(1)
-        self._captioner = captioner
+        self._captioner = Captioner(checkpoint, device=device, dtype=dtype)
+        self._captioner.familiarity = familiarity
         self._generation = generation
         self._attention, self._check = attention, check_attention
 
@@ -105,7 +114,7 @@ class RayEngine:
 
     Args:
         address: of the cluster; "auto" finds the one of this machine, "local" starts one.
-        captioner: the model; every actor that captions gets a copy.
+        captioner: the model; every actor that captions prepares a copy for its own device.
         generation: how sentences are made.
         config: says what a record carries.
         batch_size: photos an actor captions at once.
@@ -132,6 +141,7 @@ class RayEngine:
             raise MissingExtraError("--ray", "cluster") from error
         self.batch_size = batch_size or _BATCH
         self._captioner, self._generation, self._config = captioner, generation, config
+        self._checkpoint = captioner.checkpoint
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Ray reports every step of its own on standard error; what matters comes as an exception.
         # The import of ray.data has set a level of its own before this.
@@ -150,7 +160,8 @@ class RayEngine:
                 f"no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        self._gpus = int(resources.get("GPU", 0))
+        device, _ = captioner.asked
+        self._gpus = 0 if str(device) == "cpu" else int(resources.get("GPU", 0))
         self._decoders = max(1, int(resources.get("CPU", 1)))
         self._captioners = self._gpus or self._decoders
         context = ray.data.DataContext.get_current()
@@ -204,6 +215,7 @@ class RayEngine:
             "max_restarts": _RESTARTS,
             "max_task_retries": _RESTARTS,
         }
+        device, dtype = self._captioner.asked
         source = ray.data.from_items(
             [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // self.batch_size),
@@ -218,8 +230,11 @@ class RayEngine:
         )
         captioned = decoded.map_batches(
             CaptionActor,
-            fn_constructor_args=(self._captioner, self._generation),
+            fn_constructor_args=(self._checkpoint, self._generation),
             fn_constructor_kwargs={
+                "device": device,
+                "dtype": dtype,
+                "familiarity": self._captioner.familiarity,
                 "attention": self._config.attention,
                 "check_attention": self._config.check_attention,
             },
