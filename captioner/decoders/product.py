@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,8 +20,8 @@ class Affine(NamedTuple):
 class Product(nn.Module):
     """What takes the place of several matrices one after or beside the other, where it was made.
 
-    It serves until the weights that it was made from change, goes where the decoder goes, and is
-    in no checkpoint.
+    It serves until the weights that it was made from change, goes where the decoder goes, into
+    copies and pickles too, and is in no checkpoint.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,27 @@ class Product(nn.Module):
         """Give what was made; None where nothing was, or of other weights, which forgets it."""
         if self.matrix is None:
             return None
-        pairs = zip(of, self._made_from, strict=True)
-        if any(now is not then or _version(now) != version for now, (then, version) in pairs):
-            self.matrix, self.bias, self._made_from = None, None, ()
+        others = any(now is not then for now, (then, _) in zip(of, self._made_from, strict=True))
+        if others or self._has_changed():
+            self._forget()
             return None
         return Affine(self.matrix, self.bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._has_changed():
+            self._forget()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Copies and tensors out of a pickle count their changes from another number.
+        self._made_from = tuple((weight, _version(weight)) for weight, _ in self._made_from)
+
+    def _has_changed(self) -> bool:
+        return any(_version(weight) != version for weight, version in self._made_from)
+
+    def _forget(self) -> None:
+        self.matrix, self.bias, self._made_from = None, None, ()
 
 
 def _version(weight: Tensor) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +132,27 @@ def test_tables_are_used_and_go_where_the_decoder_goes(variant: dict[str, Any]) 
         table.matrix = before.flip(-1)
         assert not torch.allclose(decoder.step(token, state).logits, said, atol=1e-3)
         table.matrix = before
+
+
+@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_and_pickles_have_the_tables_but_not_those_of_other_weights(
+    kind: str, again: Callable[[Any], Any]
+) -> None:
+    decoder: Any = made({"kind": kind})
+    decoder.tabulate()
+
+    def tables(one: Any) -> int:
+        # A step forgets what is of other weights.
+        one.step(torch.tensor([[3]]), one.start(torch.ones(1, 9, 6)))
+        products = [part for part in one.modules() if isinstance(part, Product)]
+        return sum(part.matrix is not None for part in products)
+
+    assert tables(again(decoder)) == tables(again(again(decoder))) == tables(decoder) > 0
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.add_(1)
+    assert tables(again(decoder)) == 0
 
 
 @every_variant
