@@ -107,7 +107,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if base in (bool, NoneType):
         return isinstance(value, base)
     kinds = (int,) if base is int else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
         return False
     return all(_inside(value, bound) for mark in marks for bound in _simple(mark))
 

@@ -46,7 +46,8 @@ class GenerationConfig:
     top_k: Annotated[int, Ge(0)] = 0  # draw from the k likeliest words only; 0: from all
     # Draw from the likeliest words that together have this probability.
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    seed: int | None = None  # of sampling; None draws anew every time
+    # Of sampling, as torch takes it; None draws anew every time.
+    seed: Annotated[int, Interval(ge=-(2**63), le=2**64 - 1)] | None = None
     # Which of the styles that a model has learned, such as those of two data sets; "": the first.
     style: str = ""
 

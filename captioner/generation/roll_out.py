@@ -87,7 +87,10 @@ class Sampler:
 
     def __call__(self, logs: Tensor) -> Tensor:
         """Choose a word for each row of log-probabilities (B, K, words): (B, K)."""
-        kept = filter_top(logs / self.temperature, top_k=self.top_k, top_p=self.top_p)
+        # However low the temperature, the likeliest word stays at 0 while others fall to -inf.
+        below = logs - logs.amax(dim=-1, keepdim=True)
+        scaled = below / max(self.temperature, torch.finfo(logs.dtype).tiny)
+        kept = filter_top(scaled, top_k=self.top_k, top_p=self.top_p)
         return draw(kept.softmax(dim=-1), generator=self.generator)
 
 

@@ -489,10 +489,11 @@ def test_top_k_and_top_p() -> None:
     assert kept(top_p=0.01) == [0]
 
 
-def test_cold_sampling_is_greedy() -> None:
+@pytest.mark.parametrize("temperature", [1e-6, 1e-39, 1e-300])  # float32 has none of the others
+def test_cold_sampling_is_greedy(temperature: float) -> None:
     greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))
     cold = generate(
-        Historian(words=9), features(1, 2), GenerationConfig(sample=True, temperature=1e-6)
+        Historian(words=9), features(1, 2), GenerationConfig(sample=True, temperature=temperature)
     )
     assert [h[0].tokens for h in greedy] == [h[0].tokens for h in cold]
 
@@ -512,6 +513,9 @@ def test_cold_sampling_is_greedy() -> None:
         ("top_k", -1),
         ("length_penalty", -1.0),
         ("no_repeat_ngram", -1),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("seed", 10**400),
     ],
 )
 def test_settings_that_cannot_work_are_named(field: str, value: float) -> None:
