@@ -122,7 +122,14 @@ class Familiarity:
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return cls(**tensors, encoder=told["encoder"])
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except (
+            SafetensorError,
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             raise CheckpointFormatError(
                 f"{path} is damaged or holds something else ({error}): remove it, or write it "
                 "again with `captioner familiarity`"

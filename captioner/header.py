@@ -81,7 +81,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointFormatError(
             f"{path} is cut off, damaged or not a safetensors file ({error}): copy it again"
         ) from error
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointFormatError(f"{path} has a header that is not a JSON object")

@@ -57,6 +57,11 @@ class DecoderConfig:
         if self.kind == "transformer":
             if self.hidden_dim % self.heads:
                 yield f"heads {self.heads} do not divide hidden_dim {self.hidden_dim}"
+            if self.positions == "sine" and self.hidden_dim < 4:
+                yield (
+                    f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
+                    "sine and a cosine of the row, and of the column"
+                )
         elif self.value_dim is None and (self.heads > 1 or self.score == "dot"):
             which = "score 'dot'" if self.score == "dot" else f"heads {self.heads}"
             yield (

@@ -110,6 +110,9 @@ def test_foreign_files(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(CheckpointFormatError, match="no Captioner configuration"):
         load_checkpoint(path)
+    save_file({"weight": torch.zeros(2)}, path, metadata={"captioner": "[" * 100_000})
+    with pytest.raises(CheckpointFormatError, match="foreign cannot be read: maximum recursion"):
+        load_checkpoint(path)
     torch.save({"weight": torch.zeros(2)}, path)
     with pytest.raises(CheckpointFormatError, match="pickle"):
         load_checkpoint(path)

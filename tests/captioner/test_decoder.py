@@ -11,6 +11,7 @@ from torch import nn
 from captioner import ConfigError
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.lstm import LSTMDecoder
+from captioner.decoders.transformer import TransformerDecoder
 
 CONFIG = DecoderConfig(
     embedding_dim=5,
@@ -127,3 +128,11 @@ def test_gradients_reach_every_parameter(decoder: LSTMDecoder) -> None:
 def test_bad_sizes_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{field} {value}"):
         DecoderConfig(**{field: value})
+
+
+def test_sines_of_rows_and_columns_need_room() -> None:
+    with pytest.raises(ConfigError, match="positions 'sine' need a hidden_dim of at least 4"):
+        DecoderConfig(kind="transformer", hidden_dim=3, positions="sine")
+    config = DecoderConfig(kind="transformer", hidden_dim=4, positions="sine")
+    decoder = TransformerDecoder(config, grid_dim=6, vocabulary_size=11)
+    decoder.start(torch.randn(1, 9, 6))

@@ -68,6 +68,9 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     path.write_bytes(b"no statistics")
     with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
         Familiarity.beside(tiny_file)
+    save_file({"mean": torch.zeros(2)}, path, metadata={"familiarity": "[" * 100_000})
+    with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
+        Familiarity.beside(tiny_file)
 
 
 def test_statistics_stay_those_of_the_encoder(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     wanted = ("split", "document_frequencies", "per_image")
     if not isinstance(report, dict) or any(name not in report for name in wanted):

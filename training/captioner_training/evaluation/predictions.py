@@ -155,7 +155,7 @@ def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
             # Not splitlines: a caption may hold any of the characters that it takes for a new line.
             content = [json.loads(line) for line in text.split("\n") if line.strip()]
             unit = "line"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is neither a JSON list of COCO results nor JSON records, one a line: {error}"
         ) from error

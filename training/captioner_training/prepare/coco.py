@@ -248,7 +248,7 @@ def _read_member(path: Path, name: str, **options: Any) -> Any:
             if not members:
                 raise DataError(f"{path} has no {name}")
             return json.loads(archive.read(members[0]), **options)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{name} in {path} cannot be read ({error}): delete {path} and run again"
         ) from error

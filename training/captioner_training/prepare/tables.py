@@ -202,7 +202,7 @@ def _array(text: str, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]
     """Read a JSON list of objects, which is what many call JSON lines."""
     try:
         items = json.loads(text)
-    except ValueError:  # or lines, of which the first is not an object
+    except (ValueError, RecursionError):  # or lines, of which the first is not an object
         yield from _objects(text.split("\n"), problems)
         return
     for number, item in enumerate(items, 1):
@@ -218,7 +218,7 @@ def _objects(lines: Iterable[str], problems: Problems) -> Iterator[tuple[str, di
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             yield f"line {number}", row
@@ -266,7 +266,7 @@ def _captions(value: object) -> list[str]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             decoded = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             decoded = value
         value = decoded
     if isinstance(value, str):

@@ -72,5 +72,5 @@ def read_json(path: Path, problems: Problems) -> Any:
     """Read a JSON file. Raises DataError."""
     try:
         return json.loads(read_text(path, problems))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
