@@ -36,6 +36,7 @@ from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.server.access import Access
 from captioner_serving.server.admission import Admission
 from captioner_serving.server.api import make_router
+from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.captions import SENTENCES, PageCaptions, make_caption_router
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
@@ -54,6 +55,7 @@ from captioner_serving.server.problems import (
     MethodError,
     RequestError,
     RouteError,
+    bad_call,
     bad_fields,
     problem,
 )
@@ -67,6 +69,7 @@ _DESCRIPTION = """A photo in, a sentence out, and for every word the place where
 
 Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`."""
 
+_AGAIN = 5  # seconds, after which a client may find room in Gradio's queue
 _DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
@@ -117,8 +120,6 @@ class Application:
             root_path=config.root_path,
             lifespan=self._lifespan,
         )
-        for kind in (CaptionerError, HTTPException, RequestValidationError):
-            api.add_exception_handler(kind, self._answer)
         api.include_router(make_router(self.service))
         api.include_router(make_caption_router(page))
         self._drawing = FairThreads(_DRAWN, name="drawing")
@@ -126,6 +127,9 @@ class Application:
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
+        for app in (api, self._gradio, *self._pages):
+            for kind in (CaptionerError, HTTPException, RequestValidationError):
+                app.add_exception_handler(kind, self._answer if app is api else self._answer_call)
         functions = {
             number: [getattr(part, "value", None) for part in function.inputs]
             for number, function in blocks.fns.items()
@@ -142,16 +146,20 @@ class Application:
     def refuse(self) -> None:
         """Take on nothing more; let streams that never end by themselves end."""
         self.service.refuse()
-        for route in self._gradio.routes:
-            gradio_app = getattr(route, "app", None)
-            if isinstance(gradio_app, gr.routes.App):
-                gradio_app.stop_event.set()
+        for page in self._pages:
+            page.stop_event.set()
 
     def close(self) -> None:
         """Finish what was accepted, and delete every upload."""
         self.service.close()  # and its decoding processes, so that no drawing waits for them
         self._drawing.close()
         self.store.close()
+
+    @property
+    def _pages(self) -> list[gr.routes.App]:
+        """What Gradio has mounted: its own application, inside of the one that it was given."""
+        mounted = [getattr(route, "app", None) for route in self._gradio.routes]
+        return [app for app in mounted if isinstance(app, gr.routes.App)]
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -180,11 +188,19 @@ class Application:
         self.metrics.errors.labels(error.type).inc()
         return problem(error)
 
+    def _answer_call(self, request: Request, error: Exception) -> Response:
+        """Answer an error of Gradio's; its client would look for a list in the detail of a 422."""
+        if isinstance(error, RequestValidationError):
+            error = bad_call(error.errors())
+        return self._answer(request, error)
+
 
 def _http_problem(error: HTTPException) -> Response:
     """Answer in our form where a library has refused: there is no such file, or no such method."""
-    if error.status_code == 404:
+    if error.status_code in (403, 404):  # Gradio has paths that it does not open
         answer = problem(RouteError("there is no such file here: the page is at /"))
+    elif error.status_code == 503:
+        answer = problem(BusyError(_AGAIN))
     elif error.status_code >= 500:
         answer = problem(InternalError())
     else:

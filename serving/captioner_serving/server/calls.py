@@ -7,11 +7,11 @@ memory, for as long as it is remembered.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from captioner_serving.server.problems import RequestError
+from captioner_serving.server.problems import bad_call
 
 __all__ = ["MAX_CALL", "Call", "read_call"]
 
@@ -69,8 +69,4 @@ def read_call(body: bytes) -> Call:
     try:
         return Call.model_validate_json(body)
     except ValidationError as error:
-        first: Any = error.errors()[0]
-        place = ".".join(str(part)[:40] for part in first["loc"])
-        raise RequestError(
-            f"the call cannot be read: {place or 'the body'}: {first['msg']}"
-        ) from None
+        raise bad_call(error.errors()) from None

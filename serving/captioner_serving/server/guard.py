@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -103,8 +104,11 @@ def _with_cookie(request: Request, send: Send) -> Send:
 
     async def name(message: Message) -> None:
         if message["type"] == "http.response.start":
-            value = f"{COOKIE}={secrets.token_urlsafe(16)}; Path=/; HttpOnly; SameSite=Lax"
-            MutableHeaders(scope=message).append("Set-Cookie", value)
+            # A proxy may show other servers beside this one.
+            path = quote(request.scope.get("root_path", "")) or "/"
+            value = f"{COOKIE}={secrets.token_urlsafe(16)}; Path={path}; HttpOnly; SameSite=Lax"
+            secure = "; Secure" if request.url.scheme == "https" else ""
+            MutableHeaders(scope=message).append("Set-Cookie", value + secure)
         await send(message)
 
     return name

@@ -54,9 +54,10 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 route = visit_of(scope).route
-                if route is None or not route.lasting:
-                    checked = route is not None and route.checked
-                    headers["Cache-Control"] = "no-cache" if checked else "no-store"
+                if route is None or message["status"] >= 400:  # what is not there may yet come
+                    headers["Cache-Control"] = "no-store"
+                elif not route.lasting:
+                    headers["Cache-Control"] = "no-cache" if route.checked else "no-store"
             await send(message)
 
         return await self.app(scope, receive, add)

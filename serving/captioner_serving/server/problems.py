@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -34,6 +34,7 @@ __all__ = [
     "ThrottledError",
     "UnauthorizedError",
     "UploadTooLargeError",
+    "bad_call",
     "bad_fields",
     "problem",
     "status_of",
@@ -77,6 +78,7 @@ class ThrottledError(CaptionerError):
 
     type = "too-many-attempts"
     title = "Too many wrong passwords"
+    retry_after = 60  # the minute in which access.py counts them
 
 
 class ForbiddenError(CaptionerError):
@@ -198,6 +200,12 @@ def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
         name, value, text = item["loc"][-1], str(item["input"])[:40], str(item["msg"])
         reasons.append(f"{name} is {value!r}: {text.replace('Input should', 'it should')}")
     return ConfigError("; ".join(reasons))
+
+
+def bad_call(errors: Sequence[Mapping[str, Any]]) -> RequestError:
+    """Name the first part of a call of the page that pydantic refuses."""
+    place = ".".join(str(part)[:40] for part in errors[0]["loc"])
+    return RequestError(f"the call cannot be read: {place or 'the body'}: {errors[0]['msg']}")
 
 
 def status_of(error: CaptionerError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
+from captioner_serving.server.app import _http_problem
 from tests.serving.server.conftest import SAMPLES, Server
 
 PHOTO = SAMPLES / "coffee.jpg"
@@ -177,6 +180,42 @@ def test_a_malformed_call_is_refused(page: httpx.Client, body: bytes) -> None:
         "/gradio_api/queue/join", content=body, headers={"Content-Type": "application/json"}
     )
     assert answer.status_code in (400, 413, 422)
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "status", "kind"),
+    [
+        ("GET", "/assets/nope.js", 404, "no-such-route"),
+        ("GET", "/static/nope.css", 404, "no-such-route"),
+        ("GET", "/static/%2e%2e/%2e%2e/x", 404, "no-such-route"),
+        ("GET", "/page/static/nope.js", 404, "no-such-route"),
+        ("GET", "/gradio_api/queue/data", 400, "bad-request"),
+        ("POST", "/gradio_api/queue/join", 400, "bad-request"),
+        ("POST", "/gradio_api/cancel", 400, "bad-request"),
+        ("POST", "/gradio_api/reset", 400, "bad-request"),
+    ],
+)
+def test_what_gradio_refuses_is_a_problem_as_everywhere_and_no_cache_keeps_it(
+    page: httpx.Client, method: str, route: str, status: int, kind: str
+) -> None:
+    answer = page.request(method, route, json={} if method == "POST" else None)
+    assert (answer.status_code, answer.json()["type"]) == (status, kind)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "traceback" not in answer.json()["detail"].lower()
+
+
+def test_a_full_queue_of_gradios_says_when_to_come_again() -> None:
+    """Its client knows this by the status."""
+    answer = _http_problem(HTTPException(503, "Queue is full. Max size is 64 and size is 64."))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def test_what_lasts_is_kept_by_caches(page: httpx.Client) -> None:
+    script = re.search(r"assets/[\w./-]+\.js", page.get("/").text)
+    assert script is not None
+    answer = page.get(f"/{script[0]}")
+    assert answer.status_code == 200 and answer.headers.get("cache-control") != "no-store"
 
 
 def test_every_answer_has_the_security_headers(api: httpx.Client) -> None:

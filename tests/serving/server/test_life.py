@@ -201,6 +201,20 @@ def test_below_a_proxy_the_page_and_the_docs_find_themselves(start: Callable[...
         assert client.get("/photos/words/").status_code == 200  # a proxy that strips nothing
 
 
+def test_the_cookie_is_of_the_page_alone_and_of_https_where_the_proxy_says_so(
+    start: Callable[..., Server],
+) -> None:
+    server = start("--root-path", "/photos/wörter", "--trusted-proxy", "127.0.0.1")
+
+    def attributes(**headers: str) -> list[str]:
+        with server.client(headers=headers) as client:
+            return client.get("/").headers["set-cookie"].split("; ")[1:]
+
+    usual = ["Path=/photos/w%C3%B6rter", "HttpOnly", "SameSite=Lax"]
+    assert attributes() == usual
+    assert attributes(**{"X-Forwarded-Proto": "https"}) == [*usual, "Secure"]
+
+
 def test_gradio_client_gets_the_record(server: Server) -> None:
     gradio_client = pytest.importorskip("gradio_client")
     client = gradio_client.Client(server.url, verbose=False, analytics_enabled=False)
