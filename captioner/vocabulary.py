@@ -109,7 +109,7 @@ def _treebank() -> TreebankWordTokenizer:
 
 
 def join(words: Iterable[str], by: Tokenizer = "words") -> str:
-    """Write tokens as a sentence; Treebank's "n't" and "'s" lean on the word before.
+    """Write tokens as a sentence; Treebank's "n't", "'s" and their like lean on the word before.
 
     >>> join(["a", "man", "'s", "dog"])
     "a man's dog"
@@ -122,7 +122,7 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
             both = before and not _UNSPACED.match(before) and not _UNSPACED.match(word)
             text, before = f"{text} {word}" if both else text + word, word
         return text
-    return re.sub(r" (n't|'\w+)\b", r"\1", " ".join(words))
+    return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", " ".join(words))
 
 
 def check_style(style: str, styles: Sequence[str]) -> None:

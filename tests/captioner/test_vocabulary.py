@@ -101,6 +101,18 @@ def test_ambiguous_vocabularies_are_refused(words: list[str]) -> None:
         Vocabulary(words)
 
 
+@pytest.mark.parametrize(
+    ("caption", "joined"),
+    [
+        ("a man's dog doesn't run, he'd say they're sure I'm well", None),
+        ("a 'no parking' sign", "a 'no parking sign"),
+        ("rock 'n roll and 'some thing", None),
+    ],
+)
+def test_only_endings_lean_on_the_word_before(caption: str, joined: str | None) -> None:
+    assert join(tokenize(caption)) == (joined or caption.lower().replace(",", ""))
+
+
 def test_an_unknown_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tokenizer 'letters': it is one of words, characters"):
         Vocabulary(["a"], tokenizer="letters")  # type: ignore[arg-type]
