@@ -27,6 +27,7 @@ from captioner.errors import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
+    ConfigError,
 )
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
@@ -118,7 +119,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
             styles=header.get("styles", ()),  # and no styles
         )
-        transform = TransformConfig(**_tuples(header["transform"]))
+        transform = TransformConfig(**header["transform"])
         name, version = _plain(header["name"]), _plain(header["version"])
         metrics = header["metrics"]
         generation = GenerationConfig(**header.get("generation", {}))
@@ -162,8 +163,11 @@ def _build(
     config: ModelConfig, vocabulary_size: int, tensors: dict[str, Tensor], path: Path
 ) -> CaptionModel:
     """Make the model around the tensors, without initialising weights only to replace them."""
-    with torch.device("meta"), _Uninitialized():
-        model = CaptionModel(config, vocabulary_size=vocabulary_size)
+    try:
+        with torch.device("meta"), _Uninitialized():
+            model = CaptionModel(config, vocabulary_size=vocabulary_size)
+    except ConfigError as error:  # of settings that only the parts can judge, such as the stride
+        raise odd_header(path, error) from error
     expected = model.state_dict()
     problems = [f"no {name}" for name in expected if name not in tensors]
     problems += [f"a stray {name}" for name in tensors if name not in expected]
@@ -203,10 +207,3 @@ def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
     """Leave out what older files repeat here; vocabulary and encoder decide it."""
     repeated = {"vocabulary_size", "grid_dim"}
     return DecoderConfig(**{key: value for key, value in values.items() if key not in repeated})
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples; the configurations have no lists."""
-    return {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }

@@ -162,6 +162,8 @@ def test_vocabulary_that_does_not_fit(tiny_file: Path) -> None:
     [
         lambda document: document.pop("vocabulary"),
         lambda document: document["encoder"].update(name="resnet99"),
+        lambda document: document["encoder"].update(last_stage=40),
+        lambda document: document["encoder"].update(name="convnext_tiny", last_stage=1, stride=2),
         lambda document: document["decoder"].update(invention=1),
         lambda document: document["decoder"].update(hidden_dim="many"),
         lambda document: document["transform"].update(mode="stretch"),
