@@ -21,7 +21,9 @@ A warning that ordinary photos get more often would be overlooked where it is tr
 
 def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
     """Name the file of a checkpoint's statistics, beside it."""
-    return expanded(checkpoint).with_suffix(".familiarity.safetensors")
+    path = expanded(checkpoint)
+    # A suffix of another kind may be half of a version: model-1.5 is not model-1.6.
+    return path.with_name(path.name.removesuffix(".safetensors") + ".familiarity.safetensors")
 
 
 def digest_encoder(checkpoint: Path) -> str:

@@ -52,6 +52,8 @@ def test_familiarity_is_the_share_of_photos_farther_out() -> None:
 def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     path = familiarity_file(tiny_file)
     assert path.name == "tiny.familiarity.safetensors"
+    version = familiarity_file("models/model-1.5")
+    assert version == Path("models/model-1.5.familiarity.safetensors")
     assert Familiarity.beside(tiny_file) is None
     seen = cloud(500, seed=0), cloud(200, seed=1)
     known = Familiarity.fit(*seen, encoder=digest_encoder(tiny_file))
