@@ -61,10 +61,14 @@ class UploadStore:
         path = folder / _harmless(name)
         with self._lock:
             self._make_room(len(data))
+            try:
+                folder.mkdir(mode=0o700)
+                path.write_bytes(data)
+            except OSError:  # half a file on a full disk would be in the way of the next
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
             until = time.monotonic() + self._keep
             self._entries[str(path)] = _Entry(owner, None, until, len(data), used)
-            folder.mkdir(mode=0o700)
-            path.write_bytes(data)
         return str(path)
 
     def claim(self, path: str, session: str | None) -> bool:

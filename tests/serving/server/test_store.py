@@ -1,0 +1,31 @@
+"""What becomes of the page's uploads on a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from captioner_serving.server.store import UploadStore
+
+
+def test_a_file_that_could_not_be_written_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = UploadStore(keep=60, max_bytes=10, folder=tmp_path / "store")
+    store.folder.mkdir()
+    kept = store.save("a.jpg", b"12345", owner="me")
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.save("b.jpg", b"12345", owner="me")
+    assert [path.name for path in store.folder.rglob("*.jpg")] == ["a.jpg"]
+    store.save("c.jpg", b"12345", owner="me")  # for which nothing has to make way
+    assert store.owns(kept, "me")
