@@ -19,6 +19,7 @@ from typing import BinaryIO, cast
 from PIL import ExifTags, Image, ImageCms
 
 from captioner import errors
+from captioner.paths import is_web_address
 from captioner.readers import check_size, read_header
 
 __all__ = ["MAX_PIXELS", "ImageSource", "open_image"]
@@ -107,7 +108,7 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
     """Open a seekable stream that starts where the image does; the caller closes it."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
-    if isinstance(source, str) and source.lower().startswith(("http://", "https://")):
+    if isinstance(source, str) and is_web_address(source):
         raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
     try:
         if isinstance(source, str | os.PathLike):

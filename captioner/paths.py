@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["did_you_mean", "expanded", "there_is_no"]
+__all__ = ["did_you_mean", "expanded", "is_web_address", "there_is_no"]
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -20,6 +20,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def is_web_address(name: str) -> bool:
+    """Whether a name is an http or https address; schemes are the same in either case.
+
+    >>> is_web_address("HTTPS://example.org/photo.jpg")
+    True
+    """
+    return name.lower().startswith(("http://", "https://"))
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -32,9 +32,9 @@ from captioner.sentence import read_sentence
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.transforms import Box, Transform
 
-__all__ = ["Captioner", "PreparedImage", "prepare_image"]
+__all__ = ["BATCH", "Captioner", "PreparedImage", "prepare_image"]
 
-_BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
+BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,7 +189,7 @@ class Captioner:
             return cast("Caption", one)
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[ImageSource]", images))
-        while batch := list(islice(waiting, _BATCH)):
+        while batch := list(islice(waiting, BATCH)):
             results += self._caption_batch(batch, config, errors, check_attention)
         return results
 

@@ -86,17 +86,18 @@ def as_source(image: Any) -> ImageSource:
         if scheme[1].lower() not in ("http", "https"):
             raise ImageNotFoundError(f"{image} is not an http or https address: download it first")
         return _download(image)
-    if isinstance(image, bytearray | memoryview):
-        return bytes(image)
-    if isinstance(image, str | os.PathLike | bytes) or callable(getattr(image, "read", None)):
+    taken = isinstance(image, str | os.PathLike | bytes | bytearray | memoryview)
+    if taken or callable(getattr(image, "read", None)):
         return rereadable(image)
     raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
 
 
-def rereadable(source: ImageSource) -> ImageSource:
-    """A file object can be read once; its caption may want the photo again."""
-    if isinstance(source, str | os.PathLike | bytes | bytearray | Image.Image):
+def rereadable(source: ImageSource | bytearray | memoryview) -> ImageSource:
+    """A file object can be read once, and bytes may change; a caption may want its photo again."""
+    if isinstance(source, str | os.PathLike | bytes | Image.Image):
         return source
+    if isinstance(source, bytearray | memoryview):
+        return bytes(source)
     if isinstance(source, io.BytesIO):
         return source.getvalue()[source.tell() :]
     if isinstance(source, io.TextIOBase):

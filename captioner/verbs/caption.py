@@ -18,7 +18,7 @@ from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.image import MAX_PIXELS, open_image
 from captioner.json_line import json_line
-from captioner.paths import expanded
+from captioner.paths import expanded, is_web_address
 from captioner.terminal import in_a_line
 from captioner.verbs.machine import add_machine_arguments
 from captioner.verbs.model import check_model
@@ -39,7 +39,6 @@ EXAMPLES = """examples:
 One photo: its caption is printed alone. Several: a line each, path, tab, caption.
 A whole folder: captioner batch."""
 
-_BATCH = 16  # photos decoded together: most of the speed of a large batch, little of its memory
 _UNFAMILIAR = (
     "is unlike the photos that the model has learned from: the caption may be wrong altogether"
 )
@@ -161,7 +160,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _absent(photo: str) -> ImageError | None:
     """Say what can be said of a photo without reading it."""
-    if photo.startswith(("http://", "https://")):
+    if is_web_address(photo):
         return None
     try:
         is_folder = stat.S_ISDIR(Path(photo).stat().st_mode)
@@ -182,7 +181,7 @@ def _absent(photo: str) -> ImageError | None:
 def _captions(
     photos: list[str], checkpoint: Path, config: GenerationConfig, arguments: argparse.Namespace
 ) -> Iterator[Caption | ImageError]:
-    from captioner.predictor import Captioner
+    from captioner.predictor import BATCH, Captioner
 
     captioner = Captioner.from_pretrained(
         checkpoint,
@@ -190,8 +189,8 @@ def _captions(
         dtype=arguments.dtype,
         max_pixels=arguments.max_pixels,
     )
-    for start in range(0, len(photos), _BATCH):
-        batch = photos[start : start + _BATCH]
+    for start in range(0, len(photos), BATCH):
+        batch = photos[start : start + BATCH]
         yield from captioner.caption(
             batch, config, errors="return", check_attention=arguments.check_attention
         )

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from captioner.drawing.saving import check_suffix, is_drawn
 from captioner.errors import ConfigError, OutputError
 from captioner.files import identity
+from captioner.paths import is_web_address
 
 __all__ = ["make_folders", "plan_pictures"]
 
@@ -104,6 +105,6 @@ def _check_pattern(option: str, pattern: str, *, several: bool) -> None:
 
 
 def _fill(pattern: str, photo: str, number: int) -> str:
-    path = urlsplit(photo).path if photo.startswith(("http://", "https://")) else photo
+    path = urlsplit(photo).path if is_web_address(photo) else photo
     values = {"{name}": Path(path).stem or "photo", "{number}": str(number)}
     return _FIELD.sub(lambda match: values[match[0]], pattern)

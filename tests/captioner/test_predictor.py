@@ -43,6 +43,8 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
     assert len({caption.text for caption in captions}) == 1
     assert [caption.text for caption in together] == [caption.text for caption in captions]
     assert [caption.image for caption in together] == [str(photo), str(photo), None, None, None]
+    prepared = [captioner.prepare(source) for source in (data, bytearray(data), memoryview(data))]
+    assert all(one.pixels.equal(prepared[0].pixels) for one in prepared)
     for caption in captions:
         assert caption.contact_sheet().size == captions[0].contact_sheet().size
 

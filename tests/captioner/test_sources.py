@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,17 @@ def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) 
     # Front ends that are given addresses by strangers follow none.
     with pytest.raises(ImageNotFoundError, match="not followed"):
         captioner.prepare(f"{host}/photo.jpg")
+
+
+def test_the_command_takes_an_address_in_capitals(
+    run_captioner: Callable[..., Any], saved_tiny: Path, photo: Path, host: str
+) -> None:
+    address = f"{host.upper()}/photo.jpg"
+    by_name, by_address = (
+        run_captioner("caption", name, "--checkpoint", saved_tiny) for name in (photo, address)
+    )
+    assert by_address.returncode == 0, by_address.stderr
+    assert by_address.stdout == by_name.stdout
 
 
 def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:

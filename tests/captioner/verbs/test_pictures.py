@@ -36,6 +36,7 @@ def test_patterns_are_filled() -> None:
         {"--sheet": "s/2-2.png", "--overlay": "2.webp"},
     ]
     assert plan("http://host/b/cat.jpg?size=1.5", sheet="{name}.png") == [{"--sheet": "cat.png"}]
+    assert plan("HTTPS://host/cat.jpg?size=1.5", sheet="{name}.png") == [{"--sheet": "cat.png"}]
     # A name that looks like a field is a name.
     Path("{number}.jpg").write_bytes(b"")
     assert plan("{number}.jpg", sheet="{name}.png") == [{"--sheet": "{number}.png"}]

@@ -14,6 +14,7 @@ from captioner.errors import (
     ImageTooLargeError,
     MissingExtraError,
 )
+from captioner.paths import is_web_address
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -77,7 +78,7 @@ def open_file_system(url: str, reach: Reach = "own") -> tuple[AbstractFileSystem
         import fsspec
 
         options = {}
-        if reach != "any" and url.lower().startswith(("http://", "https://")):
+        if reach != "any" and is_web_address(url):
             from captioner_serving.batch.inputs.networks import guarded_client
 
             own = urlsplit(url).hostname if reach == "own" else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from captioner.errors import CaptionerError
+from captioner.paths import is_web_address
 from captioner_serving.batch.inputs.archives import ARCHIVES, tar_stream_photos
 from captioner_serving.batch.inputs.links import Reach, open_file_system, reason_of
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, RemotePhoto
@@ -26,7 +27,7 @@ def remote_photos(
         MissingExtraError: the extra that reads such URLs is not there.
 
     """
-    web = url.lower().startswith(("http://", "https://"))
+    web = is_web_address(url)
     bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
     try:
         system, path = open_file_system(url, reach)
