@@ -48,7 +48,7 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
-    """Write the frames of `overlay.animation` as a .gif or .webp that loops forever.
+    """Write the frames of `animation.animation` as a .gif or .webp that loops forever.
 
     A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from captioner.errors import DataError
+from captioner_serving.batch.outputs.wording import CONTROL
 
 __all__ = ["read_captions"]
 
 Record = dict[str, Any]
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # as no wording makes it, and no XML has it
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
@@ -57,7 +55,7 @@ def _is_sentence(value: object) -> bool:
     score = value.get("score")
     number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e9
     texts = (value.get("caption"), value.get("unworded", ""))
-    return number and all(_is_text(text) and not _CONTROL.search(text) for text in texts)
+    return number and all(_is_text(text) and not CONTROL.search(text) for text in texts)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -13,9 +13,11 @@ from typing import Any
 
 from captioner.errors import ConfigError
 
-__all__ = ["Wording"]
+__all__ = ["CONTROL", "Wording"]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # no text file or XML wants these
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+"""What no text file and no XML wants, and no wording makes."""
+
 _FIELDS = {"caption", "score"}
 _HUGE = re.compile(r"\d{4}")  # in a format: so many digits, or so wide
 
@@ -52,7 +54,7 @@ class Wording:
                 f"template {self.template!r} must have {{caption}}, may have {{score}}, no others"
             )
         for text in (self.template, self.prefix, *(part for pair in self.replace for part in pair)):
-            if _CONTROL.search(text):
+            if CONTROL.search(text):
                 raise ConfigError(f"{text!r} has a control character")
             if any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise ConfigError(f"{text!r} is not UTF-8 text")
