@@ -6,6 +6,10 @@ import ast
 import graphlib
 import importlib
 import pkgutil
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -86,6 +90,21 @@ def test_training_has_at_most_eight_floors() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_is_one_noun_of_at_most_300_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 300
+
+
+def test_what_is_imported_is_named_among_the_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    named = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in wanted}
+    homes = packages_distributions()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - sys.stdlib_module_names:
+                known = {home.lower().replace("_", "-") for home in homes.get(top, [top])}
+                assert top in FOLDERS or known & named, f"{path} imports {top}"
 
 
 def test_everything_public_is_there_and_in_order() -> None:

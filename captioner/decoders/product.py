@@ -53,7 +53,7 @@ class Product(nn.Module):
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         # Copies and tensors out of a pickle count their changes from another number.
         self._made_from = tuple((weight, _version(weight)) for weight, _ in self._made_from)
 
