@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,7 @@ def test_a_finished_run_goes_on_with_more_epochs(
     before = records(place / "longer")
     result = run_captioner(*command(place, "longer", "--stages.2.epochs", 2), timeout=300)
     assert result.returncode == 0, result.stderr
+    assert re.search(r"\(stage [12], epoch 1\) with more epochs, after epoch 1: ", result.stderr)
     after = records(place / "longer")
     assert after[: len(before)] == before
     (epoch,) = [one for one in after[len(before) :] if one["event"] == "epoch"]

@@ -110,11 +110,11 @@ def test_a_stage_hands_on_the_weights_that_scored_best(
         transform=Transform(tiny_checkpoint.transform), processes=CPU,
     )  # fmt: skip
     averages = []
-    for cider in (10.0, 5.0, 4.0):
+    for cider, surprise in ((10.0, 3.0), (5.0, 2.0), (10.0, 3.0)):
         state.count_step(step([batch]))
         with state.averaged():
             averages.append(model.decoder.embedding.weight.detach().clone())
-            assert state.count_epoch(cider) == (cider == 10.0)
+            assert state.count_epoch(cider, surprise) == (len(averages) == 1)
     assert state.progress.stale == 2 and state.progress.taken == 3
     assert not torch.equal(averages[0], averages[2])
     saved = state.state_dict()
@@ -203,3 +203,22 @@ def test_the_datas_captions_are_mixed_with_captions_drawn(
     both = found(SelfCritical(cross_entropy=0.3))
     assert plain.abs().max() > 1e-4 and reward.abs().max() > 1e-4
     torch.testing.assert_close(both, reward + 0.3 * plain)
+
+
+def test_of_epochs_of_equal_cider_the_less_surprised_is_better(
+    tiny_checkpoint: Checkpoint,
+) -> None:
+    model = tiny_checkpoint.model.requires_grad_(True)
+    config = recipe()
+    state = TrainState(model, processes=CPU)
+    state.progress.best = state.progress.untouched = 0.0
+    state.progress.best_surprise = 4.0  # of the model that it went on from
+    state.begin_stage(config, config.stages[0], steps=20)
+    counted = [state.count_epoch(0.0, surprise) for surprise in (5.0, 3.0, 3.0, 2.0)]
+    assert counted == [False, True, False, True]
+    assert (state.progress.best_at, state.progress.stale) == ((1, 4), 0)
+    saved = state.state_dict()
+    for name in ("best_surprise", "stage_surprise", "best_at"):  # as older versions wrote it
+        del saved["progress"][name]
+    state.load_state_dict(saved)
+    assert not state.count_epoch(0.0, 1.0) and state.count_epoch(0.1, 9.0)

@@ -211,7 +211,7 @@ def test_early_stopping_ends_a_stage(run_captioner: Run, recipe: Path, tmp_path:
         "--tensorboard", "true", timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "no better CIDEr for 1 epoch: the stage ends here" in result.stderr
+    assert "no better score for 1 epoch: the stage ends here" in result.stderr
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     epochs = [record for record in map(json.loads, lines) if record["event"] == "epoch"]
     assert [(record["stage"], record["epoch"]) for record in epochs] == [(1, 1), (1, 2), (2, 1)]

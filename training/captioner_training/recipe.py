@@ -153,7 +153,7 @@ class Stage:
     accumulate: Positive = 1  # parts that a batch is computed in, one by one: less memory
     # The share of words, at the end of the stage, that are the model's own and not the caption's.
     scheduled_sampling: Share = 0.0  # see step.py; 0.1 to 0.25 is usual
-    patience: Positive | None = None  # epochs without a better validation CIDEr that end the stage
+    patience: Positive | None = None  # epochs without a better validation score that end it
     self_critical: SelfCritical | None = None  # learn from CIDEr-D of sampled captions instead
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
 from captioner_training.machinery.interrupts import Interrupts
-from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.progress import Progress
 from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.report import Report
 from captioner_training.run_folder import RunFolder
 from captioner_training.stage import StageRun, read_supervision
-from captioner_training.state import Progress, TrainState
+from captioner_training.state import TrainState
 from captioner_training.step import autocast_of
 
 __all__ = ["Run"]
@@ -103,7 +103,7 @@ class Run:
         torch.manual_seed(recipe.seed + 7919 * processes.rank)  # each drops out other units
         state = TrainState(model, processes=processes)
         if finished is not None:
-            state.progress = Progress(**finished["progress"])
+            state.progress = replace(finished.progress)
             if folder.longer:
                 self._lengthen(state.progress)
         elif folder.state is not None:
@@ -115,7 +115,8 @@ class Run:
         number = len(self.recipe.stages) - 1
         stage = self.recipe.stages[number]
         progress.finished, progress.stage = False, number
-        progress.epoch, progress.stage_best = progress.last_epoch, progress.best
+        progress.epoch = progress.last_epoch
+        progress.stage_best, progress.stage_surprise = progress.best, progress.best_surprise
         batches = -(-len(self.corpus.train) // stage.batch_size)
         progress.taken = progress.epoch * batches
 
@@ -130,14 +131,17 @@ class Run:
             added = len(self.corpus.vocabulary.ordinary_words) - known
             say(f"{known:,} words are those of the model, {added:,} new")
         if folder.longer:
-            say(f"going on from {folder.best} with more epochs, after epoch {progress.epoch}")
+            say(
+                f"going on from {folder.best} ({progress.told_best}) with more epochs, after "
+                f"epoch {progress.epoch}: what was learned after the best is discarded"
+            )
             self.save()
         elif folder.state is not None:
             say(
                 f"going on after step {progress.total:,} (stage {progress.stage + 1}, epoch "
                 f"{progress.epoch + 1})"
             )
-            here = _conditions(self.processes)
+            here = self.processes.conditions
             if folder.state["conditions"] != here:
                 say(
                     f"note: the run began with {folder.state['conditions']} and goes on with "
@@ -159,7 +163,9 @@ class Run:
             processes=self.processes,
         )
         origin.model.to("cpu")  # a GPU has better use for its memory
-        self.state.progress.untouched = self.state.progress.best = scores["CIDEr"]
+        progress = self.state.progress
+        progress.untouched = progress.best = scores["CIDEr"]
+        progress.best_surprise = scores["cross_entropy"]
         self.folder.keep_untouched(origin)
         self.report.origin(scores)
 
@@ -272,7 +278,7 @@ class Run:
         """
         self.state.progress.log_bytes = self.report.force()
         state: dict[str, Any] = self.state.state_dict()
-        state["conditions"] = _conditions(self.processes)
+        state["conditions"] = self.processes.conditions
         self.folder.save(state, digest=self._digest)
         self._saved = time.monotonic()
 
@@ -281,12 +287,4 @@ class Run:
         progress = self.state.progress
         self.report.finished(best=self.folder.best, last=self.folder.last)
         progress.finished, progress.log_bytes = True, self.report.force()
-        self.folder.finish(digest=self._digest, progress=asdict(progress))
-
-
-def _conditions(processes: Processes) -> str:
-    """Say what the last bits of a run depend on."""
-    return (
-        f"torch {torch.__version__}, {processes.world} x {processes.device.type}, "
-        f"{torch.get_num_threads()} threads"
-    )
+        self.folder.finish(digest=self._digest, progress=progress)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,21 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file
 from captioner.model import ModelConfig
+from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.machinery.lock import locked
 from captioner_training.machinery.processes import Processes
-from captioner_training.machinery.state_files import StateFiles
+from captioner_training.machinery.state_files import StateFiles, remove_files
+from captioner_training.progress import Progress
 from captioner_training.recipe import Recipe
-from captioner_training.run_recipe import goes_on, plain, read_note
+from captioner_training.run_recipe import (
+    CHECKPOINTS,
+    Note,
+    goes_on,
+    plain,
+    read_note,
+    refuse_foreign,
+    refuse_own_weights,
+)
 
 __all__ = ["RunFolder"]
 
@@ -40,7 +49,7 @@ class RunFolder:
         self.recipe, self.out, self.processes = recipe, out, processes
         self.shared = out if shared is None else shared
         self.files = StateFiles(out / "state", keep=recipe.keep_states)
-        self.best, self.last = out / "best.safetensors", out / "last.safetensors"
+        self.best, self.last = (out / name for name in CHECKPOINTS)
         self.state = self.files.load()
         self.finished = read_note(out)
         self.longer = False
@@ -53,7 +62,8 @@ class RunFolder:
         """Open a folder: a new one, or that of a run of the same recipe.
 
         Raises:
-            ConfigError: it has the run of another recipe.
+            ConfigError: it has the run of another recipe, files of others where this one would
+                write, or the weights that it goes on from.
             DataError: it has states, none of which can be read.
             OutputError: it cannot be written, or another process trains in it.
 
@@ -75,13 +85,20 @@ class RunFolder:
 
     def _check_recipe(self) -> None:
         """Compare the recipe with that of the run that is there."""
-        there = self.finished or self.state
-        if there is None:
+        refuse_own_weights(self.recipe, self.out)
+        if (there := self._there()) is None:
+            refuse_foreign(self.recipe, self.out)
             return
-        going = goes_on(there["recipe"], self.recipe, self.out, finished=self.finished is not None)
+        going = goes_on(there[0], self.recipe, self.out, finished=self.finished is not None)
         if going == "anew":
             self.state = self.finished = None
         self.longer = going == "longer"
+
+    def _there(self) -> tuple[dict[str, Any], str] | None:
+        """Give the recipe of the run that is there, and the digest of its data."""
+        if self.finished is not None:
+            return self.finished.recipe, self.finished.data
+        return None if self.state is None else (self.state["recipe"], self.state["data"])
 
     def begin(self) -> None:
         """Write the recipe; remove what is left of a run that does not go on.
@@ -93,9 +110,10 @@ class RunFolder:
         if not self.processes.main:
             return
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
+            # Where the folder is, a run has begun that may do so again: see refuse_foreign.
+            self.files.folder.mkdir(parents=True, exist_ok=True)
             if self.state is None:
-                shutil.rmtree(self.files.folder, ignore_errors=True)
+                self.files.clear()
             if not self.longer:
                 (self.out / "finished.json").unlink(missing_ok=True)
         except OSError as error:
@@ -123,8 +141,8 @@ class RunFolder:
             ConfigError: they are others.
 
         """
-        there = self.finished or self.state
-        if there is not None and there["data"] != digest:
+        there = self._there()
+        if there is not None and there[1] != digest:
             kind = "a finished" if self.finished else "an unfinished"
             raise ConfigError(
                 f"{self.out} has {kind} run on other images or captions: start with another --out"
@@ -140,7 +158,7 @@ class RunFolder:
         if not self.best.is_file():
             raise ConfigError(
                 f"the run in {self.out} is finished, but {self.best} is gone: put it back, or "
-                f"remove {self.out / 'finished.json'} and start again"
+                "start again with another --out"
             )
         checkpoint = load_checkpoint(self.best)
         there = checkpoint.model.config
@@ -149,7 +167,7 @@ class RunFolder:
         if there != ModelConfig(encoder=self.recipe.encoder, decoder=ours):
             raise ConfigError(
                 f"{self.best} is not the checkpoint of the run that is finished there: put that "
-                f"back, or remove {self.out / 'finished.json'} and start again"
+                "back, or start again with another --out"
             )
         return checkpoint
 
@@ -175,7 +193,7 @@ class RunFolder:
         if self.processes.main:
             origin.save(self.best)
 
-    def finish(self, *, digest: str, progress: Mapping[str, Any]) -> None:
+    def finish(self, *, digest: str, progress: Progress) -> None:
         """Note that the run is over, and remove what only an unfinished one needs.
 
         Raises:
@@ -184,9 +202,13 @@ class RunFolder:
         """
         if not self.processes.main:
             return
-        note = {"recipe": plain(self.recipe), "data": digest, "progress": progress}
+        note = Note(recipe=plain(self.recipe), data=digest, progress=progress)
         with replace_file(self.out / "finished.json") as file:
-            file.write((json.dumps(note, indent=2) + "\n").encode())
+            file.write((json.dumps(asdict(note), indent=2) + "\n").encode())
         if not self.recipe.keep_files:
-            for name in ("state", "cache"):
-                shutil.rmtree(self.out / name, ignore_errors=True)
+            with suppress(OSError):  # files of others may lie there: they stay, and their folder
+                self.files.clear()
+                self.files.folder.rmdir()
+            with suppress(OSError):
+                remove_files(self.out / "cache", GRIDS_FILES)
+                (self.out / "cache").rmdir()

@@ -7,16 +7,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import ConfigError
+from captioner.files import identity
+from captioner.paths import expanded
+from captioner_training.progress import Progress
 from captioner_training.recipe import Recipe
 
-__all__ = ["goes_on", "plain", "read_note", "refuse_finished", "with_defaults"]
+__all__ = [
+    "CHECKPOINTS",
+    "Note",
+    "goes_on",
+    "plain",
+    "read_note",
+    "refuse_finished",
+    "refuse_foreign",
+    "refuse_own_weights",
+    "with_defaults",
+]
+
+CHECKPOINTS = ("best.safetensors", "last.safetensors")
+"""That a run writes."""
 
 # Fields that a run may be taken up with anew: they do not change what is computed.
 _FREE = (
@@ -25,16 +41,25 @@ _FREE = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a finished run leaves in finished.json."""
+
+    recipe: dict[str, Any]  # as it ran
+    data: str  # the digest of its images and captions
+    progress: Progress  # at its end
+
+
 def refuse_finished(recipe: Recipe, out: Path) -> None:
     """Refuse a folder with the finished run of another recipe.
 
     Raises:
-        ConfigError: it has one; the differences are named.
+        ConfigError: it has one; the differences are named. Or its note cannot be read.
 
     """
     note = read_note(out)
     if note is not None:
-        goes_on(note["recipe"], recipe, out, finished=True)
+        goes_on(note.recipe, recipe, out, finished=True)
 
 
 def goes_on(
@@ -47,7 +72,7 @@ def goes_on(
 
     """
     there, now = with_defaults(before), plain(recipe)
-    if there["max_steps"] is not None and now["max_steps"] is None:
+    if there.get("max_steps") is not None and now["max_steps"] is None:
         return "anew"  # a dry run does not stand in the way of a real one
     if finished and _has_more_epochs(there, now):
         return "longer"
@@ -61,13 +86,69 @@ def plain(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def read_note(out: Path) -> dict[str, Any] | None:
-    """Read what is known of the finished run in a folder, if it has one."""
-    try:
-        note: dict[str, Any] = json.loads((out / "finished.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def read_note(out: Path) -> Note | None:
+    """Read what is known of the finished run in a folder, if it has one.
+
+    Raises:
+        ConfigError: there is a note that cannot be read.
+
+    """
+    path = out / "finished.json"
+    if not path.exists():
         return None
+    try:
+        note = TypeAdapter(Note).validate_json(path.read_bytes())
+        if not note.progress.finished:
+            raise ValueError("of a run that has not ended")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is damaged, or not of a run, so that nobody knows whose checkpoints those in "
+            f"{out} are: start with another --out"
+        ) from error
     return note
+
+
+def refuse_foreign(recipe: Recipe, out: Path) -> None:
+    """Refuse to begin in a folder whose files are not those of this run, interrupted early.
+
+    The folder has neither a note nor a state of a run. An interrupted run that never came to its
+    first state has the folder for it; the checkpoints of such a run are those of its first epoch
+    or older, and are made again.
+
+    Raises:
+        ConfigError: files that would be replaced are others', or it is the run of another recipe.
+
+    """
+    there = _read_recipe(out / "recipe.json")
+    names = ["recipe.json", "log.jsonl"] if there is None else []
+    begun = there is not None and (out / "state").is_dir()
+    checkpoints = [name for name in CHECKPOINTS if (out / name).exists()]
+    taken = [name for name in names if (out / name).exists()]
+    taken += [] if begun else checkpoints
+    if taken:
+        raise ConfigError(
+            f"{out} has {' and '.join(taken)}, but neither a finished run nor one that could go "
+            "on: start with another --out, or move what is there elsewhere"
+        )
+    if there is not None and checkpoints:
+        goes_on(there, recipe, out, finished=False)
+
+
+def refuse_own_weights(recipe: Recipe, out: Path) -> None:
+    """Refuse to go on from a file that the run would replace.
+
+    Raises:
+        ConfigError: it is the best or the last checkpoint of the folder.
+
+    """
+    for name in ("weights", "encoder_weights"):
+        given = getattr(recipe, name)
+        if given is None or given in ("bundled", "torchvision", "random"):
+            continue
+        if any(identity(expanded(given)) & identity(out / one) for one in CHECKPOINTS):
+            raise ConfigError(
+                f"--{name} {given} would be replaced by this run: start with another --out"
+            )
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +157,16 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
         return plain(TypeAdapter(Recipe).validate_python(values))
     except ValidationError:  # it has fields that are no more, and its differences name them
         return values
+
+
+def _read_recipe(path: Path) -> dict[str, Any] | None:
+    """Read the recipe that a run noted; None where there is none, or another file of that name."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(values, dict) and {"name", "data", "stages"} <= values.keys()
+    return values if is_ours else None
 
 
 def _has_more_epochs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,29 +18,12 @@ from captioner_training.machinery.averaged_weights import AveragedWeights
 from captioner_training.machinery.optimizer import build_optimizer, build_scheduler
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.random_numbers import capture_random, restore_random
+from captioner_training.progress import Progress, is_better
 from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["Progress", "TrainState"]
+__all__ = ["TrainState", "diverged"]
 
 _SUMS = 4  # what a step returns: loss, cross-entropy, reward, norm of the gradient
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """How far a run is. Everything here and in the model stands as after the last step."""
-
-    stage: int = 0  # from 0, as are the next two; people are told of them from 1
-    epoch: int = 0  # of the stage
-    step: int = 0  # of the epoch
-    taken: int = 0  # steps of the stage
-    total: int = 0  # steps of the whole run
-    best: float = -1.0  # the highest CIDEr on validation so far
-    untouched: float | None = None  # CIDEr of the checkpoint that the run began from
-    stage_best: float = -1.0  # the highest CIDEr of this stage
-    stale: int = 0  # epochs since stage_best
-    log_bytes: int = 0  # how long the log is
-    last_epoch: int = 0  # epochs of the stage before this one
-    finished: bool = False
 
 
 class TrainState:
@@ -101,7 +84,7 @@ class TrainState:
         progress = self.progress
         progress.last_epoch, progress.stage = progress.epoch, progress.stage + 1
         progress.epoch = progress.step = progress.taken = 0
-        progress.stage_best, progress.stale = -1.0, 0
+        progress.stage_best, progress.stage_surprise, progress.stale = -1.0, None, 0
 
     def stage_is_over(self, stage: Stage) -> bool:
         """Whether the stage has had its steps, or has not become better for long enough."""
@@ -129,21 +112,31 @@ class TrainState:
         with self.average.applied():
             yield
 
-    def count_epoch(self, cider: float) -> bool:
-        """Record an epoch's score, inside `averaged`; say whether it is the best of the run."""
+    def count_epoch(self, cider: float, surprise: float) -> bool:
+        """Record an epoch, inside `averaged`; say whether it is the best of the run.
+
+        Args:
+            cider: on validation.
+            surprise: the cross-entropy there, which decides between equal ones.
+
+        """
         progress = self.progress
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums.zero_()
         progress.stale += 1
-        if cider > progress.stage_best:
-            progress.stage_best, progress.stale = cider, 0
+        if is_better(
+            cider, surprise, than=progress.stage_best, with_surprise=progress.stage_surprise
+        ):
+            progress.stage_best, progress.stage_surprise, progress.stale = cider, surprise, 0
             self._best = {
                 name: parameter.detach().clone()
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
             }
-        best = cider > progress.best
-        progress.best = max(progress.best, cider)
+        best = is_better(cider, surprise, than=progress.best, with_surprise=progress.best_surprise)
+        if best:
+            progress.best, progress.best_surprise = cider, surprise
+            progress.best_at = (progress.stage + 1, progress.epoch)
         return best
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,10 +153,7 @@ class TrainState:
         each = self.processes.gather(mine)
         weights = self.model.state_dict()
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
-            raise GenerationError(
-                f"the weights became NaN or infinite by step {self.progress.total}: lower "
-                "learning_rate, or use --precision float32"
-            )
+            raise diverged(self.progress.total)
         stage = None
         if self._in_stage:
             stage = {
@@ -193,3 +183,11 @@ class TrainState:
             self.sums.copy_(mine["sums"])
         elif self.processes.main:
             self.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))
+
+
+def diverged(step: int) -> GenerationError:
+    """Make the error of a training that has come to no number by a step."""
+    return GenerationError(
+        f"the weights became NaN or infinite by step {step}: lower learning_rate, or use "
+        "--precision float32"
+    )

@@ -80,7 +80,7 @@ def _train_epoch(run: Run, stage: StageRun) -> None:
     means = state.means().tolist()
     with state.averaged():
         scores, captioned = run.validate(stage)
-        best = state.count_epoch(scores["CIDEr"])
+        best = state.count_epoch(scores["CIDEr"], scores["cross_entropy"])
         run.keep_checkpoint(scores, best=best)
     report.epoch(means, scores, captioned, clock=clock, stage=stage.config)
     if not state.stage_is_over(stage.config):

@@ -53,6 +53,11 @@ class Corpus:
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
+        if len(self.validation) == 1:
+            yield (
+                "note: CIDEr on a single validation photo is always 0, and only its cross-entropy "
+                "tells one epoch from another: validate on more"
+            )
         if styles := self.vocabulary.styles:
             learned = dict.fromkeys(image.style or styles[0] for image in self.train)
             yield (

@@ -26,7 +26,10 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.machinery.processes import Processes
 
-__all__ = ["GRIDS_A_FILE", "CachedGrids", "GridDataset"]
+__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
+
+GRIDS_FILES = "grids-*.f16"
+"""The names of the files."""
 
 GRIDS_A_FILE = 1000  # what an interruption costs at most; 125 MB of 7 x 7 cells x 1,280 features
 _UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO

@@ -26,7 +26,7 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("w")
+        handle = file.open("a")  # it may be a file of others
     except OSError as error:
         raise OutputError(f"{what} cannot be written: {error.strerror or error}") from error
     with handle:

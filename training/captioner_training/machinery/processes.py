@@ -42,6 +42,14 @@ class Processes:
         """What tqdm takes as `disable`: off but in the main process, and where no terminal is."""
         return None if self.main else True
 
+    @property
+    def conditions(self) -> str:
+        """What the last bits of a run depend on."""
+        return (
+            f"torch {torch.__version__}, {self.world} x {self.device.type}, "
+            f"{torch.get_num_threads()} threads"
+        )
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor of the same shape from every process, in place."""
         if self.world > 1:

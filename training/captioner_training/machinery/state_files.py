@@ -13,7 +13,7 @@ import torch
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 
-__all__ = ["StateFiles"]
+__all__ = ["StateFiles", "remove_files"]
 
 _FORMAT = 2
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -38,6 +38,10 @@ class StateFiles:
         """Name the states that are there, the newest first."""
         found = [path for path in self.folder.glob("step-*.pt") if _NAME.fullmatch(path.name)]
         return sorted(found, reverse=True)
+
+    def clear(self) -> None:
+        """Remove the states, and nothing else that is there."""
+        remove_files(self.folder, "step-*.pt")
 
     def save(self, state: Mapping[str, Any], *, step: int) -> None:
         """Write a state.
@@ -81,10 +85,21 @@ class StateFiles:
             reason = reason or f"{path}: another version of Captioner wrote it"
         if paths:
             raise DataError(
-                f"no state of this run can be read ({reason}): remove {self.folder} to start "
-                "again, from its best checkpoint with --weights if you like"
+                f"no state of this run can be read ({reason}): start again with another --out, "
+                "from its best checkpoint with --weights if you like"
             )
         return None
+
+
+def remove_files(folder: Path, pattern: str) -> None:
+    """Remove the files of a pattern, and what a killed process left of one; the rest stays.
+
+    Raises:
+        OSError: one cannot be removed.
+
+    """
+    for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):
+        path.unlink(missing_ok=True)
 
 
 def _reason(error: BaseException) -> str:

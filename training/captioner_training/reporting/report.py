@@ -147,9 +147,14 @@ class Report:
             f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
             f"{left / 60:.0f} min left in this stage"
         )
+        if progress.best == 0 and progress.epoch == 1:
+            self.say(
+                "note: CIDEr is 0 so far: of such epochs the one with the lowest cross-entropy on "
+                "validation is the best"
+            )
         if stage.patience is not None and progress.stale >= stage.patience:
             epochs = "epoch" if progress.stale == 1 else "epochs"
-            self.say(f"no better CIDEr for {progress.stale} {epochs}: the stage ends here")
+            self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
 
     def finished(self, *, best: Path, last: Path) -> None:
         """Log the end, and compare with the model that the run began from."""
@@ -164,6 +169,11 @@ class Report:
             self.say(
                 f"CIDEr {progress.best:.1f}, before the training {before:.1f}: the run gained "
                 f"{gained} ({best})"
+            )
+        elif progress.best_at is not None:
+            self.say(
+                f"CIDEr {before:.1f}, as before the training, but a lower cross-entropy on "
+                f"validation ({best})"
             )
         else:
             self.say(
