@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from captioner.transforms import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data.dataset import Augmentation, ImageDataset, collate
 from captioner_training.data.images import ImageStore
+from captioner_training.data.loader import make_loader, make_split_loader
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.sampler import BucketSampler
 
@@ -176,3 +178,43 @@ def test_captions_by_characters(data: Path) -> None:
     (data / "captions.json").write_text(json.dumps(content), "utf-8")
     found = read_coco(data / "captions.json", data / "images", tokenizer="characters")
     assert found[0].words[0] == ("一", "只", "狗")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_photo_is_named_whoever_reads_it(data: Path, workers: int) -> None:
+    (data / "images" / "1.png").write_bytes((data / "images" / "1.png").read_bytes()[:60])
+    images = read_coco(data / "captions.json", data / "images")
+    transform = Transform(TransformConfig(mode="squash", size=32))
+    sampler = BucketSampler([(1, 1)] * 3, batch_size=2, seed=1)
+    loaders = (
+        make_loader(
+            ImageDataset(images, transform), sampler, [[[4]]] * 3, starts=[START] * 3,
+            maximum_length=5, workers=workers, device=torch.device("cpu"),
+        ),
+        make_split_loader(images, transform, workers=workers, batch_size=2),
+    )  # fmt: skip
+    for loader in loaders:
+        with pytest.raises(DataError, match=r"photo 1\.png in .*images cannot") as caught:
+            list(loader)
+        assert "copy or download it again, or take it out of the data" in caught.value.detail
+        assert len(caught.value.detail.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("caption", "sided"),
+    [
+        ("Ein Hund auf der linken Seite", True),
+        ("un chien à droite", True),
+        ("Perro a la izquierda", True),
+        ("un cane a sinistra", True),
+        ("um cão à direita", True),
+        ("狗在左边", True),
+        ("犬が右にいる", True),
+        ("a bright leftover", False),
+    ],
+)
+def test_captions_with_sides_keep_their_photo_from_being_mirrored(
+    data: Path, caption: str, sided: bool
+) -> None:
+    image = read_coco(data / "captions.json", data / "images")[0]
+    assert replace(image, captions=(*image.captions, caption)).sided == sided

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch, ItemDataset
@@ -85,7 +84,7 @@ class StageBatches:
             workers=self.recipe.data.workers,
             device=self.device,
         )
-        each: Iterator[Any] = iter(loader)
+        each = iter(loader)
         for _ in range(most):
             parts = list(islice(each, self.stage.accumulate))
             if not parts:

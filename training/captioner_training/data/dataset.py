@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
@@ -98,7 +97,7 @@ class ImageDataset(ItemDataset):
 
     def __getitem__(self, index: int) -> Item:
         image = self.images[index]
-        photo = open_image(image.store.read(image.name), at_least=self.transform.at_least)
+        photo = image.open(at_least=self.transform.at_least)
         chance = random.Random(f"{self.seed}/{self.epoch}/{index}")
         cut = self.augmentation.crop
         if cut > 0:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from captioner.encoder import Encoder
@@ -23,7 +22,7 @@ from captioner.preparation import prepare_encoder
 from captioner.transforms import Transform
 from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import make_split_loader
+from captioner_training.data.loader import Loader, make_split_loader
 from captioner_training.machinery.processes import Processes
 
 __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
@@ -170,7 +169,7 @@ def _write(
 
 @torch.inference_mode()
 def _encode(
-    encoder: Encoder, loader: DataLoader[Item], transform: Transform, device: torch.device
+    encoder: Encoder, loader: Loader[Item], transform: Transform, device: torch.device
 ) -> Iterator[NDArray[np.float16]]:
     dtype = next(encoder.parameters()).dtype
     for pixels, _ in loader:

@@ -11,14 +11,22 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioner.errors import DataError
+from PIL import Image
+
+from captioner.errors import DataError, ImageError
+from captioner.image import open_image
 from captioner.paths import expanded, there_is_no
 
 __all__ = ["CaptionedImage", "ImageStore", "Member"]
 
 _OPEN_FILES = 128  # tar files held open by a process; systems allow 256 and more
 
-_SIDED = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+# English, German, French, Spanish, Italian, Portuguese; Chinese and Japanese share their signs.
+_SIDED = re.compile(
+    r"\b(left|right|links|rechts|(link|recht)e[nrsm]?|gauches?|droite?s?|(izquierd|derech)[oa]s?"
+    r"|(sinistr|destr)[aeio]|(esquerd|direit)[oa]s?)\b|[左右]",
+    re.IGNORECASE,
+)
 
 
 class Member(NamedTuple):
@@ -164,6 +172,21 @@ class CaptionedImage:
     captions: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]  # the captions, tokenized
     style: str = ""  # of the captions, where the model has several; "": its usual
+
+    def open(self, *, at_least: int | None = None) -> Image.Image:
+        """Open the image; see open_image.
+
+        Raises:
+            DataError: it cannot be read; the detail says which it is, and where.
+
+        """
+        try:
+            return open_image(self.store.read(self.name), at_least=at_least)
+        except ImageError as error:
+            raise DataError(
+                f"photo {self.name} in {self.store.pattern} cannot be used: {error.detail}, or "
+                "take it out of the data"
+            ) from error
 
     @property
     def sided(self) -> bool:

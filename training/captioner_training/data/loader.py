@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from captioner.cores import cores
+from captioner.errors import CaptionerError
 from captioner.transforms import Transform
 from captioner_training.data.dataset import (
     Batch,
@@ -20,7 +22,65 @@ from captioner_training.data.dataset import (
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.sampler import BucketSampler
 
-__all__ = ["make_loader", "make_split_loader"]
+__all__ = ["Loader", "make_loader", "make_split_loader"]
+
+
+Loaded = TypeVar("Loaded")
+
+
+class Loader(Generic[Loaded]):
+    """Batches of a data set, which can be gone through anew.
+
+    An image that cannot be read is an error among the items: one that a worker raises would arrive
+    with the worker's traceback as its message.
+
+    Raises:
+        CaptionerError: on the way, where an image cannot be read.
+
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Loaded]:
+        for batch in self._loader:
+            if isinstance(batch, CaptionerError):
+                raise batch
+            yield batch
+
+
+class _Caught(Dataset["Item | CaptionerError"]):
+    """Gives the error in place of an image that cannot be read."""
+
+    def __init__(self, dataset: ItemDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Item | CaptionerError:
+        try:
+            return self.dataset[index]
+        except CaptionerError as error:
+            return error
+
+
+class _Sound:
+    """Puts items into a batch where none is an error; travels to the workers."""
+
+    def __init__(self, collate_items: Callable[[list[Item]], object]) -> None:
+        self._collate = collate_items
+
+    def __call__(self, items: Sequence[Item | CaptionerError]) -> object:
+        sound = list[Item]()
+        for item in items:
+            if isinstance(item, CaptionerError):
+                return item
+            sound.append(item)
+        return self._collate(sound)
 
 
 class _Collate:
@@ -55,35 +115,38 @@ def make_loader(
     maximum_length: int,
     workers: int,
     device: torch.device,
-) -> DataLoader[Item]:
+) -> Loader[Batch]:
     """Load the batches of the sampler's epoch, in its order whatever the number of workers.
 
     The loader draws from a generator of its own, so that looking at data never moves the random
     numbers of the training.
     """
     dataset.epoch = sampler.epoch
-    return DataLoader(
-        dataset,
+    loader = DataLoader(
+        _Caught(dataset),
         batch_sampler=sampler,
         num_workers=min(workers, cores()),
-        collate_fn=_Collate(captions, starts, maximum_length),
+        collate_fn=_Sound(_Collate(captions, starts, maximum_length)),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
         worker_init_fn=_leave_interrupts,
     )
+    return Loader(loader)
 
 
 def make_split_loader(
     images: Sequence[CaptionedImage], transform: Transform, *, workers: int, batch_size: int
-) -> DataLoader[Item]:
+) -> Loader[Item]:
     """Load the squares of a split in its order, with their positions; for looking, not learning."""
-    return DataLoader(
-        ImageDataset(images, transform),
+    loader = DataLoader(
+        _Caught(ImageDataset(images, transform)),
         batch_size=batch_size,
         num_workers=min(workers, cores()),
+        collate_fn=_Sound(default_collate),
         generator=torch.Generator(),  # of its own: see make_loader
         worker_init_fn=_leave_interrupts,
     )
+    return Loader(loader)
 
 
 def _leave_interrupts(_: int) -> None:

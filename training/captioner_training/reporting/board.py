@@ -12,7 +12,6 @@ import numpy as np
 from captioner.drawing.contact_sheet import contact_sheet
 from captioner.drawing.panel import Panel
 from captioner.errors import MissingExtraError
-from captioner.image import open_image
 from captioner.transforms import Transform
 from captioner.vocabulary import Tokenizer, join
 from captioner_training.evaluation.captioned import Captioned
@@ -54,7 +53,7 @@ class Board:
         for number, one in enumerate(captioned[:_PHOTOS]):
             if one.attention is None:  # there is nothing to draw
                 break
-            photo = open_image(one.image.store.read(one.image.name))
+            photo = one.image.open()
             probabilities = one.hypothesis.log_probabilities.exp().tolist()
             panels = [
                 Panel(word=word, probability=probability, weights=attention)
