@@ -159,6 +159,9 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("\n| ") == 1 + len(VARIANT_NAMES)
     assert "77.0" in again.stdout and again.stderr.count("training images") == 12
+    longer = run_captioner(*command, *few, "--stages.1.epochs", 2)
+    assert (longer.returncode, longer.stdout) == (2, ""), longer.stderr
+    assert "none-previous-1 has a run of fewer epochs, and an ablation trains" in longer.stderr
     wrong = run_captioner(*command, "--variants", "nonesuch")
     assert wrong.returncode == 2 and "--variants nonesuch: there are none-previous" in wrong.stderr
 

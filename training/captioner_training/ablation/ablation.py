@@ -30,7 +30,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
-from captioner_training.run_recipe import plain, with_defaults
+from captioner_training.run_recipe import goes_on, plain, read_note, with_defaults
 
 __all__ = ["Ablation"]
 
@@ -54,7 +54,7 @@ class Ablation:
 
     Raises:
         ConfigError: the recipe goes on from a whole model, which has one decoder, or its sizes do
-            not allow a variant.
+            not allow a variant. Or a run that is there is another recipe's, or of fewer epochs.
 
     """
 
@@ -81,6 +81,8 @@ class Ablation:
         self.decoders: dict[str, DecoderConfig] = decoder_variants(
             recipe.decoder, grid_dim=self._grid_dim, vocabulary_size=len(self.corpus.vocabulary)
         )
+        self._plan = [(name, seed) for seed in config.seeds for name in config.variants]
+        processes.main_first(self._refuse_shorter)
 
     def run(self) -> str:
         """Train and measure what is not done yet; returns the table, which lies in `out` too.
@@ -91,10 +93,9 @@ class Ablation:
 
         """
         found: dict[str, list[Measures]] = {name: [] for name in self.config.variants}
-        plan = [(name, seed) for seed in self.config.seeds for name in self.config.variants]
-        for number, (name, seed) in enumerate(plan, 1):
+        for number, (name, seed) in enumerate(self._plan, 1):
             if self.processes.main:
-                print(f"{number} of {len(plan)}: {name}, seed {seed}", file=sys.stderr)
+                print(f"{number} of {len(self._plan)}: {name}, seed {seed}", file=sys.stderr)
             found[name].append(self._one(name, seed))
         return self.processes.main_alone(lambda: self._side_by_side(found)) or ""
 
@@ -106,12 +107,32 @@ class Ablation:
         draw_chart(rows, self.out / "figure.png")
         return text
 
-    def _one(self, name: str, seed: int) -> Measures:
-        """Train one variant with one seed, and measure it."""
+    def _planned(self, name: str, seed: int) -> tuple[Recipe, Path]:
+        """Give the recipe of a variant with a seed, and the folder of its run."""
         recipe = replace(
             self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
         )
-        folder = self.out / f"{name}-{seed}"
+        return recipe, self.out / f"{name}-{seed}"
+
+    def _refuse_shorter(self) -> None:
+        """Refuse to lengthen a run, which would not be trained as the others are.
+
+        Raises:
+            ConfigError: there is one of fewer epochs, or of another recipe.
+
+        """
+        for name, seed in self._plan:
+            recipe, folder = self._planned(name, seed)
+            note = read_note(folder)
+            if note and goes_on(note.recipe, recipe, folder, finished=True) == "longer":
+                raise ConfigError(
+                    f"{folder} has a run of fewer epochs, and an ablation trains every variant "
+                    "alike, from its beginning: start with another --out"
+                )
+
+    def _one(self, name: str, seed: int) -> Measures:
+        """Train one variant with one seed, and measure it."""
+        recipe, folder = self._planned(name, seed)
         path, asked = folder / "measures.json", self._asked(recipe)
         if _with_defaults((known := _read(path)).get("asked")) != asked:
             shared = self._shared(seed)
