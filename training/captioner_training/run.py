@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
+from captioner.errors import GenerationError
 from captioner_training.data.batches import stage_sampler
 from captioner_training.data.corpus import Corpus
 from captioner_training.evaluation.captioned import Captioned
@@ -24,7 +25,7 @@ from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.report import Report
 from captioner_training.run_folder import RunFolder
 from captioner_training.stage import StageRun, read_supervision
-from captioner_training.state import TrainState
+from captioner_training.state import TrainState, diverged
 from captioner_training.step import autocast_of
 
 __all__ = ["Run"]
@@ -204,17 +205,20 @@ class Run:
         if self.recipe.data.scenes is not None:
             boxes = self.folder.shared / "scenes" / "boxes_val.json"
         self._validating = True
-        result = validate(
-            self.state.model,
-            self.corpus.validation,
-            self.recipe,
-            vocabulary=self.corpus.vocabulary,
-            autocast=self.autocast,
-            processes=self.processes,
-            boxes=boxes,
-            grids=stage.validation_grids,
-            together=self.stop_if_asked,
-        )
+        try:
+            result = validate(
+                self.state.model,
+                self.corpus.validation,
+                self.recipe,
+                vocabulary=self.corpus.vocabulary,
+                autocast=self.autocast,
+                processes=self.processes,
+                boxes=boxes,
+                grids=stage.validation_grids,
+                together=self.stop_if_asked,
+            )
+        except GenerationError as error:  # the last step alone may have made the weights useless
+            raise diverged(self.state.progress.total) from error
         self._validating = False
         return result
 

@@ -78,6 +78,7 @@ def _train_epoch(run: Run, stage: StageRun) -> None:
             run.save_if_due(clock)
     clock.stop()
     means = state.means().tolist()
+    report.refuse_diverged(means)
     with state.averaged():
         scores, captioned = run.validate(stage)
         best = state.count_epoch(scores["CIDEr"], scores["cross_entropy"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from captioner.drawing.contact_sheet import contact_sheet
 from captioner.transforms import Transform, TransformConfig
-from captioner_training.data.images import ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.reporting import board
 from captioner_training.reporting.board import Board
@@ -30,7 +30,7 @@ def test_a_caption_of_characters_has_no_spaces(
 
     monkeypatch.setattr(board, "contact_sheet", sheet)
     Image.new("RGB", (60, 40), "green").save(tmp_path / "1.jpg")
-    image: Any = SimpleNamespace(name="1.jpg", store=ImageStore(tmp_path))
+    image = CaptionedImage(name="1.jpg", id=1, store=ImageStore(tmp_path), captions=(), words=())
     hypothesis: Any = SimpleNamespace(log_probabilities=torch.zeros(4))
     one = Captioned(
         image=image,

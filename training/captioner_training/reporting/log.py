@@ -45,7 +45,7 @@ class RunLog:
 
         """
         try:
-            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self.path} cannot be written: {error.strerror}") from error

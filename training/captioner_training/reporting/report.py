@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,12 @@ from tqdm import tqdm
 from captioner.transforms import Transform
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.machinery.processes import Processes
+from captioner_training.machinery.torchrun import leave_the_word
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.reporting.board import Board
 from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.log import RunLog
-from captioner_training.state import TrainState
+from captioner_training.state import TrainState, diverged
 
 __all__ = ["Report"]
 
@@ -95,12 +97,17 @@ class Report:
             values: (4,), of `TrainStep`: the shares of this process.
             clock: of the epoch.
 
+        Raises:
+            GenerationError: the step is logged, and its values are NaN or infinite.
+
         """
         if self._bar is not None:
             self._bar.update()
         if not self.logs_now():
             return
-        named = self._named(self.processes.sum(values.clone()).tolist())
+        told = self.processes.sum(values.clone()).tolist()
+        self.refuse_diverged(told)
+        named = self._named(told)
         named["learning_rate"] = float(self.state.scheduler.get_last_lr()[0])
         timing = clock.timing()
         self._write({"event": "step", **self._place(), **named, "timing": timing})
@@ -109,6 +116,19 @@ class Report:
         if self._board:
             rates = {**named, "images_per_second": timing["images_per_second"]}
             self._board.curves("train", rates, step=self.state.progress.total)
+
+    def refuse_diverged(self, values: Sequence[float]) -> None:
+        """Refuse to go on with a training that has come to no number; one process says so.
+
+        Raises:
+            GenerationError: one of the values is NaN or infinite.
+
+        """
+        if all(map(math.isfinite, values)):
+            return
+        if not self.processes.main:
+            leave_the_word()
+        raise diverged(self.state.progress.total)
 
     def origin(self, scores: Mapping[str, float]) -> None:
         """Tell what the checkpoint scores that the run goes on from."""
