@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,12 @@ def test_only_files_of_the_run_are_removed(recipe: Recipe, tmp_path: Path) -> No
     for name in ("state/thesis.txt", "cache/c.txt", "cache/grids-0-00000.f16", "lock"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("theirs")
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "cache").symlink_to(tmp_path / "cache")
+    with RunFolder.open(recipe, linked, ALONE) as folder:
+        folder.finish(digest="digest", progress=Progress(finished=True))
+    assert (tmp_path / "cache" / "grids-0-00000.f16").exists()
+    shutil.rmtree(linked)
     with RunFolder.open(recipe, tmp_path, ALONE) as folder:
         folder.begin()
         folder.save({"progress": {"total": 3}}, digest="digest")

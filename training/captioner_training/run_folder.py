@@ -209,6 +209,8 @@ class RunFolder:
             with suppress(OSError):  # files of others may lie there: they stay, and their folder
                 self.files.clear()
                 self.files.folder.rmdir()
+            cache = self.out / "cache"
             with suppress(OSError):
-                remove_files(self.out / "cache", GRIDS_FILES)
-                (self.out / "cache").rmdir()
+                if not cache.is_symlink():  # else other runs may have it too
+                    remove_files(cache, GRIDS_FILES)
+                    cache.rmdir()
