@@ -43,6 +43,21 @@ def test_fields_can_be_set_anew() -> None:
     assert recipe.decoder.dropout == 0.5
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("seed", "99999999999999999999", "seed: should be less than or equal to 4294967295"),
+        ("seed", "999999999999999", "seed: should be less than or equal to 4294967295"),
+        ("data.scenes.train", "100000000000", "train: should be less than or equal to 1000000"),
+        ("name", "../../zz", "'../../zz' is no plain file name"),
+        ("name", "..", "'..' is no plain file name"),
+    ],
+)
+def test_what_would_end_elsewhere_or_never_is_refused(field: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_recipe("smoke", {field: value})
+
+
 def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -220,7 +235,8 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         ' "annotations": [{"image_id": 1, "caption": "a dog"}]}'
     )
     (tmp_path / "done").mkdir()
-    note = {"recipe": plain(load_recipe("smoke", {"seed": "1"})), "data": "", "progress": {}}
+    recipe = plain(load_recipe("smoke", {"seed": "1"}))
+    note = {"recipe": recipe, "data": "", "progress": {"finished": True}}
     (tmp_path / "done" / "finished.json").write_text(json.dumps(note))
     wanted = (
         ("train smoke --seed 2 --out done", 2, "the run of another recipe:\n  seed: 1 there"),

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from captioner.checkpoint import load_checkpoint
+from captioner_training.data.recipe_data import read_corpus
 from captioner_training.data.scenes import write_scenes
+from captioner_training.recipe_file import load_recipe
 from tests import launcher
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -193,3 +195,11 @@ def test_styles_that_cannot_be(run_captioner: Run, tmp_path: Path, line: str, to
     (tmp_path / "odd.yaml").write_text(f"name: odd\ndata: {line}\nstages: [{{epochs: 1}}]\n")
     result = run_captioner("train", tmp_path / "odd.yaml", "--out", tmp_path / "run")
     assert result.returncode == 2 and told in result.stderr
+
+
+def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(RECIPE)
+    recipe = load_recipe(str(tmp_path / "two.yaml"), {"data.root": str(data), "max_steps": "1"})
+    corpus = read_corpus(recipe, out=tmp_path)
+    assert [image.style for image in corpus.train] == ["plain", "loud"] * 10
+    assert {image.style for image in corpus.validation} == {"plain", "loud"}

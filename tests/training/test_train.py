@@ -7,12 +7,15 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from captioner import CheckpointMismatchError, CheckpointNotFoundError
+from captioner import CheckpointMismatchError, CheckpointNotFoundError, ConfigError
 from captioner.checkpoint import load_checkpoint
+from captioner.decoders.kinds import KINDS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_origin
@@ -136,6 +139,30 @@ def test_weights_follow_their_words(recipe: Path, tiny_file: Path, tmp_path: Pat
     missing = {**fields, "weights": str(tmp_path / "missing.safetensors")}
     with pytest.raises(CheckpointNotFoundError, match="missing"):
         load_origin(load_recipe(str(recipe), missing))
+
+
+class Bare(torch.nn.Module):
+    """What a decoder of one's own may be: no matrix embeds and scores its words."""
+
+    def __init__(self, _: object, *, grid_dim: int, vocabulary_size: int) -> None:
+        super().__init__()
+        self.words = torch.nn.Parameter(torch.randn(vocabulary_size, grid_dim))
+
+
+def test_weights_of_a_decoder_without_an_embedding_are_taken_over(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "lstm", f"{__name__}:Bare")
+    loaded, vocabulary = load_recipe(str(recipe)), Vocabulary(["dog"])
+    origin: Any = SimpleNamespace(model=build_model(loaded, vocabulary), vocabulary=vocabulary)
+    model = build_model(loaded, vocabulary, origin=origin)
+    assert torch.equal(model.decoder.words, origin.model.decoder.words)
+
+
+def test_a_decoder_that_memory_does_not_hold_is_told_of(recipe: Path) -> None:
+    large = load_recipe(str(recipe), {"decoder.hidden_dim": str(10**8)})
+    with pytest.raises(ConfigError, match=r"has not the memory for: lower decoder\.hidden_dim"):
+        build_model(large, Vocabulary(["dog"]))
 
 
 @pytest.fixture(scope="module")

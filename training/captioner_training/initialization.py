@@ -12,7 +12,7 @@ from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.encoder import Encoder
-from captioner.errors import CheckpointFormatError, CheckpointMismatchError
+from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
@@ -54,6 +54,7 @@ def build_model(
 
     Raises:
         CheckpointError: the encoder's weights are missing, or are another encoder's.
+        ConfigError: the decoder is larger than the memory.
 
     """
     start = recipe.encoder_weights if origin is None else "random"
@@ -65,7 +66,13 @@ def build_model(
             if isinstance(module, StochasticDepth):
                 module.p = recipe.stochastic_depth
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
-    model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
+    try:
+        model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
+    except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
+        raise ConfigError(
+            f"recipe {recipe.name} has a decoder that this machine has not the memory for: lower "
+            "decoder.hidden_dim, or whatever else of it is large"
+        ) from error
     if origin is not None:
         _take_over(model, vocabulary, origin, named=str(recipe.weights))
     return model
@@ -78,8 +85,11 @@ def _take_over(
     given = origin.model.state_dict()
     known = [word for word in vocabulary.words if word in origin.vocabulary]
     theirs, ours = origin.vocabulary.encode(known), vocabulary.encode(known)
+    fresh = model.state_dict()
     for name in ("decoder.embedding.weight", "decoder.output_bias"):
-        tensor = model.state_dict()[name].clone()
+        if name not in fresh or name not in given:  # a decoder of one's own may have others
+            continue
+        tensor = fresh[name].clone()
         if tensor.ndim == 1:  # a new word is as unlikely as the rarest, until it has been learned
             tensor.fill_(float(given[name][theirs].min()))
         tensor[ours] = given[name][theirs]

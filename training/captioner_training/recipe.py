@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 from pydantic import ConfigDict
 
 from captioner.backbones import EncoderConfig
@@ -27,6 +27,8 @@ __all__ = [
     "Stage",
     "resolve",
 ]
+
+Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]  # an hour of drawing, and more
 
 _STRICT = ConfigDict(extra="forbid")
 _ENCODER_RATE = 1e-4  # small: the encoder knows images already
@@ -52,8 +54,8 @@ class ScenesConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    train: Positive = 3000
-    validation: Positive = 300
+    train: Scenes = 3000
+    validation: Scenes = 300
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -215,7 +217,7 @@ class Recipe:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     # The chance that a block of the encoder is left out in training; null: the backbone's own.
     stochastic_depth: Fraction | None = None
-    seed: int = 1
+    seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
     # Of autocast and of cached grids; what is trained stays float32.
     precision: Literal["bf16", "float32"] = "bf16"
     weight_decay: NotNegative = 0.02  # AdamW's; matrices only
@@ -243,6 +245,8 @@ class Recipe:
             yield "a recipe needs at least one stage"
         if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
             yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
+        if Path(self.name).name != self.name or self.name in ("", ".."):
+            yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
         size, stride = self.transform.size, self.encoder.stride
         if size % stride:
             below = size - size % stride

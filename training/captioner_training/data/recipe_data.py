@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from captioner.errors import DataError
@@ -37,14 +38,15 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     """
     data = recipe.data
     if data.scenes is None:
-        train = _read(data, data.train, "train")
-        validation = _read(data, data.validation, "val")
+        train_sets = _read(data, data.train, "train")
+        validation_sets = _read(data, data.validation, "val")
     else:
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
         write_scenes(folder, splits=splits, seed=recipe.seed)
-        train = read_dataset(folder, split="train")
-        validation = read_dataset(folder, split="val")
+        train_sets = [read_dataset(folder, split="train")]
+        validation_sets = [read_dataset(folder, split="val")]
+    train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     found = Vocabulary.build(
         (words for image in train for words in image.words), minimum_count=data.minimum_count
     ).ordinary_words
@@ -69,8 +71,8 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     )
     vocabulary.start(recipe.generation.style)
     if recipe.max_steps is not None:
-        train = train[: recipe.max_steps * max(stage.batch_size for stage in recipe.stages)]
-        validation = validation[:_DRY_VALIDATION]
+        most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
+        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
     usual = recipe.generation.style
     return Corpus(
         train=_styled(train, vocabulary, usual=usual),
@@ -93,8 +95,16 @@ def _styled(
     ]
 
 
-def _read(data: DataConfig, entries: Sequence[str | Source], split: str) -> list[CaptionedImage]:
-    images: list[CaptionedImage] = []
+def _some(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[CaptionedImage]:
+    """Take so many images, of every set in turn."""
+    turns = chain.from_iterable(zip_longest(*sets))
+    return list(islice((image for image in turns if image is not None), most))
+
+
+def _read(
+    data: DataConfig, entries: Sequence[str | Source], split: str
+) -> list[list[CaptionedImage]]:
+    sets: list[list[CaptionedImage]] = []
     for entry in entries:
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
@@ -104,5 +114,5 @@ def _read(data: DataConfig, entries: Sequence[str | Source], split: str) -> list
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
             style = entry.style
             found = read_coco(captions, files, tokenizer=data.tokenizer)
-        images += [replace(image, style=style if data.styles else "") for image in found]
-    return images
+        sets.append([replace(image, style=style if data.styles else "") for image in found])
+    return sets
