@@ -210,6 +210,7 @@ def test_texts_are_read_as_they_are_typed() -> None:
     with pytest.raises(ConfigError, match="weights: is empty: give a value, or null"):
         load_recipe("own", {"weights": ""})
     assert load_recipe("own", {"generation.style": ""}).generation.style == ""
+    assert load_recipe("own", {"data.boxes": "[a.json, b.json]"}).data.boxes == ("a.json", "b.json")
     with pytest.raises(ConfigError, match=r"stages: should be a list \(given: 'none'\)"):
         load_recipe("own", {"stages": "none"})
 

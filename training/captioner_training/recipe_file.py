@@ -9,8 +9,8 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -157,7 +157,8 @@ def _kinds_of(key: str) -> set[Any]:
         if not part.isdigit():
             hint = None if kind is None else get_type_hints(kind).get(part)
             kind = _dataclass_in(hint)
-    return {hint, *get_args(hint)}
+    union = isinstance(hint, UnionType) or get_origin(hint) is Union
+    return set(get_args(hint)) if union else {hint}
 
 
 def _number(text: str) -> str | float:
