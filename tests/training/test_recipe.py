@@ -224,6 +224,10 @@ def test_what_is_merged_may_be_set_anew(tmp_path: Path) -> None:
         (1, 8),
         (2, 8),
     ]
+    merged = "data: {scenes: &b {<<: {train: 30}, train: 40}}\nstages: [{epochs: 1}]\nx: {<<: *b}"
+    path.write_text(merged)
+    with pytest.raises(ConfigError, match="x: there is no such field"):
+        load_recipe(str(path))
 
 
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:

@@ -110,7 +110,11 @@ def test_a_run_that_ended_before_its_first_state_begins_again(
         with RunFolder.open(asked, tmp_path, ALONE) as folder:
             folder.begin()
             (tmp_path / "log.jsonl").write_text("")
-    (tmp_path / "best.safetensors").write_text("as it was, or of the first epoch")
+    (tmp_path / "best.safetensors").write_text("as it was")  # the model that it went on from
+    for asked in (other, recipe):
+        with RunFolder.open(asked, tmp_path, ALONE) as folder:
+            folder.begin()
+    (tmp_path / "last.safetensors").write_text("of the first epoch")
     with RunFolder.open(recipe, tmp_path, ALONE) as folder:
         folder.begin()
     with pytest.raises(ConfigError, match="seed: 1 there, 2 now"):

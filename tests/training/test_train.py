@@ -160,7 +160,7 @@ def test_weights_of_a_decoder_without_an_embedding_are_taken_over(
 
 
 def test_a_decoder_that_memory_does_not_hold_is_told_of(recipe: Path) -> None:
-    large = load_recipe(str(recipe), {"decoder.hidden_dim": str(10**8)})
+    large = load_recipe(str(recipe), {"decoder.hidden_dim": str(10**13)})
     with pytest.raises(ConfigError, match=r"has not the memory for: lower decoder\.hidden_dim"):
         build_model(large, Vocabulary(["dog"]))
 

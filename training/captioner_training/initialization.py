@@ -71,7 +71,7 @@ def build_model(
     except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
         raise ConfigError(
             f"recipe {recipe.name} has a decoder that this machine has not the memory for: lower "
-            "decoder.hidden_dim, or whatever else of it is large"
+            f"decoder.hidden_dim, or whatever else of it is large ({error})"
         ) from error
     if origin is not None:
         _take_over(model, vocabulary, origin, named=str(recipe.weights))

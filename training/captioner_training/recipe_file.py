@@ -89,15 +89,19 @@ def _source(name: str) -> Path:
 class _Loader(yaml.SafeLoader):
     """YAML, but for a key that comes twice, of which it would take the last without a word."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Make a mapping. Raises YAMLError where a key comes twice."""
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Read a mapping as it is written. Raises YAMLError where a key comes twice."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names = [
+            key.value
+            for key, _ in node.value
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
+        ]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise yaml.constructor.ConstructorError(
+            raise yaml.composer.ComposerError(
                 None, None, f"{twice[0]} comes twice", node.start_mark
             )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
+        return node
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -219,6 +220,8 @@ class Run:
             )
         except GenerationError as error:  # the last step alone may have made the weights useless
             raise diverged(self.state.progress.total) from error
+        if not math.isfinite(result[0]["cross_entropy"]):
+            raise diverged(self.state.progress.total)
         self._validating = False
         return result
 

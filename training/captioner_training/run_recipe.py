@@ -25,7 +25,7 @@ __all__ = [
     "goes_on",
     "plain",
     "read_note",
-    "refuse_finished",
+    "refuse_folder",
     "refuse_foreign",
     "refuse_own_weights",
     "with_defaults",
@@ -50,16 +50,20 @@ class Note:
     progress: Progress  # at its end
 
 
-def refuse_finished(recipe: Recipe, out: Path) -> None:
-    """Refuse a folder with the finished run of another recipe.
+def refuse_folder(recipe: Recipe, out: Path) -> None:
+    """Refuse a folder that a run cannot begin or go on in, as far as can be told without torch.
 
     Raises:
-        ConfigError: it has one; the differences are named. Or its note cannot be read.
+        ConfigError: it has the finished run of another recipe, whose differences are named, or
+            what refuse_own_weights and refuse_foreign refuse. Or its note cannot be read.
 
     """
+    refuse_own_weights(recipe, out)
     note = read_note(out)
     if note is not None:
         goes_on(note.recipe, recipe, out, finished=True)
+    elif not any((out / "state").glob("step-*.pt")):
+        refuse_foreign(recipe, out)
 
 
 def goes_on(
@@ -113,7 +117,8 @@ def refuse_foreign(recipe: Recipe, out: Path) -> None:
 
     The folder has neither a note nor a state of a run. An interrupted run that never came to its
     first state has the folder for it; the checkpoints of such a run are those of its first epoch
-    or older, and are made again.
+    or older, and are made again. Where it has kept none of an epoch, which is last.safetensors too,
+    the best is the one that it went on from, and any recipe may begin.
 
     Raises:
         ConfigError: files that would be replaced are others', or it is the run of another recipe.
@@ -121,6 +126,7 @@ def refuse_foreign(recipe: Recipe, out: Path) -> None:
     """
     there = _read_recipe(out / "recipe.json")
     names = ["recipe.json", "log.jsonl"] if there is None else []
+    kept = (out / "last.safetensors").exists()
     begun = there is not None and (out / "state").is_dir()
     checkpoints = [name for name in CHECKPOINTS if (out / name).exists()]
     taken = [name for name in names if (out / name).exists()]
@@ -130,7 +136,7 @@ def refuse_foreign(recipe: Recipe, out: Path) -> None:
             f"{out} has {' and '.join(taken)}, but neither a finished run nor one that could go "
             "on: start with another --out, or move what is there elsewhere"
         )
-    if there is not None and checkpoints:
+    if there is not None and kept:
         goes_on(there, recipe, out, finished=False)
 
 
@@ -163,7 +169,7 @@ def _read_recipe(path: Path) -> dict[str, Any] | None:
     """Read the recipe that a run noted; None where there is none, or another file of that name."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(values, dict) and {"name", "data", "stages"} <= values.keys()
     return values if is_ours else None

@@ -28,13 +28,15 @@ __all__ = ["train"]
 def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | None = None) -> Path:
     """Run a recipe, or go on with it, and return the path of the best checkpoint.
 
-    Writes into `out`: best.safetensors (highest CIDEr on validation) and last.safetensors,
-    log.jsonl, recipe.json, finished.json at the end, TensorBoard's files where wanted; and until
-    the end state/ (from which the same call goes on, after whatever end) and cache/ (grids).
-    Several runs may have a folder `shared` instead for grids and drawn scenes; it stays.
+    Writes into `out`: best.safetensors (highest CIDEr on validation, of equal ones the lowest
+    cross-entropy) and last.safetensors, log.jsonl, recipe.json, finished.json at the end,
+    TensorBoard's files where wanted; and until the end state/ (from which the same call goes on,
+    after whatever end) and cache/ (grids). Several runs may have a folder `shared` instead for
+    grids and drawn scenes; it stays.
 
     Raises:
-        ConfigError: the recipe cannot work, or `out` has the run of another one.
+        ConfigError: the recipe cannot work, or `out` has the run of another one,
+            files of others where this would write, or the weights that it goes on from.
         CaptionerError: data, weights or output are not as the recipe needs them.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
 

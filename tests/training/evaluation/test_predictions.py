@@ -86,16 +86,18 @@ def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
         {"image": "/photos/b/1.jpg", "caption": "a cat"},
         {"image": "1.jpg", "caption": "which?"},
         {"image": "c/4.jpg", "caption": "another"},
+        {"image": "d/4.jpg", "caption": "another"},
         {"image_id": 20, "caption": "a boat"},
         {"image": "20", "caption": "a cow"},
     )
     read = read_predictions(path, split)
     assert read.captions == [None, "a cat", "a cow", "a boat"]
-    assert "2 captions whose image is not in the split, left out (1.jpg the first)" in str(
+    assert "3 captions whose image is not in the split, left out (1.jpg the first)" in str(
         read.problems
     )
-    (tmp_path / "end.jsonl").write_text('{"image": "4.jpg", "caption": "a boat"}\n')
-    assert read_predictions(tmp_path / "end.jsonl", split).captions[3] == "a boat"
+    for name in ("4.jpg", "elsewhere/4.jpg"):  # one path, one image of that file name
+        (tmp_path / "end.jsonl").write_text(json.dumps({"image": name, "caption": "a boat"}))
+        assert read_predictions(tmp_path / "end.jsonl", split).captions[3] == "a boat"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ from captioner_training.run_recipe import goes_on, plain, read_note, with_defaul
 
 __all__ = ["Ablation"]
 
+_MEASURES = 2  # how they are taken; the effect of deletion is of all content words since 2
+
 
 class Train(Protocol):
     """Makes a run, and returns the path of its best checkpoint."""
@@ -159,6 +161,7 @@ class Ablation:
             "recipe": plain(recipe),
             "people": str(self.config.people),
             "deletion": self.config.deletion,
+            "measures": _MEASURES,
         }
 
     def _measure(self, checkpoint: Checkpoint, seed: int) -> Measures:
@@ -197,7 +200,7 @@ def _with_defaults(asked: Any) -> Any:
 def _read(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none yet, or half of one
+    except (OSError, ValueError, RecursionError):  # there is none yet, or half of one
         return {}
     return values
 

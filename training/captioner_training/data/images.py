@@ -20,6 +20,7 @@ from captioner.paths import expanded, there_is_no
 __all__ = ["CaptionedImage", "ImageStore", "Member"]
 
 _OPEN_FILES = 128  # tar files held open by a process; systems allow 256 and more
+_BEGINNING = 4096  # bytes that tell images of one size apart
 
 # English, German, French, Spanish, Italian, Portuguese; Chinese and Japanese share their signs.
 _SIDED = re.compile(
@@ -61,7 +62,7 @@ class ImageStore:
         found = sorted(self.pattern.parent.glob(self.pattern.name))
         # train* is for train-00.tar and a folder train2017, and not for train.log.
         wide = has_magic(self.pattern.name)
-        paths = [one for one in found if one.is_dir() or not wide or one.suffix == ".tar"]
+        paths = [one for one in found if one.is_dir() or not wide or ".tar" in one.name.lower()]
         if not paths:
             raise DataError(there_is_no("folder or tar file", self.pattern))
         self._folders = [path for path in paths if path.is_dir()]
@@ -93,10 +94,17 @@ class ImageStore:
 
     def _add(self, name: str, member: Member) -> None:
         known = self._members.setdefault(name, member)
-        if known != member and self._bytes(known) != self._bytes(member):
+        if known.path == member.path:  # of one tar file the last counts: what is newer is appended
+            self._members[name] = member
+        elif self._differ(known, member):
             raise DataError(
                 f"{name} is in {known.path} and, as another image, in {member.path}: take one away"
             )
+
+    def _differ(self, one: Member, other: Member) -> bool:
+        """Whether two members are of different sizes, or begin differently."""
+        starts = [self._bytes(member._replace(size=_BEGINNING)) for member in (one, other)]
+        return one.size != other.size or starts[0][: one.size] != starts[1][: one.size]
 
     def __contains__(self, name: str) -> bool:
         return name in self._members or self._path(name) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,20 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
     Args:
         path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records, a
             JSON object a line with "image", a path that ends in the image's name in the split, or
-            the end of that name.
+            the end of that name; or that has the file name of one image alone, as no other path.
         images: the split.
 
     Raises:
         DataError: the file cannot be read, is in neither format, or names no image of the split.
 
     """
-    names = _Names(images)
+    entries = [(_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
+    names = _Names(images, paths={name for (name, _), by_id in entries if not by_id})
     captions: list[str | None] = [None] * len(images)
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for where, entry in _entries(path):
-        name, caption = _named(entry, where)
-        at = names.place(name, by_id="image_id" in entry)
+    for (name, caption), by_id in entries:
+        at = names.place(name, by_id=by_id)
         if at is None:
             problem = "whose image is not in the split, left out"
         elif caption is None:
@@ -113,9 +113,15 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
 
 class _Names:
-    """Finds images of a split by what a file calls them; what two could be is neither."""
+    """Finds images of a split by what a file calls them; what two could be is neither.
 
-    def __init__(self, images: Sequence[Target]) -> None:
+    Args:
+        images: the split.
+        paths: all that the file has, each once.
+
+    """
+
+    def __init__(self, images: Sequence[Target], *, paths: Collection[str]) -> None:
         self._ids = {str(one.id): place for place, one in enumerate(images)}
         self._whole: dict[str, int | None] = {}
         self._ends: dict[str, int | None] = {}
@@ -123,15 +129,25 @@ class _Names:
             name, *ends = _ends(one.name)
             for known, end in ((self._whole, name), *((self._ends, end) for end in ends)):
                 known[end] = None if end in known else place
+        bases = Counter(_ends(path)[-1] for path in paths)
+        files = Counter(_ends(one.name)[-1] for one in images)
+        self._alone = {
+            base: place
+            for place, one in enumerate(images)
+            if bases[base := _ends(one.name)[-1]] == files[base] == 1
+        }
 
     def place(self, name: str, *, by_id: bool) -> int | None:
-        """Find an image by its id, or by a path of which the one's end is the other."""
+        """Find an image by its id, or by a path of which the one's end is the other.
+
+        The folders may be others, where no path and no image has the same file name besides.
+        """
         if by_id and name in self._ids:
             return self._ids[name]
         for end in _ends(name):
             if end in self._whole:
                 return self._whole[end]
-        return self._ends.get(name)
+        return self._ends.get(name, self._alone.get(_ends(name)[-1]))
 
 
 def _ends(path: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from captioner.paths import is_web_address
 from captioner_training.prepare.images import FoundImage, ListedImage
 from captioner_training.prepare.places import ImageFiles, Location
 from captioner_training.prepare.problems import Problems
@@ -94,7 +95,7 @@ def _locate(
         if not files.is_archive(place.path):  # there, folders before the names are usual
             problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
     hint = f"looked in {files}"
-    if any(name.startswith(("http://", "https://")) for name in names):
+    if any(is_web_address(name) for name in names):
         hint += "; what is named by URL has to be downloaded before"
     problems.explain("missing image", hint)
     return places

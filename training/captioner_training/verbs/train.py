@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.machinery.torchrun import speaks
     from captioner_training.recipe_checks import checked_recipe, said_once
     from captioner_training.recipe_file import recipe_text, shipped_recipes
-    from captioner_training.run_recipe import refuse_finished
+    from captioner_training.run_recipe import refuse_folder
 
     if arguments.list_fields:
         from captioner_training.recipe_fields import fields_text
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
         out = expanded(arguments.out or Path("runs") / recipe.name)
         if speaks():
-            refuse_finished(recipe, out)
+            refuse_folder(recipe, out)
 
     from captioner_training.machinery.processes import start_processes
     from captioner_training.train import train

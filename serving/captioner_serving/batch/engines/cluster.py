@@ -79,7 +79,8 @@ class CaptionActor:
         check_attention: bool,
     ) -> None:
         torch.set_num_threads(1)
-        self._captioner = Captioner(checkpoint, device=device, dtype=dtype)
+        # What came here is nobody else's: it need not be kept in float32 beside what captions.
+        self._captioner = Captioner(checkpoint, device=device, dtype=dtype, _keep=False)
         self._captioner.familiarity = familiarity
         self._generation = generation
         self._attention, self._check = attention, check_attention

@@ -232,6 +232,6 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         return None
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
