@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
-  echo "Not installed. It needs a network, and 13 GB of disk while it runs, if PyTorch comes with its"; \
+  echo "Not installed. It needs a network, and 12 GB of disk while it runs, if PyTorch comes with its"; \
   echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
   df -h . "$${TMPDIR:-/tmp}"; exit 1; }
 
