@@ -117,6 +117,7 @@ def test_settings_that_change_while_the_photo_is_looked_for_go_with_it(visit: Vi
     tab.click("text=Search settings")
     tab.route("**/page/captions", lambda route: held.append(route))
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+    tab.wait_for_function(f"({KEPT})().then((keys) => keys.length)")  # or there is none to look for
     tab.unroute("**/page/captions")
     tab.add_init_script(SLOW)
     tab.reload()
