@@ -35,15 +35,24 @@ def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> N
     assert len(output.read_text().splitlines()) == 40
 
 
+def add(journal: Journal, number: int) -> None:
+    journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, RECORDS, {"n": number})
+
+
+def written(output: str, *, commits: int) -> tuple[Path, bytes, bytes]:
+    """Write a journal; its log, what is in the log, and the records."""
+    with Journal(output, BatchConfig(), {}) as journal:
+        for number in range(commits):
+            add(journal, number)
+            journal.commit()
+    log = Path(f"{output}.progress.jsonl")
+    return log, log.read_bytes(), Path(output).read_bytes()
+
+
 def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
     """Cut anywhere, the log gives back what its whole lines say, and goes on from there."""
     output, config = str(tmp_path / "c.jsonl"), BatchConfig()
-    with Journal(output, config, {}) as journal:
-        for number in range(4):
-            journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
-            journal.commit()
-    log = Path(f"{output}.progress.jsonl")
-    data, records = log.read_bytes(), Path(output).read_bytes()
+    log, data, records = written(output, commits=4)
     lines = data.splitlines(keepends=True)
     for cut in range(len(lines[0]), len(data), 7):
         log.write_bytes(data[:cut])
@@ -52,7 +61,7 @@ def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
         with Journal(output, config, {}) as journal:
             assert journal.counts == [whole, 0, 0]
             for number in range(whole, 4):
-                journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
+                add(journal, number)
             journal.commit()
         assert Path(output).read_bytes() == records
     assert base64.b64decode(json.loads(lines[1])["entries"])[:16] == bytes(16)
@@ -61,12 +70,7 @@ def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
 def test_a_log_that_is_damaged_in_its_midst_loses_nothing(tmp_path: Path) -> None:
     """A power cut tears the last line; another that is broken is no reason to cut the rest off."""
     output, config = str(tmp_path / "c.jsonl"), BatchConfig()
-    with Journal(output, config, {}) as journal:
-        for number in range(6):
-            journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, 0, {"n": number})
-            journal.commit()
-    log = Path(f"{output}.progress.jsonl")
-    data, records = log.read_bytes(), Path(output).read_bytes()
+    log, data, records = written(output, commits=6)
     lines = data.splitlines(keepends=True)
     for broken in (lines[2].replace(b"{", b"\xff", 1), b"\0" * len(lines[2])):
         damaged = b"".join([*lines[:2], broken, *lines[3:]])

@@ -103,8 +103,13 @@ class ImageStore:
 
     def _differ(self, one: Member, other: Member) -> bool:
         """Whether two members are of different sizes, or begin differently."""
-        starts = [self._bytes(member._replace(size=_BEGINNING)) for member in (one, other)]
-        return one.size != other.size or starts[0][: one.size] != starts[1][: one.size]
+        if one.size != other.size:
+            return True
+        first, second = (
+            self._bytes(member._replace(size=min(member.size, _BEGINNING)))
+            for member in (one, other)
+        )
+        return first != second
 
     def __contains__(self, name: str) -> bool:
         return name in self._members or self._path(name) is not None
