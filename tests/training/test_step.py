@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -97,16 +99,18 @@ def test_scheduled_sampling_never_says_what_starts_captions(
     assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.silent, END}
 
 
-def test_a_stage_hands_on_the_weights_that_scored_best(
-    tiny_checkpoint: Checkpoint, batch: Batch
+@pytest.mark.parametrize(("hand_on", "epoch"), [("best", 0), ("last", 2)])
+def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
+    tiny_checkpoint: Checkpoint, batch: Batch, hand_on: Literal["best", "last"], epoch: int
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
     model.encoder.fine_tune(from_stage=None)
     config = recipe(ema=0.5)
+    stage = replace(config.stages[0], hand_on=hand_on)
     state = TrainState(model, processes=CPU)
-    state.begin_stage(config, config.stages[0], steps=20)
+    state.begin_stage(config, stage, steps=20)
     step = TrainStep(
-        state, config, config.stages[0], vocabulary=tiny_checkpoint.vocabulary,
+        state, config, stage, vocabulary=tiny_checkpoint.vocabulary,
         transform=Transform(tiny_checkpoint.transform), processes=CPU,
     )  # fmt: skip
     averages = []
@@ -119,14 +123,14 @@ def test_a_stage_hands_on_the_weights_that_scored_best(
     assert not torch.equal(averages[0], averages[2])
     saved = state.state_dict()
     state.end_stage()
-    assert torch.equal(model.decoder.embedding.weight, averages[0])
+    assert torch.equal(model.decoder.embedding.weight, averages[epoch])
     assert (state.progress.stage, state.progress.epoch, state.progress.best) == (1, 0, 10.0)
     # A run that is taken up again hands on the same.
     again = TrainState(model, processes=CPU)
     again.load_state_dict(saved)
-    again.begin_stage(config, config.stages[0], steps=20)
+    again.begin_stage(config, stage, steps=20)
     again.end_stage()
-    assert torch.equal(model.decoder.embedding.weight, averages[0])
+    assert torch.equal(model.decoder.embedding.weight, averages[epoch])
 
 
 class Drawn(SelfCriticalCaptions):

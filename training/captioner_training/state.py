@@ -44,7 +44,8 @@ class TrainState:
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
         self.model, self.processes = model, processes
         self.progress = Progress()
-        self._best: dict[str, Tensor] | None = None  # the averaged weights at stage_best
+        self._handed_on: dict[str, Tensor] | None = None  # averaged: of the stage's best or last
+        self._hands_on_last = False
         self._in_stage = False
         self._loaded: Mapping[str, Any] | None = None  # until its stage begins
 
@@ -58,6 +59,7 @@ class TrainState:
 
         """
         self.steps, self._in_stage = steps, True
+        self._hands_on_last = stage.hand_on == "last"
         self.optimizer = build_optimizer(self.model, recipe, stage)
         self.scheduler = build_scheduler(
             self.optimizer, stage, steps=steps, taken=self.progress.taken
@@ -71,16 +73,16 @@ class TrainState:
             self.optimizer.load_state_dict(remembered["optimizer"])
             self.scheduler.load_state_dict(remembered["scheduler"])
             self.average.load_state_dict(remembered["average"])
-            self._best = remembered["best"]
+            self._handed_on = remembered["best"]
         self._restore_processes(loaded["processes"])
 
     def end_stage(self) -> None:
-        """Hand on the weights that scored best on validation to the next stage."""
-        if self._best is not None:
+        """Hand on the weights of the epoch that `hand_on` names to the next stage."""
+        if self._handed_on is not None:
             device = self.processes.device
-            weights = {name: tensor.to(device) for name, tensor in self._best.items()}
+            weights = {name: tensor.to(device) for name, tensor in self._handed_on.items()}
             self.model.load_state_dict(weights, strict=False)
-        self._best, self._in_stage = None, False
+        self._handed_on, self._in_stage = None, False
         progress = self.progress
         progress.last_epoch, progress.stage = progress.epoch, progress.stage + 1
         progress.epoch = progress.step = progress.taken = 0
@@ -124,11 +126,13 @@ class TrainState:
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums.zero_()
         progress.stale += 1
-        if is_better(
+        best_of_stage = is_better(
             cider, surprise, than=progress.stage_best, with_surprise=progress.stage_surprise
-        ):
+        )
+        if best_of_stage:
             progress.stage_best, progress.stage_surprise, progress.stale = cider, surprise, 0
-            self._best = {
+        if best_of_stage or self._hands_on_last:
+            self._handed_on = {
                 name: parameter.detach().clone()
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
@@ -160,7 +164,7 @@ class TrainState:
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
                 "average": self.average.state_dict(),
-                "best": self._best,
+                "best": self._handed_on,
             }
         return {
             "progress": asdict(self.progress),
