@@ -101,11 +101,12 @@ def make_styled(checkpoint: Checkpoint) -> Checkpoint:
     from captioner.vocabulary import Vocabulary
 
     decoder = checkpoint.model.decoder
-    words = decoder.embedding.weight
-    rows = torch.cat([words.detach(), torch.randn(2, words.shape[1])])
+    known = len(checkpoint.vocabulary.words) - len(checkpoint.vocabulary.styles)
+    words = decoder.embedding.weight.detach()[:known]
+    rows = torch.cat([words, torch.randn(2, words.shape[1])])
     decoder.embedding = torch.nn.Embedding.from_pretrained(rows)
     # Their tokens are likely, if anything could say them.
-    bias = torch.cat([decoder.output_bias.detach(), torch.full((2,), 3.0)])
+    bias = torch.cat([decoder.output_bias.detach()[:known], torch.full((2,), 3.0)])
     decoder.output_bias = torch.nn.Parameter(bias)
     vocabulary = Vocabulary(checkpoint.vocabulary.ordinary_words, styles=["long", "short"])
     return replace(checkpoint, vocabulary=vocabulary)

@@ -68,7 +68,10 @@ def in_memory(captioner: Captioner, photos: list[PreparedImage], *, streams: int
     @torch.inference_mode()
     def work(part: list[PreparedImage]) -> None:
         grid = captioner.encode(torch.stack([photo.pixels for photo in part]))
-        generate(captioner.model.decoder, grid.features, captioner.generation)
+        vocabulary = captioner.vocabulary
+        generate(
+            captioner.model.decoder, grid.features, captioner.generation, vocabulary=vocabulary
+        )
 
     threads = max(1, cores() // streams)
     with ThreadPoolExecutor(
@@ -105,6 +108,7 @@ def straightforward(captioner: Captioner, model: CaptionModel, photos: list[Phot
             found = search(
                 model.decoder,
                 grid.features,
+                start=captioner.vocabulary.start(settings.style),
                 beam=settings.beam_size,
                 longest=settings.maximum_length,
             )

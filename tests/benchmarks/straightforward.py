@@ -73,7 +73,9 @@ def caption(decoder: LSTMDecoder, grid: Tensor, *, beam: int, words: int) -> Sen
 
 
 @torch.inference_mode()
-def search(decoder: LSTMDecoder, grid: Tensor, *, beam: int, longest: int) -> Sentence:
+def search(
+    decoder: LSTMDecoder, grid: Tensor, *, beam: int, longest: int, start: int = START
+) -> Sentence:
     """Search until every beam of one grid (1, L, D) has said <end>, as the tutorial does.
 
     A beam that ends leaves, and the search goes on with one less; the best of those that ended is
@@ -83,7 +85,7 @@ def search(decoder: LSTMDecoder, grid: Tensor, *, beam: int, longest: int) -> Se
     mean = copies.mean(dim=1)
     hidden = torch.tanh(decoder.initial_hidden(mean))
     cell = torch.tanh(decoder.initial_cell(mean))
-    tokens, totals = torch.full((beam,), START), torch.zeros(beam)
+    tokens, totals = torch.full((beam,), start), torch.zeros(beam)
     sequences = torch.zeros(beam, 0, dtype=torch.long)
     attention = torch.zeros(beam, 0, grid.shape[1])
     ended: list[Sentence] = []

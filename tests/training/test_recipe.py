@@ -174,6 +174,7 @@ def test_every_field_is_listed_with_its_reason() -> None:
         ({"encoder.last_stage": "-1"}, "encoder.last_stage: should be greater"),
         ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
+        ({"stages.1.hand_on": "last"}, "hand_on has no effect in the last stage: leave it out"),
         ({"stages.1.encoder_learning_rate": "1e-4"}, "encoder_learning_rate has no effect"),
         (
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},

@@ -179,6 +179,27 @@ def test_a_run_goes_on_from_it_with_a_style_more(
     assert not (rows[start("third")] == rows[start("loud")]).all()
 
 
+def test_a_run_without_styles_goes_on_from_the_usual_one(
+    run_captioner: Run, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    """Nobody's captions are not in the style of the first data set of the model before."""
+    recipe = data / "one.yaml"
+    lines = RECIPE.replace("[plain, loud]", "[plain]").replace("styles: true", "styles: false")
+    lines = lines.replace("epochs: 15", "epochs: 1").replace("2.0e-2", "0.0")
+    recipe.write_text(lines.replace("1.0e-3", "0.0"))
+    options = ("--data.root", data, "--weights", trained, "--out", tmp_path / "run")
+    result = run_captioner("train", recipe, *options)
+    assert result.returncode == 0, result.stderr
+    made, origin = load_checkpoint(tmp_path / "run" / "last.safetensors"), load_checkpoint(trained)
+    assert made.vocabulary.styles == ()
+    rows, before = (one.model.decoder.embedding.weight for one in (made, origin))
+    assert (rows[made.vocabulary.start()] == before[origin.vocabulary.start()]).all()
+    result = run_captioner(
+        "train", recipe, *options[:-1], tmp_path / "2", "--generation.style", "loud"
+    )
+    assert result.returncode == 2 and "the model has one style of captions only" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

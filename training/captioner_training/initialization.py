@@ -91,9 +91,10 @@ def _take_over(
             continue
         tensor = fresh[name].clone()
         if tensor.ndim == 1:  # a new word is as unlikely as the rarest, until it has been learned
-            tensor.fill_(float(given[name][theirs].min()))
+            ordinary = origin.vocabulary.encode(origin.vocabulary.ordinary_words)
+            tensor.fill_(float(given[name][ordinary].min()))
         tensor[ours] = given[name][theirs]
-        for style in set(vocabulary.styles) - set(origin.vocabulary.styles):
+        for style in set(vocabulary.styles or ("",)) - set(origin.vocabulary.styles):
             tensor[vocabulary.start(style)] = given[name][origin.vocabulary.start()]
         given[name] = tensor
     try:

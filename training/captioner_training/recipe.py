@@ -242,6 +242,11 @@ class Recipe:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
+        if self.stages and self.stages[-1].hand_on == "last":
+            yield (
+                "hand_on has no effect in the last stage: leave it out, and take last.safetensors, "
+                "which every run writes beside the best"
+            )
         if not is_fit(self.name):
             yield f"name {self.name!a} has characters that steer a terminal: leave them out"
         if not self.stages:

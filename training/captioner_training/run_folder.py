@@ -145,7 +145,8 @@ class RunFolder:
         if there is not None and there[1] != digest:
             kind = "a finished" if self.finished else "an unfinished"
             raise ConfigError(
-                f"{self.out} has {kind} run on other images or captions: start with another --out"
+                f"{self.out} has {kind} run on other images or captions, or from a "
+                "model with other words: start with another --out"
             )
 
     def checkpoint_of_finished(self) -> Checkpoint:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -68,6 +69,8 @@ __all__ = ["Application"]
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
 Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`."""
+
+_LOGGER = logging.getLogger("captioner.server")
 
 _AGAIN = 5  # seconds, after which a client may find room in Gradio's queue
 _DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
@@ -166,9 +169,12 @@ class Application:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(min(20.0, self.config.keep))
-                self._shelf.sweep()
-                await asyncio.to_thread(self.store.sweep)
-                await asyncio.to_thread(return_memory)
+                try:
+                    self._shelf.sweep()
+                    await asyncio.to_thread(self.store.sweep)
+                    await asyncio.to_thread(return_memory)
+                except Exception:  # what is not deleted this time is deleted the next
+                    _LOGGER.exception("uploads could not be deleted")
 
         async with self._gradio.router.lifespan_context(self._gradio):
             sweeper = asyncio.create_task(sweep())
@@ -212,7 +218,8 @@ def _http_problem(error: HTTPException) -> Response:
 
 def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     """Put the page into an application of its own, so that the guard can stand before it."""
-    # Without this, Gradio does not check the paths that clients name (see DESIGN.md).
+    # Without this, Gradio takes itself for not launched and does not check the paths of files
+    # that clients name.
     blocks.has_launched = True
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from captioner.caption import Caption
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.image import open_image
 from captioner_serving.server.addresses import whole_client
@@ -80,17 +80,29 @@ def _pictures(samples: dict[str, Path]) -> list[dict[str, str]]:
     return pictures
 
 
+def _whole(value: Any, name: str) -> int:
+    """Read a number of a call, which may hold anything plain.
+
+    Raises:
+        ConfigError: it is no whole number.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ConfigError(f"{name} {value!r}: must be a whole number")
+    return int(value)
+
+
 def _add_client_endpoint(page: PageCaptions) -> None:
     """Give gradio_client `predict(image, ..., api_name="/caption")`, with the fields of the API."""
 
     async def record(
         request: gr.Request,
         image: dict[str, Any] | None,
-        beam_size: float | None = None,
-        captions: float = 1,
+        beam_size: Any = None,
+        captions: Any = 1,
         attention: bool = False,
         check_attention: bool = False,
-        style: str | None = None,
+        style: Any = None,
     ) -> dict[str, Any]:
         """Caption one image, as the record of the command line and the API."""
         name, path = None, ""
@@ -101,8 +113,9 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             if not page.store.claim(path, request.session_hash):
                 raise ForbiddenError("photos are deleted within ten minutes: send it again")
             own = page.service.captioner.generation
-            beam = None if beam_size is None else int(beam_size)
-            config = own.asked(beam_size=beam, captions=int(captions), style=style)
+            beam = None if beam_size is None else _whole(beam_size, "beam_size")
+            count = _whole(captions, "captions")
+            config = own.asked(beam_size=beam, captions=count, style=str(style or ""))
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await page.service.caption(
                 [path], config, client=client, check_attention=check_attention

@@ -95,7 +95,8 @@ class CaptionService:
             ConfigError: the model does not have the style.
 
         """
-        self.captioner.vocabulary.start(config.style)
+        # By its name, so that who asks for the usual style and who asks for none share a batch.
+        config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
         self._batcher.admit(len(images), client)
         order = Order(config, check_attention)
@@ -164,6 +165,9 @@ class CaptionService:
             raise NotReadyError(detail) from error
         except CaptionerError as error:
             raise NotReadyError(error.detail) from error
+        except Exception as error:
+            _LOGGER.exception("the model does not answer")
+            raise NotReadyError("it fails; the server's log says how") from error
 
     def refuse(self) -> None:
         """Take on nothing more; what was accepted is finished."""
@@ -199,9 +203,11 @@ class CaptionService:
         return replace(result, alternatives=result.alternatives[: config.captions - 1])
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
-        return self.captioner.caption_prepared(
+        captions = self.captioner.caption_prepared(
             images, order.generation, check_attention=order.check_attention
         )
+        self._answered = time.monotonic()
+        return captions
 
     def _tell(self, results: Sequence[Caption | ImageError], seconds: float) -> None:
         captions = sum(isinstance(result, Caption) for result in results)
@@ -214,5 +220,4 @@ class CaptionService:
                 self._say(f"a photo was not captioned: {result.title}")
 
     def _on_batch(self, size: int, seconds: float) -> None:
-        self._answered = time.monotonic()
         self.metrics.record_batch(size, seconds)

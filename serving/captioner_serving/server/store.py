@@ -62,6 +62,7 @@ class UploadStore:
         with self._lock:
             self._make_room(len(data))
             try:
+                self.folder.mkdir(mode=0o700, exist_ok=True)
                 folder.mkdir(mode=0o700)
                 path.write_bytes(data)
             except OSError:  # half a file on a full disk would be in the way of the next
@@ -96,7 +97,8 @@ class UploadStore:
                     del self._entries[path]
             known = {Path(path).parent for path in self._entries}
         old = time.time() - self._keep
-        for item in self.folder.iterdir():
+        # Whoever clears the system's temporary folder may have taken ours: then nothing is left.
+        for item in self.folder.iterdir() if self.folder.exists() else ():
             with contextlib.suppress(OSError):
                 if item not in known and os.lstat(item).st_mtime < old:
                     shutil.rmtree(item) if item.is_dir() else item.unlink()

@@ -136,7 +136,10 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
 def _hash_password() -> int:
     from captioner_serving.server.credentials import hash_password
 
-    user, colon, password = sys.stdin.readline().strip().partition(":")
+    try:
+        user, colon, password = sys.stdin.buffer.readline().decode().strip().partition(":")
+    except UnicodeDecodeError as error:
+        raise ConfigError("--hash-password reads UTF-8 text: this line is none") from error
     if not (user and colon and password):
         raise ConfigError("--hash-password reads one line from standard input: USER:PASSWORD")
     print(f"{user}:{hash_password(password)}")

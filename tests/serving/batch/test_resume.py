@@ -44,14 +44,14 @@ def test_killed_once_and_gone_on(
     process.communicate()
     journal = Path(f"{output}.journal.jsonl")
     assert not output.exists() and journal.exists()
+    with journal.open("ab") as file:
+        file.write(b'{"image": "torn')
     with Journal(str(output), BatchConfig(batch_size=2), _settings(output)) as left:
         done = left.counts[0]
     assert done >= 2
     # What is done is not read again: those photos may even be gone.
     for number in range(done):
         (folder / f"p{number:03}.jpg").write_bytes(b"gone")
-    with journal.open("ab") as file:
-        file.write(b'{"image": "torn')
     result = run_batch(*arguments)
     assert (result.returncode, result.stdout) == (0, "")
     assert f"{done} done before" in result.stderr

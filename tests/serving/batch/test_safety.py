@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,28 @@ def test_a_changed_output_is_not_cut(tiny: Captioner, photos: Photos, tmp_path: 
     assert list(caption_batch(folder, output=output, captioner=tiny)) == []
 
 
+def test_lines_added_by_hand_are_not_cut(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    run = partial(caption_batch, folder, output=output, captioner=tiny)
+    list(run())
+    whole = output.read_bytes()
+    output.write_bytes(whole + b'{"image": "mine.jpg"}\n')
+    for _ in range(2):
+        with pytest.raises(OutputError, match="was changed after the run"):
+            list(run())
+    assert output.read_bytes().endswith(b'mine.jpg"}\n')
+    output.write_bytes(whole)
+    assert list(run()) == []
+    # What follows the last commit of a run that was killed is its own, and is done again.
+    progress = Path(f"{output}.progress.jsonl")
+    *lines, last = progress.read_bytes().splitlines(keepends=True)
+    assert last == b'{"whole": true}\n'
+    progress.write_bytes(b"".join(lines))
+    output.write_bytes(whole + b'{"image": "half')
+    assert list(run()) == []
+    assert output.read_bytes() == whole
+
+
 @pytest.mark.parametrize("line", ["{}", '{"ends": [0, 0], "entries": "x", "batch_size": 1}'])
 def test_damaged_progress_is_a_sentence(
     tiny: Captioner, photos: Photos, tmp_path: Path, line: str
@@ -147,7 +170,7 @@ def test_damaged_progress_is_a_sentence(
     list(caption_batch(folder, output=output, captioner=tiny))
     with Path(f"{output}.progress.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 3"):
+    with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 4"):
         list(caption_batch(folder, output=output, captioner=tiny))
     Path(f"{output}.progress.jsonl").write_text("a diary\n")
     with pytest.raises(OutputError, match="was not written by this version"):

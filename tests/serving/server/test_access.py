@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -151,6 +152,15 @@ def test_a_hash_that_cannot_be_computed_is_refused(
     (tmp_path / "secret").write_text(secret)
     result = run_captioner("serve", "--auth-file", tmp_path / "secret")
     assert result.returncode == 2 and "--hash-password" in result.stderr
+
+
+def test_a_password_that_is_no_text_is_a_sentence() -> None:
+    command = [sys.executable, "-m", "captioner", "serve", "--hash-password"]
+    result = subprocess.run(command, input=b"ann:\xff\n", capture_output=True, timeout=60)
+    assert result.returncode == 2
+    assert (
+        result.stderr.decode() == "captioner: --hash-password reads UTF-8 text: this line is none\n"
+    )
 
 
 def test_a_secret_that_others_can_read_is_warned_of(by_file: Server) -> None:

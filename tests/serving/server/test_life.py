@@ -223,6 +223,7 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
         record = client.predict(photo, 2, 2, True, api_name="/caption")
         usual = client.predict(photo, api_name="/caption")
         many = client.predict(photo, captions=7, api_name="/caption")
+        odd = client.predict(photo, captions="x", api_name="/caption")
     finally:
         client.close()
     assert record["image"] == "coffee.jpg"
@@ -234,3 +235,4 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
         wanted = http.post("/api/caption", files={"image": ("coffee.jpg", data)}).json()
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
+    assert odd["error"]["detail"] == "captions 'x': must be a whole number"

@@ -10,6 +10,14 @@ import pytest
 from captioner_serving.server.store import UploadStore
 
 
+def test_a_folder_that_somebody_has_cleared_away_is_made_again(tmp_path: Path) -> None:
+    store = UploadStore(keep=60, max_bytes=10, folder=tmp_path / "store")
+    store.sweep()
+    kept = store.save("a.jpg", b"12345", owner="me")
+    assert Path(kept).read_bytes() == b"12345"
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_file_that_could_not_be_written_takes_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,15 @@ def test_a_glob_takes_what_holds_images_and_no_image_twice(data: Path) -> None:
         ImageStore(data / "images*")
 
 
+def test_a_folder_is_found_by_any_name_that_it_has(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = (data / "images").rename(data / "images [2020]")
+    assert "1.png" in ImageStore(odd)
+    monkeypatch.chdir(odd)
+    assert "1.png" in ImageStore(".")
+
+
 def test_mirroring_knows_left_from_right(data: Path) -> None:
     images = read_coco(data / "captions.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=16))

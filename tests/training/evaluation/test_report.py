@@ -16,7 +16,9 @@ from playwright.sync_api import sync_playwright
 
 from captioner_training.evaluation.comparison import compare_reports
 from captioner_training.evaluation.image_row import ImageRow
+from captioner_training.pages.figures import Part
 from captioner_training.pages.gallery import Gallery, looked_at
+from captioner_training.pages.plots import dots_plot
 from tests import launcher
 from tests.conftest import make_tiny
 
@@ -291,3 +293,10 @@ def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
         ([1.0], ["1.0"]),
     ):
         assert re.findall(r'alt="(\d\.\d)"', looked_at(rows(*cider), NOWHERE)) == shown
+
+
+def test_scores_that_are_all_the_same_or_no_numbers_are_drawn_and_told() -> None:
+    """Captions without a word score 0 throughout, and one image has no rank correlation."""
+    assert 'role="img"' in dots_plot([("BLEU-1", [("model", 0.0, 0.0, 0.0)])], title="x", most=0.0)
+    part = Part({"correlation": float("nan"), "intervals": {"correlation": [None, None]}})
+    assert part.told("correlation") == "–"

@@ -201,8 +201,11 @@ def test_one_folder_one_data_set(run_captioner: Run, scenes: Path, own: Path) ->
     result = run_captioner(*other)
     assert result.returncode == 1 and "holds another data set" in result.stderr
     assert "--force" in result.stderr and files(own) == before
+    (own / "backup-00001.tar").write_text("mine")
     result = run_captioner(*command(scenes, own, "--size", 64, "--force"))
     assert result.returncode == 0, result.stderr
+    assert (own / "backup-00001.tar").read_text() == "mine"
+    (own / "backup-00001.tar").unlink()
     assert sorted(files(own)) == [  # fewer shards, and none of the old ones
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
@@ -222,6 +225,10 @@ def test_files_of_something_else_are_left_alone(
             and "contains other files: choose an empty or new folder" in result.stderr
         )
     assert files(to) == {"train-00000.tar": b"mine"}
+    (to / "manifest.json").write_text('{"name": "an app"}')
+    result = run_captioner(*command(scenes, to, "--force"))
+    assert result.returncode == 1 and "is not a manifest" in result.stderr
+    assert (to / "train-00000.tar").read_bytes() == b"mine"
     (tmp_path / "file").write_text("")
     result = run_captioner(*command(scenes, tmp_path / "file"))
     assert result.returncode == 1 and "cannot be written" in result.stderr

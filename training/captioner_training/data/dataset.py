@@ -102,9 +102,10 @@ class ImageDataset(ItemDataset):
         cut = self.augmentation.crop
         if cut > 0:
             width, height = (side * (1 - cut * chance.random()) for side in photo.size)
-            left = (photo.width - width) * chance.random()
-            top = (photo.height - height) * chance.random()
-            photo = photo.crop((int(left), int(top), round(left + width), round(top + height)))
+            left = int(x := (photo.width - width) * chance.random())
+            top = int(y := (photo.height - height) * chance.random())
+            right, bottom = max(left + 1, round(x + width)), max(top + 1, round(y + height))
+            photo = photo.crop((left, top, right, bottom))
         pixels = self.transform.pixels(photo)
         if self.augmentation.flip and chance.random() < 0.5 and not image.sided:
             pixels = pixels.flip(-1)

@@ -59,9 +59,12 @@ class ImageStore:
         self._descriptors: dict[Path, int] = {}
         self._marks: dict[Path, str] = {}  # of the tar files
         self._members: dict[str, Member] = {}
-        found = sorted(self.pattern.parent.glob(self.pattern.name))
+        there = (
+            self.pattern.is_dir() or self.pattern.is_file()
+        )  # so "." is a folder, and "photos [2020]" no pattern
+        found = [self.pattern] if there else sorted(self.pattern.parent.glob(self.pattern.name))
         # train* is for train-00.tar and a folder train2017, and not for train.log.
-        wide = has_magic(self.pattern.name)
+        wide = not there and has_magic(self.pattern.name)
         paths = [one for one in found if one.is_dir() or not wide or ".tar" in one.name.lower()]
         if not paths:
             raise DataError(there_is_no("folder or tar file", self.pattern))

@@ -64,8 +64,9 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
             "add images"
         )
     words, styles = (known.ordinary_words, known.styles) if known else ((), ())
-    if data.styles:
-        styles = tuple(dict.fromkeys((*styles, *(image.style for image in train))))
+    # Captions of nobody's style are no more of the first style of the model that is gone on from.
+    learned = (image.style for image in train)
+    styles = tuple(dict.fromkeys((*styles, *learned))) if data.styles else ()
     vocabulary = Vocabulary(
         list(dict.fromkeys((*words, *found))), tokenizer=data.tokenizer, styles=styles
     )

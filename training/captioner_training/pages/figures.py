@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ class Part:
         self._intervals = values.get("intervals") or {}
 
     def __contains__(self, name: str) -> bool:
-        return isinstance(self.values.get(name), int | float)
+        value = self.values.get(name)
+        return isinstance(value, int | float) and math.isfinite(value)
 
     def __getitem__(self, name: str) -> float:
         return float(self.values[name])

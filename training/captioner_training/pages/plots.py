@@ -152,7 +152,7 @@ def dots_plot(
     left = 20 + _LETTER * max(len(name) for name, _ in rows)
     step_size = _round_up(most - least) / 4
     least = step_size * math.floor(least / step_size)
-    span = step_size * math.ceil((most - least) / step_size - 1e-9)
+    span = step_size * max(1, math.ceil((most - least) / step_size - 1e-9))
 
     def x(value: float) -> float:
         return round(left + (value - least) / span * _WIDTH * 0.94, 1)

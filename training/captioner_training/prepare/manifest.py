@@ -114,17 +114,22 @@ class Manifest:
         adapter = TypeAdapter(dict[str, Any])
         return adapter.dump_json({**head, **asdict(self)}, indent=2) + b"\n"
 
+    @property
+    def files(self) -> list[str]:
+        """The names of the files that it is the manifest of."""
+        splits = self.splits.values()
+        return [file.file for split in splits for file in (split.index, *split.shards)]
+
     @classmethod
-    def load(cls, folder: Path) -> Manifest:
-        """Read the manifest of a prepared data set and look for its files.
+    def read(cls, path: Path) -> Manifest:
+        """Read a manifest, and no other file.
 
         Raises:
-            DataError: there is none, it is of another kind, or a file's size differs from it.
+            DataError: it cannot be read, or is of another kind.
 
         """
-        path = folder / MANIFEST
         try:
-            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+            return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:
             raise DataError(
                 f"{path} cannot be read ({error.strerror}): no data set, or one that is not "
@@ -136,6 +141,16 @@ class Manifest:
             raise DataError(
                 f"{path} is not a manifest that this Captioner can read ({place}: {first['msg']})"
             ) from error
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read the manifest of a prepared data set and look for its files.
+
+        Raises:
+            DataError: there is none, it is of another kind, or a file's size differs from it.
+
+        """
+        manifest = cls.read(folder / MANIFEST)
         for split in manifest.splits.values():
             for shard in (split.index, *split.shards):
                 _check_size(folder / shard.file, shard)

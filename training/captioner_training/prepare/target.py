@@ -7,7 +7,6 @@ DIR/manifest.json  written last; without it there is no data set in DIR
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Man
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
-_OWN_FILES = re.compile(r"[a-z0-9_]+(-\d{5}\.tar|\.index\.jsonl)(\.part)?")
+_REPLACED = "replaced.json"  # in DIR/.prepare: the manifest whose files go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +84,13 @@ def find_finished(
 
     Raises:
         OutputError: the folder holds another one, and --force was not given.
+        DataError: its manifest is none of ours, or its files are not as it says.
 
     """
-    if options.force or not is_prepared(options.to):
+    if not is_prepared(options.to):
+        return None
+    if options.force:
+        Manifest.read(options.to / MANIFEST)  # what is not ours is not replaced
         return None
     manifest = Manifest.load(options.to)
     same = manifest.fingerprint == fingerprint if fingerprint else manifest.source == source
@@ -111,15 +114,15 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     with replace_file(work / MANIFEST) as file:
         file.write(manifest.to_json())
     try:
-        (to / MANIFEST).unlink(missing_ok=True)  # from here on, the old data set does not count
-        splits = manifest.splits.values()
-        files = [file.file for split in splits for file in (split.index, *split.shards)]
-        for name in files:
+        if is_prepared(to):
+            (to / MANIFEST).replace(work / _REPLACED)  # from here on, it does not count
+        for name in manifest.files:
             if (work / name).exists():  # or an earlier run was interrupted after moving it
                 (work / name).replace(to / name)
-        for path in to.iterdir():
-            if _OWN_FILES.fullmatch(path.name) and path.name not in files:
-                path.unlink()
+        if (work / _REPLACED).exists():
+            for name in set(Manifest.read(work / _REPLACED).files) - set(manifest.files):
+                if Path(name).name == name:  # a folder's own files only
+                    (to / name).unlink(missing_ok=True)
         sync_folder(to)
         (work / MANIFEST).replace(to / MANIFEST)
         sync_folder(to)

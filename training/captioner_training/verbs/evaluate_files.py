@@ -155,7 +155,7 @@ def _images(arguments: argparse.Namespace, tokenizer: Any) -> list[CaptionedImag
 
     if arguments.data:
         return read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
-    if arguments.images:
+    if arguments.images is not None:
         return read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
     return []
 

@@ -14,8 +14,8 @@ EXAMPLES = """examples:
   captioner familiarity runs/coco/best.safetensors ~/coco
   captioner familiarity runs/own/best.safetensors ~/mine ~/more --photos 2000
 
-The statistics of the training photos are written beside the checkpoint, into
-CHECKPOINT.familiarity.safetensors, and its path is printed. From then on records have
+The statistics of the training photos are written beside the checkpoint (beside best.safetensors:
+best.familiarity.safetensors), and the path is printed. From then on records have
 `familiarity`, 0 to 1: the share of validation photos that are less like the training photos than
 this one."""
 

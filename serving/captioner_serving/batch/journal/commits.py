@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -17,6 +18,7 @@ from captioner.errors import ConfigError, OutputError
 __all__ = ["Commit", "CommitLog", "Entry", "check_settings", "settings_of", "write_all"]
 
 _FORMAT = 1
+_WHOLE = {"whole": True}
 _ENTRY = struct.Struct("<16s16sBQ")
 
 
@@ -58,6 +60,7 @@ class CommitLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.whole = False  # the last run left nothing beside what it committed
         # Unbuffered: closing must not write, or it could fail on a full disk.
         self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
@@ -69,8 +72,17 @@ class CommitLog:
                 "wait for it to finish, or choose another output"
             ) from error
 
-    def close(self) -> None:
-        """Close the file and release its lock."""
+    def close(self, *, whole: bool = False) -> None:
+        """Close the file and release its lock.
+
+        Args:
+            whole: note that all that was written is committed: what is found beyond it later is
+                somebody else's, and not the end of a run that was killed.
+
+        """
+        if whole and not self._file.closed:
+            with suppress(OSError):  # a full disk: the next run knows less, and goes on
+                self._append(_WHOLE)
         self._file.close()
 
     def remove_empty(self) -> None:
@@ -84,6 +96,8 @@ class CommitLog:
 
     def read(self) -> Iterator[dict[str, Any] | Commit | str]:
         """Give the settings, then commits and digests of outputs; cut off a torn last line.
+
+        A last line that says so sets `whole`, and is cut off too: it holds until more is written.
 
         Raises:
             OutputError: it is another's, or damaged.
@@ -100,6 +114,10 @@ class CommitLog:
                     break
                 if number == 0:
                     yield _settings(self.path, line)
+                elif line == _WHOLE:
+                    if not file.peek(1):
+                        self.whole = True
+                        break
                 elif isinstance(line.get("exported"), str):
                     yield line["exported"]
                 else:

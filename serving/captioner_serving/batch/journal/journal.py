@@ -25,12 +25,7 @@ from captioner.errors import OutputError
 from captioner.files import sync_folder
 from captioner.json_line import json_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.journal.commits import (
-    Commit,
-    CommitLog,
-    Entry,
-    check_settings,
-)
+from captioner_serving.batch.journal.commits import Commit, CommitLog, Entry, check_settings
 from captioner_serving.batch.journal.files import RunFiles, check_free
 from captioner_serving.batch.journal.lines import LineFiles
 from captioner_serving.batch.journal.written import WrittenFiles
@@ -94,13 +89,14 @@ class Journal(Closing):
 
     def close(self) -> None:
         """Close the files; what was not committed will be cut off by the next run."""
+        whole = self._log.whole and not self._pending and self._lines.end_at(self._ends)
         self._lines.close()
         self.written.close()
         errors = self.paths[ERRORS]
         with suppress(OSError):
             if errors is not None and not errors.stat().st_size:
                 errors.unlink()  # no news is good news
-        self._log.close()
+        self._log.close(whole=whole)
 
     def add(
         self,
@@ -175,7 +171,7 @@ class Journal(Closing):
         if _file_digest(path) not in self._exported:
             raise OutputError(
                 f"{path} was changed after the run that wrote it: move it away, and the same "
-                "command writes it again, or start over with --restart"
+                "command writes it again, or start over with --restart, which deletes it"
             )
 
     def note_export(self, path: Path) -> None:
@@ -231,9 +227,10 @@ class Journal(Closing):
             self.check_export()
         else:
             self.files.check_unused()
-        self._lines.open(self._ends)
+        self._lines.open(self._ends, whole=self._log.whole)
         if known is None:
             self._log.begin(settings)
+        self._log.whole = True  # when it is closed, but for what is pending then
         for file in filter(None, self.paths):
             sync_folder(file.absolute().parent)  # or a power cut could take a new file
 

@@ -22,22 +22,31 @@ class LineFiles:
         self._paths = paths
         self._files: list[BinaryIO | None] = [None for _ in paths]
 
-    def open(self, ends: Sequence[int]) -> None:
+    def open(self, ends: Sequence[int], *, whole: bool) -> None:
         """Open the files, and cut off what lies beyond their ends.
 
+        Args:
+            ends: of the files, in bytes.
+            whole: the run before left nothing beyond them.
+
         Raises:
-            OutputError: one is shorter, or has no line that ends there.
+            OutputError: one is shorter, has no line that ends there, or was added to.
             OSError: one cannot be opened.
 
         """
         for number, path in enumerate(self._paths):
             if path is not None:
-                self._files[number] = _open_at(path, ends[number])
+                self._files[number] = _open_at(path, ends[number], whole=whole)
 
     def close(self) -> None:
         """Close them."""
         for file in filter(None, self._files):
             file.close()
+
+    def end_at(self, ends: Sequence[int]) -> bool:
+        """Whether the open files have just these lengths."""
+        files = zip(self._files, ends, strict=True)
+        return all(file is None or os.fstat(file.fileno()).st_size == end for file, end in files)
 
     def sync(self) -> None:
         """Bring them to the disk."""
@@ -74,7 +83,7 @@ class LineFiles:
         return file
 
 
-def _open_at(path: Path, end: int) -> BinaryIO:
+def _open_at(path: Path, end: int, *, whole: bool) -> BinaryIO:
     """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
     problem = None
     if end and not path.exists():
@@ -84,10 +93,13 @@ def _open_at(path: Path, end: int) -> BinaryIO:
         size = os.fstat(file.fileno()).st_size
         if size < end:
             problem = f"has {size:,} bytes, and a run left {end:,}"
-        elif end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        elif (end and os.pread(file.fileno(), 1, end - 1) != b"\n") or (whole and size > end):
             problem = "was changed after the run that wrote it"
         if problem is None:
             file.truncate(end)
             return file
         file.close()
-    raise OutputError(f"{path} {problem}: put the file back, or start over with --restart")
+    raise OutputError(
+        f"{path} {problem}: put the file back as it was, or start over with --restart, which "
+        "deletes it"
+    )

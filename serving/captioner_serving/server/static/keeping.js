@@ -30,7 +30,13 @@ async function use(mode, ask) {
 }
 
 // A tab that was closed while its photo waited leaves it behind: the next visit deletes it.
-export const sweep = () => use("readwrite", (store) => store.delete(IDBKeyRange.upperBound(Date.now() - AGE)));
+const sweep = () => use("readwrite", (store) => store.delete(IDBKeyRange.upperBound(Date.now() - AGE)));
+
+// Those that a tab left behind lately become old while this one is open.
+export function sweepSoon() {
+  sweep();
+  setTimeout(sweep, AGE + 1000);
+}
 
 // Keep a file, and tell its key at once: the time, so that old ones are found.
 export function keep(file) {

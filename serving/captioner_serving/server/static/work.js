@@ -1,6 +1,6 @@
 // The photo in work: sent, waiting in the queue, captioned. The newest wins, and what was asked for
 // before it is taken back. Everybody who shows something listens to `work`.
-import { drop, find, keep, sweep } from "./keeping.js";
+import { drop, find, keep, sweepSoon } from "./keeping.js";
 import { fromServer, problems } from "./problems.js";
 
 export const work = new EventTarget();
@@ -187,7 +187,7 @@ async function restore(first) {
 }
 
 export function open(first, usual, known) {
-  sweep();
+  sweepSoon();
   styles = known;
   Object.assign(settings, usual);
   addEventListener("popstate", () => restore(first));
