@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from captioner.checkpoint import load_checkpoint
+from captioner.transforms import Transform
+from captioner_training.data.batches import StageBatches
+from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.data.scenes import write_scenes
+from captioner_training.machinery.processes import Processes
 from captioner_training.recipe_file import load_recipe
 from tests import launcher
 
@@ -210,6 +215,11 @@ def test_a_run_without_styles_goes_on_from_the_usual_one(
             "{train: [{captions: a, images: b, style: c}], validation: [v]}",
             "has no effect without data.styles",
         ),
+        ("{train: [a], validation: [v], any_style: 0.5}", "any_style has no effect without"),
+        (
+            "{train: [a, any], validation: [v], styles: true, any_style: 0.5}",
+            "a training set has that name",
+        ),
     ],
 )
 def test_styles_that_cannot_be(run_captioner: Run, tmp_path: Path, line: str, told: str) -> None:
@@ -224,3 +234,62 @@ def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
     corpus = read_corpus(recipe, out=tmp_path)
     assert [image.style for image in corpus.train] == ["plain", "loud"] * 10
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
+
+
+def test_a_style_of_no_set_is_learned_from_all(
+    run_captioner: Run, data: Path, tmp_path: Path
+) -> None:
+    """Half of what it learns from begins with WOW, and the other half is the same without."""
+    recipe = tmp_path / "any.yaml"
+    recipe.write_text(RECIPE.replace("styles: true", "styles: true, any_style: 0.5"))
+    result = run_captioner("train", recipe, "--data.root", data, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "captions are learned as any, plain, loud" in result.stderr
+    last = tmp_path / "run" / "last.safetensors"
+    assert load_checkpoint(last).vocabulary.styles == ("any", "plain", "loud")
+    options = ("--checkpoint", last, "--calibration")
+    nats: dict[str, dict[str, float]] = {}
+    for style in ("any", "plain", "loud"):
+        for name in ("plain", "loud"):
+            result = run_captioner("evaluate", data / name, *options, "--style", style)
+            assert result.returncode == 0, result.stderr
+            told = json.loads(result.stdout)["calibration"]["cross_entropy"]
+            nats.setdefault(style, {})[name] = told
+    for name, other in (("plain", "loud"), ("loud", "plain")):
+        assert nats[name][name] < nats["any"][name] < nats[other][name]
+    usual = run_captioner("evaluate", data / "loud", *options)
+    assert json.loads(usual.stdout)["style"] == "any"
+
+
+def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "any.yaml").write_text(
+        RECIPE.replace("styles: true", "styles: true, any_style: 0.25")
+    )
+    recipe = load_recipe(str(tmp_path / "any.yaml"), {"data.root": str(data)})
+    corpus = read_corpus(recipe, out=tmp_path)
+    batches = StageBatches(
+        recipe,
+        0,
+        corpus=corpus,
+        dataset=ImageDataset(corpus.train, Transform(recipe.transform)),
+        processes=Processes(device=torch.device("cpu")),
+    )
+    begun = [
+        {
+            position: start
+            for parts in batches.epoch(epoch, skip=0, most=100)
+            for part in parts
+            for position, start in zip(
+                part.positions.tolist(), part.tokens[:, 0, 0].tolist(), strict=True
+            )
+        }
+        for epoch in (0, 1, 0)
+    ]
+    usual = corpus.vocabulary.start("any")
+    assert begun[0] == begun[2] != begun[1]
+    for epoch in begun:
+        assert len(epoch) == 120
+        assert 15 <= sum(start == usual for start in epoch.values()) <= 45  # of 120: 30 +- 4.7
+        for position, start in epoch.items():
+            assert start in (usual, corpus.train_starts[position])
+    assert {image.style for image in corpus.validation} == {""}

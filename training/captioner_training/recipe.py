@@ -19,6 +19,7 @@ from captioner.paths import expanded
 from captioner.vocabulary import Tokenizer, is_fit
 
 __all__ = [
+    "ANY_STYLE",
     "DataConfig",
     "Recipe",
     "ScenesConfig",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]  # an hour of drawing, and more
+
+ANY_STYLE = "any"  # the style of DataConfig.any_style
 
 _STRICT = ConfigDict(extra="forbid")
 _ENCODER_RATE = 1e-4  # small: the encoder knows images already
@@ -77,6 +80,10 @@ class DataConfig:
     # folder, so that one model holds the styles of all: the first is the usual one, any other is
     # asked for (generation.style). Validation sets of these names are captioned in their style.
     styles: bool = False
+    # With styles, the share of the images, drawn anew in every epoch, whose captions begin with the
+    # token of one more, `any`. It is learned from all sets, for photos of none of them, and is the
+    # usual style: without it a model has to be told whose captions it is to write.
+    any_style: Share = 0.0
     # Boxes of objects in training images, files in COCO's instances format: what a stage with
     # attention_supervision learns from. Their ids are those of the captions.
     boxes: tuple[str, ...] = ()
@@ -92,6 +99,8 @@ class DataConfig:
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
+        if self.any_style > 0 and not self.styles:
+            yield "data.any_style has no effect without data.styles: set it, or leave it out"
         if self.styles and self.scenes is not None:
             yield "data.styles has no effect on scenes: leave it out"
         if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
@@ -99,6 +108,9 @@ class DataConfig:
         folders = [Path(one).name for one in self.train if isinstance(one, str)]
         if self.styles and len(set(folders)) < len(folders):
             yield "data.styles names training sets by their folders, and two have the same name"
+        named = {*folders, *(one.style for one in self.train if isinstance(one, Source))}
+        if self.any_style > 0 and ANY_STYLE in named:
+            yield f"data.any_style is of a style {ANY_STYLE}, and a training set has that name"
         sources = [one for one in (*self.train, *self.validation) if isinstance(one, Source)]
         if not self.styles and any(one.style for one in sources):
             yield "the style of a set has no effect without data.styles: set it, or leave it out"

@@ -96,7 +96,6 @@ class StageRun:
             self.config.self_critical,
             vocabulary=corpus.vocabulary,
             references=[image.words for image in corpus.train],
-            starts=corpus.train_starts,
             maximum_length=self.recipe.data.maximum_length,
         )
 

@@ -142,7 +142,9 @@ class TrainStep:
         model = self.state.model
         with torch.no_grad(), self.autocast:
             features = _features_of(model, images, self.transform)
-            return self.self_critical.draw(model.decoder, features, part.positions.tolist())
+            return self.self_critical.draw(
+                model.decoder, features, part.positions.tolist(), starts=part.tokens[:, 0, 0]
+            )
 
     def _told(self, parts: Sequence[Batch]) -> list[Told]:
         """The data's own captions of each part, where they are mixed with captions drawn."""

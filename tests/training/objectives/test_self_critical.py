@@ -50,7 +50,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
         decoder,
         features,
         count=20_000,
-        starts=[START],
+        starts=torch.tensor([START]),
         silent=[PAD, START],
         maximum_length=3,
         temperature=temperature,
@@ -62,7 +62,8 @@ def test_captions_are_drawn_from_the_models_probabilities(
 
 def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
     drawn = partial(
-        draw_captions, decoder, torch.randn(3, 4, 6), starts=[START] * 3, silent=[PAD, START],
+        draw_captions, decoder, torch.randn(3, 4, 6), starts=torch.tensor([START] * 3),
+        silent=[PAD, START],
         maximum_length=5,
     )  # fmt: skip
     tokens = drawn(count=50)
@@ -80,7 +81,12 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
     silent, features = [PAD, START, 5], torch.randn(2, 4, 6)
     decoder.output_bias.data[5] = 9.0
     tokens = draw_captions(
-        decoder, features, count=50, starts=[5, START], silent=silent, maximum_length=5
+        decoder,
+        features,
+        count=50,
+        starts=torch.tensor([5, START]),
+        silent=silent,
+        maximum_length=5,
     )
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
     targets = tokens[..., 1:]
@@ -95,9 +101,9 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
 def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:
     critic = SelfCriticalCaptions(
         SelfCritical(samples=2), vocabulary=Vocabulary(WORDS), references=[[("a",)]] * 3,
-        starts=[4, 5, 6], maximum_length=3,
+        maximum_length=3,
     )  # fmt: skip
-    drawn = critic.draw(decoder, torch.randn(2, 4, 6), [2, 0])
+    drawn = critic.draw(decoder, torch.randn(2, 4, 6), [2, 0], starts=torch.tensor([6, 4]))
     assert drawn.tokens[..., 0].tolist() == [[6, 6], [4, 4]]
 
 
@@ -108,10 +114,10 @@ def test_captions_are_drawn_as_long_as_the_stage_says(decoder: Decoder) -> None:
             config,
             vocabulary=Vocabulary(WORDS),
             references=[[("a",)]],
-            starts=[START],
             maximum_length=5,
         )
-        lengths.append(critic.draw(decoder, torch.randn(1, 4, 6), [0]).targets.shape[-1])
+        drawn = critic.draw(decoder, torch.randn(1, 4, 6), [0], starts=torch.tensor([START]))
+        lengths.append(drawn.targets.shape[-1])
     assert lengths == [6, 3]  # with <end>
 
 
@@ -123,14 +129,13 @@ def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
         vocabulary=Vocabulary(WORDS),
         # Two more images, so that words are rare enough to be worth something.
         references=[[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]],
-        starts=[START] * 4,
         maximum_length=5,
     )
     features = torch.randn(2, 4, 6)
     optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-2)
     rewards = []
     for _ in range(60):
-        drawn = critic.draw(decoder, features, [0, 1])
+        drawn = critic.draw(decoder, features, [0, 1], starts=torch.tensor([START] * 2))
         assert drawn.weights is not None and drawn.reward is not None
         output = decoder(features, drawn.tokens[..., :-1])
         loss = caption_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import islice
 
@@ -10,7 +11,7 @@ from captioner_training.data.dataset import Batch, ItemDataset
 from captioner_training.data.loader import make_loader
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.machinery.processes import Processes
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import ANY_STYLE, Recipe
 
 __all__ = ["StageBatches", "stage_sampler"]
 
@@ -56,7 +57,7 @@ class StageBatches:
     ) -> None:  # fmt: skip
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.dataset, self.device = dataset, processes.device
-        self.captions, self.starts = corpus.train_numbers, corpus.train_starts
+        self.corpus, self.captions = corpus, corpus.train_numbers
         self.sampler = stage_sampler(recipe, number, self.captions, processes)
 
     @property
@@ -79,7 +80,7 @@ class StageBatches:
             self.dataset,
             self.sampler,
             self.captions,
-            starts=self.starts,
+            starts=self._starts(number),
             maximum_length=self.recipe.data.maximum_length,
             workers=self.recipe.data.workers,
             device=self.device,
@@ -90,3 +91,12 @@ class StageBatches:
             if not parts:
                 return
             yield parts
+
+    def _starts(self, epoch: int) -> list[int]:
+        """Number what the captions of each image begin with: its style, or now and then `any`."""
+        share, starts = self.recipe.data.any_style, self.corpus.train_starts
+        if share == 0:
+            return starts
+        anyones = self.corpus.vocabulary.start(ANY_STYLE)
+        chance = random.Random(f"{self.sampler.seed}/{epoch}")
+        return [anyones if chance.random() < share else start for start in starts]

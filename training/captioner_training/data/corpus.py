@@ -11,7 +11,7 @@ from functools import cached_property
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
-from captioner_training.recipe import DataConfig
+from captioner_training.recipe import ANY_STYLE, DataConfig
 
 __all__ = ["Corpus"]
 
@@ -59,7 +59,9 @@ class Corpus:
                 "tells one epoch from another: validate on more"
             )
         if styles := self.vocabulary.styles:
-            learned = dict.fromkeys(image.style or styles[0] for image in self.train)
+            usual = (ANY_STYLE,) if data.any_style > 0 else ()
+            sets = (image.style or styles[0] for image in self.train)
+            learned = dict.fromkeys((*usual, *sets))
             yield (
                 f"captions are learned as {', '.join(learned)}; the model has the styles "
                 f"{', '.join(styles)}, of which the first is the usual one"

@@ -13,7 +13,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import write_scenes
-from captioner_training.recipe import DataConfig, Recipe, Source, resolve
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
 __all__ = ["read_corpus"]
 
@@ -66,7 +66,8 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     words, styles = (known.ordinary_words, known.styles) if known else ((), ())
     # Captions of nobody's style are no more of the first style of the model that is gone on from.
     learned = (image.style for image in train)
-    styles = tuple(dict.fromkeys((*styles, *learned))) if data.styles else ()
+    usual = (ANY_STYLE,) if data.any_style > 0 else ()
+    styles = tuple(dict.fromkeys((*usual, *styles, *learned))) if data.styles else ()
     vocabulary = Vocabulary(
         list(dict.fromkeys((*words, *found))), tokenizer=data.tokenizer, styles=styles
     )
@@ -74,10 +75,11 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
-    usual = recipe.generation.style
+    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
+        validation = [replace(image, style="") for image in validation]
     return Corpus(
-        train=_styled(train, vocabulary, usual=usual),
-        validation=_styled(validation, vocabulary, usual=usual),
+        train=_styled(train, vocabulary, usual=recipe.generation.style),
+        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
     )
 

@@ -37,7 +37,6 @@ class SelfCriticalCaptions:
         config: how many, against which baseline.
         vocabulary: of the model.
         references: of each training image, its captions as words. Document frequencies are theirs.
-        starts: of each training image, the token that its captions begin with.
         maximum_length: words a drawn caption, where `config` does not say.
 
     """
@@ -48,23 +47,27 @@ class SelfCriticalCaptions:
         *,
         vocabulary: Vocabulary,
         references: Sequence[Sequence[Sequence[str]]],
-        starts: Sequence[int],
         maximum_length: int,
     ) -> None:
         self.config = config
-        self.vocabulary, self.starts = vocabulary, starts
+        self.vocabulary = vocabulary
         self.maximum_length = config.maximum_length or maximum_length
         self.references = [[(*words, _END) for words in each] for each in references]
         self.cider = CiderD(self.references)
 
     @torch.no_grad()
-    def draw(self, decoder: Decoder, features: Tensor, positions: Sequence[int]) -> Captions:
-        """Draw captions for the grids (B, L, D) of the training images at these positions."""
+    def draw(
+        self, decoder: Decoder, features: Tensor, positions: Sequence[int], *, starts: Tensor
+    ) -> Captions:
+        """Draw captions for the grids (B, L, D) of the training images at these positions.
+
+        Each begins with the token that `starts` (B,) has for its image.
+        """
         drawn = partial(
             draw_captions,
             decoder,
             features,
-            starts=[self.starts[position] for position in positions],
+            starts=starts,
             silent=self.vocabulary.silent,
             maximum_length=self.maximum_length,
         )
@@ -108,7 +111,7 @@ def draw_captions(
     features: Tensor,
     *,
     count: int,
-    starts: Sequence[int],
+    starts: Tensor,
     silent: Sequence[int],
     maximum_length: int,
     greedy: bool = False,
@@ -120,7 +123,7 @@ def draw_captions(
         decoder: of the model.
         features: the grids.
         count: captions a grid.
-        starts: of each grid, the token that its captions begin with.
+        starts: (B,), the token that each grid's captions begin with.
         silent: tokens that stand for no word.
         maximum_length: words a caption.
         greedy: takes the likeliest word in place of drawing one.
@@ -131,7 +134,7 @@ def draw_captions(
         after `maximum_length` words has no <end>.
 
     """
-    begin = torch.tensor(starts, device=features.device)
+    begin = starts.to(features.device)
     words = roll_out(
         decoder,
         features,

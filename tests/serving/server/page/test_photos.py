@@ -147,11 +147,11 @@ def test_the_place_in_the_queue_is_told(visit: Visit, server: Server) -> None:
 
     def crowd() -> None:
         with server.client() as client:
-            client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 40)
+            client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 60)
 
     others = threading.Thread(target=crowd)
     others.start()
-    visit.tab.wait_for_timeout(700)
+    visit.tab.wait_for_timeout(300)
     visit.choose(SAMPLES / "chelsea.jpg")
     others.join()
     phases = visit.tab.evaluate("[...phases]")
