@@ -102,6 +102,29 @@ def test_killed_between_its_last_stage_and_its_end(
     same(unbroken, out)
 
 
+@pytest.mark.parametrize("kept", [None, 0, 5])
+def test_a_log_that_was_taken_away_is_begun_anew(
+    recipe: Path, unbroken: Path, tmp_path: Path, kept: int | None
+) -> None:
+    """Or an older one put back: the run goes on, and the log has the rest and no zeros."""
+    out = tmp_path / "run"
+    assert kill_after(start("train", recipe, "--out", out), out, grown=15, delay=0)
+    log = out / "log.jsonl"
+    older = b"".join(log.read_bytes().splitlines(keepends=True)[: kept or 0])
+    log.unlink()
+    if kept is not None:
+        log.write_bytes(older + b'{"event": "st')
+    process = start("train", recipe, "--out", out)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    written = log.read_bytes()
+    assert written.startswith(older) and b"\0" not in written
+    rest = records(out)[len(older.splitlines()) :]
+    assert rest and rest == records(unbroken)[-len(rest) :]
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (unbroken / name).read_bytes() == (out / name).read_bytes()
+
+
 def test_a_finished_run_says_so(run_captioner: Run, recipe: Path, unbroken: Path) -> None:
     before = (unbroken / "log.jsonl").read_bytes()
     result = run_captioner("train", recipe, "--out", unbroken)

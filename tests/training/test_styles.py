@@ -195,6 +195,7 @@ def test_a_run_without_styles_goes_on_from_the_usual_one(
     options = ("--data.root", data, "--weights", trained, "--out", tmp_path / "run")
     result = run_captioner("train", recipe, *options)
     assert result.returncode == 0, result.stderr
+    assert "its styles, plain, loud, are given up: data.styles would keep" in result.stderr
     made, origin = load_checkpoint(tmp_path / "run" / "last.safetensors"), load_checkpoint(trained)
     assert made.vocabulary.styles == ()
     rows, before = (one.model.decoder.embedding.weight for one in (made, origin))
@@ -217,9 +218,10 @@ def test_a_run_without_styles_goes_on_from_the_usual_one(
         ),
         ("{train: [a], validation: [v], any_style: 0.5}", "any_style has no effect without"),
         (
-            "{train: [a, any], validation: [v], styles: true, any_style: 0.5}",
+            "{root: /x/any, train: [.], validation: [v], styles: true, any_style: 0.5}",
             "a training set has that name",
         ),
+        ("{train: [a], validation: [v], styles: true, any_style: 1}", "should be less than 1"),
     ],
 )
 def test_styles_that_cannot_be(run_captioner: Run, tmp_path: Path, line: str, told: str) -> None:

@@ -83,7 +83,7 @@ class DataConfig:
     # With styles, the share of the images, drawn anew in every epoch, whose captions begin with the
     # token of one more, `any`. It is learned from all sets, for photos of none of them, and is the
     # usual style: without it a model has to be told whose captions it is to write.
-    any_style: Share = 0.0
+    any_style: Fraction = 0.0
     # Boxes of objects in training images, files in COCO's instances format: what a stage with
     # attention_supervision learns from. Their ids are those of the captions.
     boxes: tuple[str, ...] = ()
@@ -105,7 +105,9 @@ class DataConfig:
             yield "data.styles has no effect on scenes: leave it out"
         if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
             yield "data.styles needs the style of each training set that is named by its files"
-        folders = [Path(one).name for one in self.train if isinstance(one, str)]
+        folders = [
+            resolve(self.root, one).absolute().name for one in self.train if isinstance(one, str)
+        ]
         if self.styles and len(set(folders)) < len(folders):
             yield "data.styles names training sets by their folders, and two have the same name"
         named = {*folders, *(one.style for one in self.train if isinstance(one, Source))}

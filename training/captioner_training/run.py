@@ -132,6 +132,8 @@ class Run:
             known = len(self.origin.vocabulary.ordinary_words)
             added = len(self.corpus.vocabulary.ordinary_words) - known
             say(f"{known:,} words are those of the model, {added:,} new")
+            if (styles := self.origin.vocabulary.styles) and not self.corpus.vocabulary.styles:
+                say(f"its styles, {', '.join(styles)}, are given up: data.styles would keep them")
         if folder.longer:
             say(
                 f"going on from {folder.best} ({progress.told_best}) with more epochs, after "

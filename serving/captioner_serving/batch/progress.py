@@ -38,6 +38,8 @@ class Progress(Closing):
         self._started = time.monotonic()
         self._told = -math.inf  # the first line comes with the first photo
         self._closed = threading.Event()
+        # Made here: Ctrl-C while the first line makes it would leave none for the last.
+        tqdm.get_lock()  # type: ignore[no-untyped-call]
         if not quiet and self._stream.isatty():
             self._bar = tqdm(unit=" photos", file=self._stream, smoothing=0.1, dynamic_ncols=True)
 

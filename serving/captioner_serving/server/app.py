@@ -169,12 +169,11 @@ class Application:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(min(20.0, self.config.keep))
-                try:
-                    self._shelf.sweep()
-                    await asyncio.to_thread(self.store.sweep)
-                    await asyncio.to_thread(return_memory)
-                except Exception:  # what is not deleted this time is deleted the next
-                    _LOGGER.exception("uploads could not be deleted")
+                for task in (self._shelf.sweep, self.store.sweep, return_memory):
+                    try:
+                        await asyncio.to_thread(task)
+                    except Exception:  # what is not deleted this time is deleted the next
+                        _LOGGER.exception("what is not needed any more could not be deleted")
 
         async with self._gradio.router.lifespan_context(self._gradio):
             sweeper = asyncio.create_task(sweep())

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -62,7 +63,7 @@ class UploadStore:
         with self._lock:
             self._make_room(len(data))
             try:
-                self.folder.mkdir(mode=0o700, exist_ok=True)
+                self._make_folder()
                 folder.mkdir(mode=0o700)
                 path.write_bytes(data)
             except OSError:  # half a file on a full disk would be in the way of the next
@@ -98,10 +99,31 @@ class UploadStore:
             known = {Path(path).parent for path in self._entries}
         old = time.time() - self._keep
         # Whoever clears the system's temporary folder may have taken ours: then nothing is left.
-        for item in self.folder.iterdir() if self.folder.exists() else ():
+        for item in self.folder.iterdir() if self._is_ours() else ():
             with contextlib.suppress(OSError):
                 if item not in known and os.lstat(item).st_mtime < old:
                     shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def _make_folder(self) -> None:
+        """Make the folder anew if somebody has cleared it away.
+
+        Raises:
+            OSError: it cannot be made, or what lies there is somebody else's.
+
+        """
+        try:
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            if not self._is_ours():
+                raise
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is there and no link that others have put in its place."""
+        try:
+            found = os.lstat(self.folder)
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
     def _make_room(self, size: int) -> None:
         """Delete what has to go for a new file; the caller holds the lock."""

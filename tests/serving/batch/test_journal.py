@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.journal import commits
 from captioner_serving.batch.journal.commits import CommitLog, check_settings
 from captioner_serving.batch.journal.journal import RECORDS, Journal
+from captioner_serving.digest import digest
 
 Photos = Callable[..., Path]
 
@@ -36,7 +39,9 @@ def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> N
 
 
 def add(journal: Journal, number: int) -> None:
-    journal.add(bytes([number]) * 16, bytes([number, 9]) * 8, RECORDS, {"n": number})
+    journal.add(
+        bytes([number]) * 16, bytes([number, 9]) * 8, RECORDS, {"image": str(number), "model": {}}
+    )
 
 
 def written(output: str, *, commits: int) -> tuple[Path, bytes, bytes]:
@@ -83,6 +88,28 @@ def test_a_log_that_is_damaged_in_its_midst_loses_nothing(tmp_path: Path) -> Non
         assert journal.counts == [6, 0, 0]
 
 
+def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full, and has room again: nothing is glued to what it left."""
+    output, write = str(tmp_path / "c.jsonl"), commits.write_all
+
+    def full(file: BinaryIO, data: bytes) -> None:
+        write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal(output, BatchConfig(), {}) as journal:
+        add(journal, 0)
+        journal.commit()
+        add(journal, 1)
+        with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left"):
+            patch.setattr(commits, "write_all", full)
+            journal.commit()
+        journal.commit()
+        journal.close()  # what is closed may be closed again
+    for _ in range(2):
+        with Journal(output, BatchConfig(), {}) as journal:
+            assert journal.counts == [2, 0, 0]
+
+
 def test_a_journal_that_was_shortened_is_refused(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
@@ -116,7 +143,7 @@ def test_a_commit_that_ctrl_c_repeats_counts_once(
 
 
 def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
-    path, name, content = str(tmp_path / "c.jsonl"), b"a" * 16, b"1" * 16
+    path, name, content = str(tmp_path / "c.jsonl"), digest("a"), b"1" * 16
     record = {"image": "a", "caption": "a dog"}
     with Journal(path, BatchConfig(), {}) as journal:
         journal.add(name, content, RECORDS, record, failure={"image": "a", "error": {}})

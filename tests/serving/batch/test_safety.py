@@ -160,6 +160,32 @@ def test_lines_added_by_hand_are_not_cut(tiny: Captioner, photos: Photos, tmp_pa
     output.write_bytes(whole + b'{"image": "half')
     assert list(run()) == []
     assert output.read_bytes() == whole
+    # But lines that no run writes are somebody's, after a kill too.
+    for mine in (b'{"image": "mine.jpg", "caption": "my dog"}\n', b"a note\n", b"to be done"):
+        progress.write_bytes(b"".join(lines))
+        output.write_bytes(whole + mine)
+        with pytest.raises(OutputError, match="was changed after the run"):
+            list(run())
+        assert output.read_bytes() == whole + mine
+
+
+def test_the_record_of_a_copy_is_that_of_its_photo(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    """Lines in another order have the length that they had, and are other photos' lines."""
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    list(caption_batch(folder, output=output, captioner=tiny))
+    lines = output.read_bytes().splitlines(keepends=True)
+    shutil.copy(sorted(folder.iterdir())[0], folder / "copy.png")
+    for order in (lines[::-1], [lines[1], lines[0].replace(b"{", b"[", 1), lines[2]]):
+        output.write_bytes(b"".join(order))
+        with pytest.raises(OutputError, match=r"c\.jsonl was changed after the run"):
+            list(caption_batch(folder, output=output, captioner=tiny))
+        assert output.read_bytes() == b"".join(order)
+    output.write_bytes(b"".join(lines))
+    (copy,) = caption_batch(folder, output=output, captioner=tiny)
+    first = json.loads(lines[0])
+    assert copy == {**first, "image": copy["image"]} and copy["image"] != first["image"]
 
 
 @pytest.mark.parametrize("line", ["{}", '{"ends": [0, 0], "entries": "x", "batch_size": 1}'])

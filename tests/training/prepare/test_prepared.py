@@ -210,6 +210,29 @@ def test_one_folder_one_data_set(run_captioner: Run, scenes: Path, own: Path) ->
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
     assert Manifest.load(own).image.short_side == 64
+    (own / "train-00001.tar").write_text("mine")  # a name that the next one needs
+    again = command(scenes, own, "--shard-images", 16, "--force")
+    result = run_captioner(*again)
+    assert result.returncode == 1 and "train-00001.tar is in the way" in result.stderr
+    assert (own / "train-00001.tar").read_text() == "mine"
+    assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
+    (own / "train-00001.tar").unlink()
+    assert run_captioner(*again).returncode == 0
+    assert files(own) == before
+
+
+def test_what_an_interrupted_set_left_makes_way(
+    run_captioner: Run, scenes: Path, own: Path
+) -> None:
+    """Killed while its files were moved to their places, the last of them the manifest."""
+    assert "train-00001.tar" in Manifest.load(own).files
+    (own / ".prepare").mkdir()
+    (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
+    result = run_captioner(*command(scenes, own, "--size", 64))
+    assert result.returncode == 0, result.stderr
+    assert sorted(files(own)) == [
+        "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
+    ]  # fmt: skip
 
 
 def test_files_of_something_else_are_left_alone(

@@ -111,7 +111,7 @@ def _read(
     for entry in entries:
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
-            style = folder.absolute().name
+            style = folder.absolute().name  # as recipe.py compares them
             found = read_dataset(folder, split=split, tokenizer=data.tokenizer)
         else:
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)

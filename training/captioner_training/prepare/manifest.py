@@ -139,7 +139,8 @@ class Manifest:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "all of it"
             raise DataError(
-                f"{path} is not a manifest that this Captioner can read ({place}: {first['msg']})"
+                f"{path} is not a manifest that this Captioner can read ({place}: {first['msg']}): "
+                "put it back as it was, or choose another folder"
             ) from error
 
     @classmethod

@@ -21,7 +21,7 @@ from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Man
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
-_REPLACED = "replaced.json"  # in DIR/.prepare: the manifest whose files go
+_REPLACED = "replaced.json"  # in DIR/.prepare: the files of data sets that make way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,26 +108,44 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     """Move everything into place, the manifest last, and clear away another data set's files.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: the folder cannot be written, or has somebody's own file under a name that is
+            needed.
 
     """
-    with replace_file(work / MANIFEST) as file:
-        file.write(manifest.to_json())
     try:
-        if is_prepared(to):
-            (to / MANIFEST).replace(work / _REPLACED)  # from here on, it does not count
-        for name in manifest.files:
-            if (work / name).exists():  # or an earlier run was interrupted after moving it
-                (work / name).replace(to / name)
-        if (work / _REPLACED).exists():
-            for name in set(Manifest.read(work / _REPLACED).files) - set(manifest.files):
-                if Path(name).name == name:  # a folder's own files only
-                    (to / name).unlink(missing_ok=True)
+        ours = _files_before(to, work)
+        # An earlier run may have been interrupted after moving some.
+        moving = [name for name in manifest.files if (work / name).exists()]
+        if others := [name for name in moving if name not in ours and (to / name).exists()]:
+            raise OutputError(
+                f"{to / others[0]} is in the way and is of no data set: move it elsewhere, and the "
+                "same command goes on from here"
+            )
+        with replace_file(work / _REPLACED) as file:
+            file.write(json.dumps({"files": sorted(ours)}).encode())
+        with replace_file(work / MANIFEST) as file:
+            file.write(manifest.to_json())
+        (to / MANIFEST).unlink(missing_ok=True)  # from here on, it does not count
+        for name in moving:
+            (work / name).replace(to / name)
+        for name in ours - set(manifest.files):
+            (to / name).unlink(missing_ok=True)
         sync_folder(to)
         (work / MANIFEST).replace(to / MANIFEST)
         sync_folder(to)
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
+
+
+def _files_before(to: Path, work: Path) -> set[str]:
+    """Name the files of the data set that is there, and of those that were cut short."""
+    names = set[str]()
+    for path in (to / MANIFEST, work / MANIFEST):  # the latter was interrupted while it moved in
+        if path.exists():
+            names.update(Manifest.read(path).files)
+    if (work / _REPLACED).exists():
+        names.update(json.loads((work / _REPLACED).read_bytes()).get("files", ()))
+    return {name for name in names if Path(name).name == name}  # a folder's own files only
 
 
 def clear(work: Path, *, keep: str | None = None) -> None:

@@ -31,10 +31,12 @@ class RunLog:
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         self.path = path
         try:
-            self._file = path.open("r+b" if keep and path.exists() else "wb")
+            self._file = path.open("r+b" if keep and path.exists() else "w+b")
             # Who has taken the log away, or put an older one back, has the rest of it from here on.
-            self._file.truncate(min(keep, os.fstat(self._file.fileno()).st_size))
-            self._file.seek(0, os.SEEK_END)
+            if os.fstat(self._file.fileno()).st_size < keep:
+                keep = self._file.read().rfind(b"\n") + 1
+            self._file.truncate(keep)
+            self._file.seek(keep)
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -61,6 +61,7 @@ class CommitLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.whole = False  # the last run left nothing beside what it committed
+        self._end: int | None = None  # of what was read; what lies beyond it is to be cut off
         # Unbuffered: closing must not write, or it could fail on a full disk.
         self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
@@ -80,7 +81,7 @@ class CommitLog:
                 somebody else's, and not the end of a run that was killed.
 
         """
-        if whole and not self._file.closed:
+        if whole and not self._file.closed and self._end is None:
             with suppress(OSError):  # a full disk: the next run knows less, and goes on
                 self._append(_WHOLE)
         self._file.close()
@@ -95,15 +96,15 @@ class CommitLog:
         self._file.truncate(0)
 
     def read(self) -> Iterator[dict[str, Any] | Commit | str]:
-        """Give the settings, then commits and digests of outputs; cut off a torn last line.
+        """Give the settings, then commits and digests of outputs, but for a torn last line.
 
-        A last line that says so sets `whole`, and is cut off too: it holds until more is written.
+        A last line that says so sets `whole`: it holds until more is written (`settle`).
 
         Raises:
             OutputError: it is another's, or damaged.
 
         """
-        whole = 0
+        end = 0
         with open(self.path, "rb") as file:
             for number, raw in enumerate(file):
                 if (line := _parse(raw)) is None:
@@ -122,8 +123,14 @@ class CommitLog:
                     yield line["exported"]
                 else:
                     yield self._commit(line, number + 1)
-                whole += len(raw)
-        self._file.truncate(whole)
+                end += len(raw)
+        self._end = end
+
+    def settle(self) -> None:
+        """Cut off what does not hold any more: from here on, lines are written."""
+        if self._end is not None:
+            self._file.truncate(self._end)
+            self._end = None
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Write the first line."""
@@ -142,8 +149,14 @@ class CommitLog:
         self._append({"exported": digest})
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        write_all(self._file, json.dumps(line).encode() + b"\n")
-        os.fsync(self._file.fileno())
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            write_all(self._file, json.dumps(line).encode() + b"\n")
+            os.fsync(self._file.fileno())
+        except BaseException:  # the next line would be glued to half of this one
+            with suppress(OSError):
+                self._file.truncate(end)
+            raise
 
     def _commit(self, line: Mapping[str, Any], number: int) -> Commit:
         try:

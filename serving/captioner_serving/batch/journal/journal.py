@@ -15,7 +15,6 @@ wherever a run was killed, and going on reads no record and no photo.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,17 +26,15 @@ from captioner.json_line import json_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.journal.commits import Commit, CommitLog, Entry, check_settings
 from captioner_serving.batch.journal.files import RunFiles, check_free
-from captioner_serving.batch.journal.lines import LineFiles
+from captioner_serving.batch.journal.lines import LineFiles, changed, parsed
 from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.closing import Closing
+from captioner_serving.digest import digest
 
-__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal", "Place"]
+__all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
 
 RECORDS, ERRORS, REVIEW = range(3)
 """The files of a journal; what a photo came to is where its record lies."""
-
-Place = tuple[int, int]
-"""Where a record lies: the file, and the offset of its line."""
 
 _NOTHING = bytes(16)
 
@@ -65,7 +62,7 @@ class Journal(Closing):
         self.output = output
         self.paths = (self.files.records, self.files.errors, self.files.review)
         self.done: set[bytes] = set()
-        self._contents: dict[bytes, Place | None] = {}  # None: a photo that is being captioned
+        self._contents: dict[bytes, Entry | None] = {}  # None: a photo that is being captioned
         self.counts = [0, 0, 0]
         self.batch_size: int | None = None
         self._exported: set[str] = set()  # digests of what was made of the records
@@ -90,6 +87,7 @@ class Journal(Closing):
     def close(self) -> None:
         """Close the files; what was not committed will be cut off by the next run."""
         whole = self._log.whole and not self._pending and self._lines.end_at(self._ends)
+        self._log.whole = False  # once: closed files have no length
         self._lines.close()
         self.written.close()
         errors = self.paths[ERRORS]
@@ -189,11 +187,18 @@ class Journal(Closing):
         return True
 
     def twin(self, content: bytes) -> dict[str, Any] | None:
-        """Read the record of the first photo with this content; None if it came to none."""
-        place = self._contents.get(content)
-        if place is None:
+        """Read the record of the first photo with this content; None if it came to none.
+
+        Raises:
+            OutputError: there is another line in its place.
+
+        """
+        entry = self._contents.get(content)
+        if entry is None:
             return None
-        record: dict[str, Any] = json.loads(self._lines.line(*place))
+        record = parsed(self._lines.line(entry.file, entry.offset))
+        if record is None or digest(str(record.get("image"))) != entry.name:
+            raise changed(self.paths[entry.file])
         return record
 
     def _remember(self, entry: Entry, *, standing: bool = False) -> None:
@@ -207,7 +212,7 @@ class Journal(Closing):
         elif entry.name not in self._standing:
             self.counts[entry.file] += 1
             if entry.content != _NOTHING and self._contents.get(entry.content) is None:
-                self._contents[entry.content] = (entry.file, entry.offset)
+                self._contents[entry.content] = entry
 
     # Opening
 
@@ -228,6 +233,7 @@ class Journal(Closing):
         else:
             self.files.check_unused()
         self._lines.open(self._ends, whole=self._log.whole)
+        self._log.settle()
         if known is None:
             self._log.begin(settings)
         self._log.whole = True  # when it is closed, but for what is pending then

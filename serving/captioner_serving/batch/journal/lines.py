@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
 from captioner_serving.batch.journal.commits import write_all
 
-__all__ = ["LineFiles"]
+__all__ = ["LineFiles", "changed", "parsed"]
 
 _PART = 1 << 14  # bytes; most records are shorter
+_BEGINNING = b'{"image": "'  # of every record
 
 
 class LineFiles:
@@ -30,7 +32,8 @@ class LineFiles:
             whole: the run before left nothing beyond them.
 
         Raises:
-            OutputError: one is shorter, has no line that ends there, or was added to.
+            OutputError: one is shorter, has no line that ends there, or has more in it than runs
+                write.
             OSError: one cannot be opened.
 
         """
@@ -83,6 +86,37 @@ class LineFiles:
         return file
 
 
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Read a record; None where the line is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def changed(path: Path | None) -> OutputError:
+    """Make the error for a file in which somebody else has written."""
+    return _refused(path, "was changed after the run that wrote it")
+
+
+def _refused(path: Path | None, problem: str) -> OutputError:
+    return OutputError(
+        f"{path} {problem}: put the file back as it was, or start over with --restart, which "
+        "deletes it"
+    )
+
+
+def _of_a_run(tail: bytes) -> bool:
+    """Whether a run that was killed may have written this after its last commit."""
+    *lines, torn = tail.split(b"\n")
+    records = map(parsed, lines)
+    return torn[: len(_BEGINNING)] == _BEGINNING[: len(torn)] and all(
+        record is not None and "image" in record and ("model" in record or "error" in record)
+        for record in records
+    )
+
+
 def _open_at(path: Path, end: int, *, whole: bool) -> BinaryIO:
     """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
     problem = None
@@ -93,13 +127,15 @@ def _open_at(path: Path, end: int, *, whole: bool) -> BinaryIO:
         size = os.fstat(file.fileno()).st_size
         if size < end:
             problem = f"has {size:,} bytes, and a run left {end:,}"
-        elif (end and os.pread(file.fileno(), 1, end - 1) != b"\n") or (whole and size > end):
-            problem = "was changed after the run that wrote it"
+        elif (
+            (end and os.pread(file.fileno(), 1, end - 1) != b"\n")
+            or (whole and size > end)
+            or not _of_a_run(os.pread(file.fileno(), size - end, end))
+        ):
+            file.close()
+            raise changed(path)
         if problem is None:
             file.truncate(end)
             return file
         file.close()
-    raise OutputError(
-        f"{path} {problem}: put the file back as it was, or start over with --restart, which "
-        "deletes it"
-    )
+    raise _refused(path, problem)
