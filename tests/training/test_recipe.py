@@ -170,6 +170,15 @@ def test_every_field_is_listed_with_its_reason() -> None:
     ("fields", "message"),
     [
         ({"transform.size": "100"}, "transform.size 100 is not a multiple of encoder.stride 16"),
+        (
+            {"stages.1.fine_tune_from": "5", "stages.1.size": "100"},
+            "stages.1.size 100 is not a multiple of encoder.stride 16: use 96 or 112",
+        ),
+        (
+            {"stages.1.fine_tune_from": "5", "stages.1.size": "128"},
+            "the size of a stage is that of the transform",
+        ),
+        ({"stages.1.size": "96"}, "size has no effect in a stage whose encoder is frozen"),
         ({"encoder.stride": "0", "encoder.last_stage": "3"}, "encoder.stride: should be greater"),
         ({"encoder.last_stage": "-1"}, "encoder.last_stage: should be greater"),
         ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),

@@ -8,12 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError
+from captioner.transforms import TransformConfig
+from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
-from captioner_training.stage import read_supervision
-from tests.training.runs import RECIPE
+from captioner_training.stage import _sized, read_supervision
+from captioner_training.train import train
+from tests.training.runs import RECIPE, records
 
 
 def corpus(*words: str) -> Any:
@@ -49,3 +54,31 @@ def test_boxes_of_what_no_caption_names_are_refused(tmp_path: Path) -> None:
     recipe = asking(tmp_path, boxes(tmp_path / "dog.json", "dog"))
     with pytest.raises(DataError, match="nothing to learn from"):
         read_supervision(recipe, corpus("a", "red", "circle"))
+
+
+def test_a_stage_may_see_photos_smaller_than_they_are_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    seen = []
+    for size in ("32", "null"):
+        recipe = load_recipe(
+            str(path), {"stages.2.size": size, "max_steps": "1", "precision": "float32"}
+        )
+        out = tmp_path / size
+        train(recipe, out=out, processes=Processes(device=torch.device("cpu")))
+        assert load_checkpoint(out / "last.safetensors").transform.size == 64
+        seen.append([one["loss"] for one in records(out) if one["event"] == "step"])
+    (frozen, smaller, *_), (same, larger, *_) = seen
+    assert frozen == same and abs(smaller - larger) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("mode", "resize", "size", "expected"),
+    [("crop", 256, 112, (112, 128)), ("squash", None, 112, (112, None)), ("crop", 256, None, None)],
+)
+def test_a_smaller_square_frames_the_same_part_of_a_photo(
+    mode: Any, resize: int | None, size: int | None, expected: tuple[int, int | None] | None
+) -> None:
+    transform = TransformConfig(mode=mode, size=224, resize=resize)
+    sized = _sized(transform, size)
+    assert (sized.size, sized.resize) == (expected or (224, 256))

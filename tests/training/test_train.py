@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from captioner import CheckpointMismatchError, CheckpointNotFoundError, ConfigError
 from captioner.checkpoint import load_checkpoint
@@ -139,6 +140,40 @@ def test_weights_follow_their_words(recipe: Path, tiny_file: Path, tmp_path: Pat
     missing = {**fields, "weights": str(tmp_path / "missing.safetensors")}
     with pytest.raises(CheckpointNotFoundError, match="missing"):
         load_origin(load_recipe(str(recipe), missing))
+
+
+def test_a_share_of_an_encoder_is_taken_over(
+    run_captioner: Run, recipe: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    """The rest of it is the pretrained one's, whole numbers and decoder apart."""
+    fields = {
+        "weights": str(tiny_file), "encoder_weights": "torchvision", "encoder_share": "0.4",
+        "encoder.stride": "32", "decoder.embedding_dim": "16", "decoder.hidden_dim": "24",
+        "decoder.attention_dim": "8", "decoder.value_dim": "null",
+    }  # fmt: skip
+    source = load_checkpoint(tiny_file)
+    pretrained = tmp_path / "stages.safetensors"
+    stages = {
+        name.removeprefix("encoder.stages."): tensor + 1 if tensor.is_floating_point() else tensor
+        for name, tensor in source.model.state_dict().items()
+        if name.startswith("encoder.stages.")
+    }
+    save_file(stages, pretrained)
+    loaded = load_recipe(str(recipe), {**fields, "encoder_weights": str(pretrained)})
+    mixed = build_model(loaded, source.vocabulary, origin=source, encoder_share=0.4).state_dict()
+    for name, tensor in source.model.state_dict().items():
+        moved = 0.6 if name.startswith("encoder.") and tensor.is_floating_point() else 0.0
+        assert torch.allclose(mixed[name].float(), tensor.float() + moved, atol=1e-5), name
+    for wrong, told in (
+        ({"encoder_share": "0.4"}, "encoder_share has no effect without weights"),
+        ({**fields, "encoder_weights": "random"}, "name another pretrained"),
+        ({**fields, "encoder_weights": str(tiny_file)}, "name another pretrained"),
+        ({**fields, "encoder_share": "1.5"}, "encoder_share"),
+        ({**fields, "encoder_weights": "no.st"}, "no file no.st"),
+    ):
+        options = [part for name, value in wrong.items() for part in (f"--{name}", value)]
+        result = run_captioner("train", recipe, "--out", tmp_path / "o", *options)
+        assert result.returncode in (1, 2) and told in result.stderr, result.stderr
 
 
 class Bare(torch.nn.Module):

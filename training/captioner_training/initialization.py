@@ -43,7 +43,11 @@ def load_origin(recipe: Recipe) -> Checkpoint | None:
 
 
 def build_model(
-    recipe: Recipe, vocabulary: Vocabulary, *, origin: Checkpoint | None = None
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    *,
+    origin: Checkpoint | None = None,
+    encoder_share: float = 1.0,
 ) -> CaptionModel:
     """Make the model of a recipe, its encoder pretrained as the recipe says.
 
@@ -51,13 +55,15 @@ def build_model(
         recipe: of the run.
         vocabulary: what the model will say.
         origin: of `load_origin`.
+        encoder_share: how much of its encoder is taken over; the rest is pretrained.
 
     Raises:
         CheckpointError: the encoder's weights are missing, or are another encoder's.
         ConfigError: the decoder is larger than the memory.
 
     """
-    start = recipe.encoder_weights if origin is None else "random"
+    pretrained = origin is None or encoder_share < 1
+    start = recipe.encoder_weights if pretrained else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     if start not in ("torchvision", "random"):
         _load_encoder(encoder, weights_file(start))
@@ -74,12 +80,19 @@ def build_model(
             f"decoder.hidden_dim, or whatever else of it is large ({error})"
         ) from error
     if origin is not None:
-        _take_over(model, vocabulary, origin, named=str(recipe.weights))
+        _take_over(
+            model, vocabulary, origin, encoder_share=encoder_share, named=str(recipe.weights)
+        )
     return model
 
 
 def _take_over(
-    model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint, *, named: str
+    model: CaptionModel,
+    vocabulary: Vocabulary,
+    origin: Checkpoint,
+    *,
+    encoder_share: float,
+    named: str,
 ) -> None:
     """Take over a checkpoint's weights; what belongs to a word follows the word."""
     given = origin.model.state_dict()
@@ -97,6 +110,9 @@ def _take_over(
         for style in set(vocabulary.styles or ("",)) - set(origin.vocabulary.styles):
             tensor[vocabulary.start(style)] = given[name][origin.vocabulary.start()]
         given[name] = tensor
+    for name, tensor in fresh.items() if encoder_share < 1 else ():
+        if name.startswith("encoder.") and tensor.is_floating_point() and name in given:
+            given[name] = torch.lerp(tensor, given[name].to(tensor.dtype), encoder_share)
     try:
         model.load_state_dict(given)
     except RuntimeError as error:

@@ -105,10 +105,9 @@ class DataConfig:
             yield "data.styles has no effect on scenes: leave it out"
         if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
             yield "data.styles needs the style of each training set that is named by its files"
-        folders = [
-            resolve(self.root, one).absolute().name for one in self.train if isinstance(one, str)
-        ]
-        if self.styles and len(set(folders)) < len(folders):
+        given = [one for one in self.train if isinstance(one, str) and self.styles]
+        folders = [resolve(self.root, one).absolute().name for one in given]
+        if len(set(folders)) < len(folders):
             yield "data.styles names training sets by their folders, and two have the same name"
         named = {*folders, *(one.style for one in self.train if isinstance(one, Source))}
         if self.any_style > 0 and ANY_STYLE in named:
@@ -161,6 +160,9 @@ class Stage:
     warmup: Annotated[int, Ge(0)] = 200  # steps; Adam's second moments need them
     flip: bool = False  # mirror images whose captions do not tell left from right
     crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
+    # Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021), and things
+    # in a crop look as large as in a whole photo in use (Touvron et al. 2019).
+    size: Positive | None = None
     # Asks the words to look at different cells; see objectives/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05
     attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
@@ -183,6 +185,7 @@ class Stage:
             given = {
                 "flip": self.flip,
                 "crop": self.crop > 0,
+                "size": self.size is not None,
                 "encoder_learning_rate": self.encoder_learning_rate is not None,
             }
             if names := [name for name, there in given.items() if there]:
@@ -190,10 +193,10 @@ class Stage:
                     f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
                     "fine_tune_from, or leave it out"
                 )
-        if self.attention_supervision > 0 and (self.flip or self.crop > 0):
+        if self.attention_supervision > 0 and (self.flip or self.crop > 0 or self.size):
             yield (
                 "attention_supervision needs images as they are, since boxes do not move with "
-                "them: set flip false and crop 0"
+                "them: set flip false and crop 0, and leave size out"
             )
         if self.attention_supervision > 0 and self.self_critical is not None:
             yield (
@@ -229,6 +232,9 @@ class Recipe:
     # of the data that it lacks are added. It takes the place of encoder_weights, and must have the
     # recipe's architecture.
     weights: str | None = None
+    # How much of its encoder is taken over; the rest is encoder_weights' (a mean of weights,
+    # Wortsman et al. 2022). Less than all of it forgets photos that it has learned by heart.
+    encoder_share: Share = 1.0
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -261,6 +267,10 @@ class Recipe:
                 "hand_on has no effect in the last stage: leave it out, and take last.safetensors, "
                 "which every run writes beside the best"
             )
+        if self.encoder_share < 1 and self.weights is None:
+            yield "encoder_share has no effect without weights to go on from: leave it out"
+        elif self.encoder_share < 1 and self.encoder_weights in ("random", self.weights):
+            yield "encoder_share takes the rest from encoder_weights: name another pretrained one"
         if not is_fit(self.name):
             yield f"name {self.name!a} has characters that steer a terminal: leave them out"
         if not self.stages:
@@ -269,13 +279,15 @@ class Recipe:
             yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
             yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
-        size, stride = self.transform.size, self.encoder.stride
-        if size % stride:
-            below = size - size % stride
-            near = f"{below} or {below + stride}" if below else f"{stride}"
-            yield (
-                f"transform.size {size} is not a multiple of encoder.stride {stride}: use {near}"
-            )
+        stride = self.encoder.stride
+        sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
+        if self.transform.size in sizes.values():
+            yield "the size of a stage is that of the transform: leave it out"
+        for name, size in {"transform.size": self.transform.size, **sizes}.items():
+            if size is not None and size % stride:
+                below = size - size % stride
+                near = f"{below} or {below + stride}" if below else f"{stride}"
+                yield f"{name} {size} is not a multiple of encoder.stride {stride}: use {near}"
 
 
 def resolve(root: str, path: str) -> Path:

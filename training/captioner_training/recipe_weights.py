@@ -30,19 +30,13 @@ def check_weights(recipe: Recipe) -> None:
 
     """
     problems = list(_wrong_stages(recipe))
-    start = recipe.encoder_weights
     if recipe.weights is not None:
         differences = list(_differences(recipe, weights_file(recipe.weights)))
         if differences and not problems:
             raise CheckpointMismatchError(_as_one(recipe, differences))
         problems += [_as_one(recipe, differences)] if differences else []
-    elif start == "torchvision" and recipe.encoder.name == "efficientnet_v2_b0":
-        problems.append(
-            "encoder_weights torchvision: torchvision has none for efficientnet_v2_b0: set bundled "
-            "or a file"
-        )
-    elif start not in ("torchvision", "random"):
-        problems += _other_encoder(recipe, weights_file(start))
+    if recipe.weights is None or recipe.encoder_share < 1:
+        problems += _wrong_encoder(recipe)
     if problems:
         told = "\n  ".join(problems)
         line = " " if len(problems) == 1 else "\n  "
@@ -70,6 +64,17 @@ def weights_file(source: str) -> Path:
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path
+
+
+def _wrong_encoder(recipe: Recipe) -> Iterator[str]:
+    start = recipe.encoder_weights
+    if start == "torchvision" and recipe.encoder.name == "efficientnet_v2_b0":
+        yield (
+            "encoder_weights torchvision: torchvision has none for efficientnet_v2_b0: set bundled "
+            "or a file"
+        )
+    elif start not in ("torchvision", "random"):
+        yield from _other_encoder(recipe, weights_file(start))
 
 
 def _other_encoder(recipe: Recipe, path: Path) -> Iterator[str]:

@@ -93,12 +93,13 @@ class Run:
     def _state(self) -> TrainState:
         """Make the model, and give it the weights that it goes on from."""
         recipe, processes, folder = self.recipe, self.processes, self.folder
-        torch.backends.cudnn.benchmark = True  # every image has the same size
+        torch.backends.cudnn.benchmark = True  # the images of a stage have one size
         torch.manual_seed(recipe.seed)
         finished = folder.finished
         origin = folder.checkpoint_of_finished() if finished else self.origin
-        model = build_model(recipe, self.corpus.vocabulary, origin=origin).to(processes.device)
-        model.requires_grad_(True)
+        share = 1.0 if finished and finished.progress.best_at else recipe.encoder_share
+        model = build_model(recipe, self.corpus.vocabulary, origin=origin, encoder_share=share)
+        model.to(processes.device).requires_grad_(True)
         model.encoder.to(memory_format=torch.channels_last)
         if recipe.compile:
             model.encoder.compile()

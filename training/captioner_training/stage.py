@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.geometry import Framing
+from captioner.geometry import Framing, TransformConfig
 from captioner.transforms import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
@@ -59,7 +60,7 @@ class StageRun:
         else:
             dataset = ImageDataset(
                 corpus.train,
-                self.transform,
+                Transform(_sized(recipe.transform, self.config.size)),
                 augmentation=Augmentation(flip=self.config.flip, crop=self.config.crop),
                 seed=recipe.seed + 1000 * number,
             )
@@ -98,6 +99,14 @@ class StageRun:
             references=[image.words for image in corpus.train],
             maximum_length=self.recipe.data.maximum_length,
         )
+
+
+def _sized(transform: TransformConfig, size: int | None) -> TransformConfig:
+    """Frame photos alike, in squares of so many pixels a side; None: as they are."""
+    if size is None:
+        return transform
+    resize = transform.resize and max(size, round(transform.resize * size / transform.size))
+    return replace(transform, size=size, resize=resize)
 
 
 def read_supervision(recipe: Recipe, corpus: Corpus) -> SupervisedAttention | None:

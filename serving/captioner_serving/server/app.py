@@ -169,11 +169,12 @@ class Application:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(min(20.0, self.config.keep))
-                for task in (self._shelf.sweep, self.store.sweep, return_memory):
-                    try:
-                        await asyncio.to_thread(task)
-                    except Exception:  # what is not deleted this time is deleted the next
-                        _LOGGER.exception("what is not needed any more could not be deleted")
+                try:
+                    await asyncio.to_thread(self.store.sweep)
+                except Exception:  # what is not deleted this time is deleted the next
+                    _LOGGER.exception("uploads could not be deleted")
+                self._shelf.sweep()  # here, where it is filled
+                await asyncio.to_thread(return_memory)
 
         async with self._gradio.router.lifespan_context(self._gradio):
             sweeper = asyncio.create_task(sweep())

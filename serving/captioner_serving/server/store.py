@@ -138,7 +138,8 @@ class UploadStore:
 
     def close(self) -> None:
         """Delete everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._is_ours():
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _harmless(name: str | None) -> str:

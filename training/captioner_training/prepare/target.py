@@ -130,6 +130,7 @@ def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
             (work / name).replace(to / name)
         for name in ours - set(manifest.files):
             (to / name).unlink(missing_ok=True)
+        (work / _REPLACED).unlink()  # what has one of its names from here on is somebody's own
         sync_folder(to)
         (work / MANIFEST).replace(to / MANIFEST)
         sync_folder(to)
@@ -144,7 +145,12 @@ def _files_before(to: Path, work: Path) -> set[str]:
         if path.exists():
             names.update(Manifest.read(path).files)
     if (work / _REPLACED).exists():
-        names.update(json.loads((work / _REPLACED).read_bytes()).get("files", ()))
+        try:
+            names.update(map(str, json.loads((work / _REPLACED).read_bytes())["files"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise OutputError(
+                f"{work / _REPLACED} is damaged: remove {work}, and run the command again"
+            ) from error
     return {name for name in names if Path(name).name == name}  # a folder's own files only
 
 

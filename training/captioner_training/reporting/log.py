@@ -33,8 +33,7 @@ class RunLog:
         try:
             self._file = path.open("r+b" if keep and path.exists() else "w+b")
             # Who has taken the log away, or put an older one back, has the rest of it from here on.
-            if os.fstat(self._file.fileno()).st_size < keep:
-                keep = self._file.read().rfind(b"\n") + 1
+            keep = self._file.read(keep).rfind(b"\n") + 1
             self._file.truncate(keep)
             self._file.seek(keep)
         except OSError as error:

@@ -109,7 +109,7 @@ def _refused(path: Path | None, problem: str) -> OutputError:
 
 def _of_a_run(tail: bytes) -> bool:
     """Whether a run that was killed may have written this after its last commit."""
-    *lines, torn = tail.split(b"\n")
+    *lines, torn = tail.partition(b"\0")[0].split(b"\n")  # a power cut may leave zeros
     records = map(parsed, lines)
     return torn[: len(_BEGINNING)] == _BEGINNING[: len(torn)] and all(
         record is not None and "image" in record and ("model" in record or "error" in record)
@@ -119,23 +119,21 @@ def _of_a_run(tail: bytes) -> bool:
 
 def _open_at(path: Path, end: int, *, whole: bool) -> BinaryIO:
     """Open a file that ends where the last commit says; what a killed run wrote after is cut."""
-    problem = None
     if end and not path.exists():
-        problem = "is gone"
-    else:
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by LineFiles
+        raise _refused(path, "is gone")
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by LineFiles
+    try:
         size = os.fstat(file.fileno()).st_size
         if size < end:
-            problem = f"has {size:,} bytes, and a run left {end:,}"
-        elif (
+            raise _refused(path, f"has {size:,} bytes, and a run left {end:,}")
+        if (
             (end and os.pread(file.fileno(), 1, end - 1) != b"\n")
             or (whole and size > end)
             or not _of_a_run(os.pread(file.fileno(), size - end, end))
         ):
-            file.close()
             raise changed(path)
-        if problem is None:
-            file.truncate(end)
-            return file
+        file.truncate(end)
+    except BaseException:
         file.close()
-    raise _refused(path, problem)
+        raise
+    return file
