@@ -139,7 +139,10 @@ class Drawn(SelfCriticalCaptions):
     def __init__(self, tokens: torch.Tensor, weights: torch.Tensor) -> None:
         self.tokens, self.weights = tokens, weights
 
-    def draw(self, decoder: object, features: object, positions: Sequence[int]) -> Captions:
+    def draw(
+        self, decoder: object, features: object, positions: Sequence[int], *, starts: torch.Tensor
+    ) -> Captions:
+        assert starts.tolist() == [START] * len(positions)  # as the batch's own captions begin
         tokens, weights = self.tokens[list(positions)], self.weights[list(positions)]
         return Captions(tokens, tokens[..., 1:], weights, weights.sum())
 
