@@ -160,8 +160,7 @@ class Stage:
     warmup: Annotated[int, Ge(0)] = 200  # steps; Adam's second moments need them
     flip: bool = False  # mirror images whose captions do not tell left from right
     crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
-    # Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021), and things
-    # in a crop look as large as in a whole photo in use (Touvron et al. 2019).
+    # Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021).
     size: Positive | None = None
     # Asks the words to look at different cells; see objectives/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05

@@ -149,7 +149,7 @@ def _files_before(to: Path, work: Path) -> set[str]:
             names.update(map(str, json.loads((work / _REPLACED).read_bytes())["files"]))
         except (ValueError, TypeError, KeyError) as error:
             raise OutputError(
-                f"{work / _REPLACED} is damaged: remove {work}, and run the command again"
+                f"{work / _REPLACED} is damaged: remove it, and the same command goes on from here"
             ) from error
     return {name for name in names if Path(name).name == name}  # a folder's own files only
 
