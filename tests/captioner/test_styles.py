@@ -146,7 +146,11 @@ def test_headers_that_make_no_sense_are_the_file_s_fault(
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(
-    run_captioner: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path
+    run_captioner: Callable[..., Any],
+    styled: Checkpoint,
+    saved_tiny: Path,
+    photo: Path,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "styled.safetensors"
     styled.save(path)
@@ -164,5 +168,5 @@ def test_the_command_captions_in_the_style_that_is_asked_for(
     for options in ((), ("--style", "")):  # the checkpoint's own, which is not the first
         result = run_captioner("caption", photo, "--checkpoint", path, "--json", *options)
         assert json.loads(result.stdout) == said["short"]
-    result = run_captioner("caption", photo, "--style", "long")
+    result = run_captioner("caption", photo, "--checkpoint", saved_tiny, "--style", "long")
     assert result.returncode == 2 and "has one style of captions only" in result.stderr
