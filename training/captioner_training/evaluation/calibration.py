@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -72,22 +73,21 @@ class Calibration:
         maximum_length: int,
         autocast: torch.autocast,
     ) -> None:
-        self._decoder, self._autocast = decoder, autocast
-        self._vocabulary, self._maximum_length = vocabulary, maximum_length
+        self._vocabulary = vocabulary
+        self._foresee = partial(
+            foresee,
+            decoder,
+            vocabulary=vocabulary,
+            maximum_length=maximum_length,
+            autocast=autocast,
+        )
         self._parts: list[_Compared] = []
         self._images = 0
 
     @torch.inference_mode()
     def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Compare on the references of the next images of the split, with their grids."""
-        foreseen = foresee(
-            self._decoder,
-            grid,
-            [one.image for one in captioned],
-            vocabulary=self._vocabulary,
-            maximum_length=self._maximum_length,
-            autocast=self._autocast,
-        )
+        foreseen = self._foresee(grid, [one.image for one in captioned])
         self._parts.append(_compare(foreseen, first=self._images))
         self._images += len(captioned)
 

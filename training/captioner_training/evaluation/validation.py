@@ -6,11 +6,11 @@ And how well the references are foreseen, by their cross-entropy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from captioner.decoders.decoder import Decoder
 from captioner.encoder import Grid
 from captioner.model import CaptionModel
 from captioner.transforms import Transform
@@ -55,15 +55,23 @@ def validate(
         together: called after full batches, as often in every process.
 
     """
-    surprise = _Surprise(
+    transform = Transform(recipe.transform)
+    foreseen = partial(
+        foresee,
         model.decoder,
         vocabulary=vocabulary,
         maximum_length=recipe.data.maximum_length,
         autocast=autocast,
-        full_batches=len(images) // processes.world // BATCH,  # which every process has
-        together=together,
     )
-    transform = Transform(recipe.transform)
+    full = len(images) // processes.world // BATCH  # batches that every process has
+    surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
+
+    def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
+        nats = foreseen(grid, [one.image for one in batch]).nats()
+        surprise.append((float(nats.cpu().double().sum()), len(nats)))
+        if together is not None and len(surprise) <= full:
+            together()
+
     mine = list(range(len(images)))[processes.rank :: processes.world]
     captioned = caption_split(
         model,
@@ -75,10 +83,10 @@ def validate(
         workers=recipe.data.workers,
         no_bar=processes.no_bar,
         grids=None if grids is None else (grids, mine),
-        after_batch=surprise.after_batch,
+        after_batch=after_batch,
     )
     everything = _whole(images, captioned, processes)
-    surprises = [batch for share in processes.gather(surprise.batches) for batch in share]
+    surprises = [batch for share in processes.gather(surprise) for batch in share]
     scores = None
     if processes.main:
         scores = score_split(everything)
@@ -87,42 +95,6 @@ def validate(
         if boxes is not None:
             scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
     return processes.broadcast(scores), everything
-
-
-class _Surprise:
-    """How surprising the references of each batch are, in nats, and of how many tokens."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        vocabulary: Vocabulary,
-        maximum_length: int,
-        autocast: torch.autocast,
-        full_batches: int,
-        together: Callable[[], None] | None,
-    ) -> None:
-        self.batches: list[tuple[float, int]] = []
-        self._decoder = decoder
-        self._vocabulary = vocabulary
-        self._maximum_length = maximum_length
-        self._autocast = autocast
-        self._full_batches = full_batches
-        self._together = together
-
-    def after_batch(self, grid: Grid, batch: Sequence[Captioned]) -> None:
-        """Measure the references of a batch that has been captioned, on the same grid."""
-        nats = foresee(
-            self._decoder,
-            grid,
-            [one.image for one in batch],
-            vocabulary=self._vocabulary,
-            maximum_length=self._maximum_length,
-            autocast=self._autocast,
-        ).nats()
-        self.batches.append((float(nats.cpu().double().sum()), len(nats)))
-        if self._together is not None and len(self.batches) <= self._full_batches:
-            self._together()
 
 
 def _whole(
