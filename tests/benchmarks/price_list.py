@@ -66,6 +66,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "hidden state of 1024": {"decoder": {"hidden_dim": 1024}},
     "looks after the word": {"decoder": {"query": "current"}},
     "coordinates of cells": {"decoder": {"positions": "sine"}},
+    "squares of 256": {"transform": {"size": 256}},
+    "squares of 288": {"transform": {"size": 288}},
+    "stride of 16": {"encoder": {"stride": 16}},
     "a start token for each set": {"data": {"styles": True}},
 }
 

@@ -18,9 +18,10 @@ from captioner_training.data.dataset import Batch, collate
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.cross_entropy import Captions, count
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
+from captioner_training.precision import autocast_of
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
-from captioner_training.step import LossModule, TrainStep, autocast_of
+from captioner_training.step import LossModule, TrainStep
 
 CPU = Processes(device=torch.device("cpu"))
 

@@ -240,8 +240,9 @@ class Recipe:
     # The chance that a block of the encoder is left out in training; null: the backbone's own.
     stochastic_depth: Fraction | None = None
     seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
-    # Of autocast and of cached grids; what is trained stays float32.
-    precision: Literal["bf16", "float32"] = "bf16"
+    # Of autocast and of cached grids; what is trained stays float32. "auto": bf16 where the
+    # hardware has it, for emulated it is slower than float32.
+    precision: Literal["auto", "bf16", "float32"] = "auto"
     weight_decay: NotNegative = 0.02  # AdamW's; matrices only
     gradient_clip: PositiveFloat = 1.0  # norm; recurrent gradients burst now and then
     label_smoothing: Fraction = 0.1

@@ -21,13 +21,13 @@ from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
 from captioner_training.machinery.interrupts import Interrupts
 from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.precision import autocast_of, conditions_of, told_precision
 from captioner_training.progress import Progress
 from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.report import Report
 from captioner_training.run_folder import RunFolder
 from captioner_training.stage import StageRun, read_supervision
 from captioner_training.state import TrainState, diverged
-from captioner_training.step import autocast_of
 
 __all__ = ["Run"]
 
@@ -127,6 +127,7 @@ class Run:
         folder, progress, say = self.folder, self.state.progress, self.report.say
         for line in self.corpus.described(self.recipe.data):
             say(line)
+        say(told_precision(self.recipe, self.processes.device))
         if self.supervision is not None:
             say(f"{self.supervision.words:,} words of the captions are told where to look")
         if self.origin is not None:
@@ -146,12 +147,11 @@ class Run:
                 f"going on after step {progress.total:,} (stage {progress.stage + 1}, epoch "
                 f"{progress.epoch + 1})"
             )
-            here = self.processes.conditions
-            if folder.state["conditions"] != here:
+            began, here = folder.state["conditions"], conditions_of(self.recipe, self.processes)
+            if began != here:
                 say(
-                    f"note: the run began with {folder.state['conditions']} and goes on with "
-                    f"{here}; the numbers will differ in their last bits from those of an "
-                    "uninterrupted run"
+                    f"note: the run began with {began} and goes on with {here}; the numbers will "
+                    "differ a little from those of an uninterrupted run"
                 )
         elif self.origin is not None:
             self._score_origin(self.origin)
@@ -288,7 +288,7 @@ class Run:
         """
         self.state.progress.log_bytes = self.report.force()
         state: dict[str, Any] = self.state.state_dict()
-        state["conditions"] = self.processes.conditions
+        state["conditions"] = conditions_of(self.recipe, self.processes)
         self.folder.save(state, digest=self._digest)
         self._saved = time.monotonic()
 

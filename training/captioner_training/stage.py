@@ -17,9 +17,10 @@ from captioner_training.evaluation.boxes import BoxedObject, check_boxes
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.precision import dtype_of
 from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState
-from captioner_training.step import TrainStep, dtype_of
+from captioner_training.step import TrainStep
 
 __all__ = ["StageRun", "read_supervision"]
 
@@ -86,7 +87,7 @@ class StageRun:
             self.transform,
             folder=self._cache,
             processes=self.processes,
-            dtype=dtype_of(self.recipe),
+            dtype=dtype_of(self.recipe, self.processes.device),
             workers=self.recipe.data.workers,
         )
 

@@ -31,21 +31,11 @@ from captioner_training.objectives.cross_entropy import (
 )
 from captioner_training.objectives.self_critical import SelfCriticalCaptions
 from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.precision import autocast_of
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.state import TrainState
 
-__all__ = ["LossModule", "TrainStep", "autocast_of", "dtype_of"]
-
-
-def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """Make the context in which a recipe computes."""
-    bf16 = torch.bfloat16
-    return torch.autocast(device.type, dtype=bf16, enabled=dtype_of(recipe) is bf16)
-
-
-def dtype_of(recipe: Recipe) -> torch.dtype:
-    """Say in which dtype a recipe computes; what is trained is float32."""
-    return torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+__all__ = ["LossModule", "TrainStep"]
 
 
 class Told(NamedTuple):

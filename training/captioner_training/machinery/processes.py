@@ -44,7 +44,7 @@ class Processes:
 
     @property
     def conditions(self) -> str:
-        """What the last bits of a run depend on."""
+        """What the numbers of a run depend on in their last digits."""
         return (
             f"torch {torch.__version__}, {self.world} x {self.device.type}, "
             f"{torch.get_num_threads()} threads"
