@@ -37,7 +37,9 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
 def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
     """Choose bfloat16 where the hardware has it; with the reason, in words."""
     if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
+        with torch.cuda.device(device):
+            has = torch.cuda.is_bf16_supported(including_emulation=False)
+        if has:
             return torch.bfloat16, "the GPU has it"
         return torch.float32, "the GPU has no bfloat16"
     if device.type != "cpu":
@@ -46,6 +48,8 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
     for flag in _FLAGS:
         if flag in known:
             return torch.bfloat16, f"the CPU has {flag}"
+    if platform.system() != "Linux":
+        return torch.float32, f"what the CPU is fast in is not known on {platform.system()}"
     return torch.float32, "the CPU has no bfloat16"
 
 

@@ -1,21 +1,33 @@
-"""A recipe's precision: what it says is done, and what it leaves open is chosen by the hardware."""
+"""A recipe's precision: what it says is done; what it leaves open the hardware decides, once."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from captioner.precision import best_dtype
 from captioner_training.machinery.processes import Processes
-from captioner_training.precision import autocast_of, conditions_of, dtype_of, told_precision
+from captioner_training.precision import autocast_of, dtype_of, settled, told_precision
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from tests.launcher import environment, run
 from tests.training.runs import RECIPE
 
 CPU = Processes(device=torch.device("cpu"))
-# As /proc/cpuinfo has them: AMD's Zen 5 and Intel's Ice Lake.
-WITH, WITHOUT = {"avx512f", "avx512_bf16"}, {"avx512f", "avx512_vnni"}
+# Lines of /proc/cpuinfo as they are on AMD's Zen 5, an ARM of Amazon's, and Intel's Ice Lake.
+ZEN = "model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\n"
+ARM = "Features\t: fp asimd i8mm bf16 dgh\n"
+WITHOUT = "flags\t\t: fpu avx2 avx512f avx512_vnni\nbugs\t\t: bf16\n"
+
+
+@pytest.fixture
+def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(request.param)
+    monkeypatch.setattr("captioner.precision.Path", lambda _: path)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
 
 
 def recipe(precision: str | None = None) -> Recipe:
@@ -25,41 +37,66 @@ def recipe(precision: str | None = None) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("precision", "flags", "name", "why"),
+    ("precision", "cpu", "dtype", "told"),
     [
-        (None, WITH, "bfloat16", "the CPU has avx512_bf16"),
-        (None, WITHOUT, "float32", "the CPU has no bfloat16"),
-        ("auto", WITHOUT, "float32", "the CPU has no bfloat16"),
-        ("bf16", WITHOUT, "bfloat16", "as the recipe asks"),
-        ("float32", WITH, "float32", "as the recipe asks"),
+        (None, ZEN, "bfloat16", "computing in bfloat16: the CPU has avx512_bf16"),
+        (None, ARM, "bfloat16", "computing in bfloat16: the CPU has bf16"),
+        (None, WITHOUT, "float32", "computing in float32: the CPU has no bfloat16"),
+        ("auto", WITHOUT, "float32", "computing in float32: the CPU has no bfloat16"),
+        (
+            *("bf16", WITHOUT, "bfloat16"),
+            "computing in bfloat16, as the recipe asks, though the CPU has no bfloat16: "
+            "float32 is likely faster (--precision)",
+        ),
+        (
+            *("float32", ZEN, "float32"),
+            "computing in float32, as the recipe asks, though the CPU has avx512_bf16",
+        ),
     ],
+    indirect=["cpu"],
 )
-def test_precision(
-    precision: str | None, flags: set[str], name: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captioner.precision._cpu_flags", lambda: flags)
+@pytest.mark.usefixtures("cpu")
+def test_precision(precision: str | None, dtype: str, told: str) -> None:
     made = recipe(precision)
-    assert str(dtype_of(made, CPU.device)) == f"torch.{name}"
-    assert told_precision(made, CPU.device) == f"computing in {name}: {why}"
-    assert conditions_of(made, CPU).endswith(f" threads, {name}")
+    assert str(dtype_of(made, CPU.device)) == f"torch.{dtype}"
+    assert told_precision(made, CPU.device) == told
+    decided = settled(made, CPU, before=None).precision
+    assert decided == {"bfloat16": "bf16", "float32": "float32"}[dtype]
     one = torch.ones(2, 2)
     with autocast_of(made, CPU.device):
-        assert str((one @ one).dtype) == f"torch.{name}"
+        assert str((one @ one).dtype) == f"torch.{dtype}"
 
 
-def test_a_run_says_how_it_computes_and_that_it_goes_on_otherwise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", [ZEN, WITHOUT], indirect=True)
+@pytest.mark.usefixtures("cpu")
+def test_a_run_keeps_to_what_was_decided() -> None:
+    for before in ("bf16", "float32"):
+        assert settled(recipe(), CPU, before={"precision": before}).precision == before
+        assert settled(recipe("bf16"), CPU, before={"precision": before}).precision == "bf16"
+
+
+def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path: Path) -> None:
+    """Begun in what this machine would not choose, as a run that comes from another machine."""
+    fast = best_dtype(CPU.device)[0] is torch.bfloat16
+    first, other = ("float32", "bf16") if fast else ("bf16", "float32")
     file, out = tmp_path / "recipe.yaml", tmp_path / "run"
     file.write_text(RECIPE)
     train = ("train", file, "--out", out, "--max-steps", "1")
-    first = run(*train, "--precision", "float32", timeout=300)
-    assert first.returncode == 0, first.stderr
-    assert "computing in float32: as the recipe asks" in first.stderr
-    assert "note: the run began with" not in first.stderr
+    begun = run(*train, "--precision", first, timeout=300)
+    assert begun.returncode == 0, begun.stderr
+    assert "as the recipe asks, though the CPU has " in begun.stderr
+    assert "note: the run had" not in begun.stderr
+    again = run(*train)
+    assert again.returncode == 0 and "this run is finished" in again.stderr
     (out / "finished.json").unlink()  # as if it had been killed before its last line
     threads = str(torch.get_num_threads() + 1)
-    then = run(*train, "--precision", "float32", env=environment(OMP_NUM_THREADS=threads))
+    then = run(*train, env=environment(OMP_NUM_THREADS=threads))
     assert then.returncode == 0, then.stderr
-    (note,) = [line for line in then.stderr.splitlines() if "note: the run began with" in line]
-    assert f"{threads} threads, float32; the numbers will differ" in note
-    other = run(*train, "--precision", "bf16")
-    assert other.returncode == 2 and "precision" in other.stderr
+    (note,) = [line for line in then.stderr.splitlines() if "note: the run had" in line]
+    assert f"goes on with torch {torch.__version__}, 1 x cpu, {threads} threads;" in note
+    for name in ("recipe.json", "finished.json"):
+        noted = json.loads((out / name).read_text())
+        assert noted.get("recipe", noted)["precision"] == first
+    refused = run(*train, "--precision", other)
+    assert refused.returncode == 2
+    assert f"precision: '{first}' there, '{other}' now" in refused.stderr

@@ -1,6 +1,9 @@
-"""In which arithmetic a recipe computes on a device, and what a run's last digits depend on."""
+"""In which arithmetic a recipe computes: the recipe's own, or what the hardware is fast in."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -8,7 +11,7 @@ from captioner.precision import best_dtype
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 
-__all__ = ["autocast_of", "conditions_of", "dtype_of", "told_precision"]
+__all__ = ["autocast_of", "dtype_of", "settled", "told_precision"]
 
 
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
@@ -24,16 +27,33 @@ def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if recipe.precision == "bf16" else torch.float32
 
 
+def settled(recipe: Recipe, processes: Processes, *, before: dict[str, Any] | None) -> Recipe:
+    """Decide what the recipe leaves to the hardware, once for all processes of a run.
+
+    Every process calls this.
+
+    Args:
+        recipe: as asked for.
+        processes: of the run; the main one's hardware decides.
+        before: the recipe of the run that goes on, which keeps to what was decided then.
+
+    """
+    if recipe.precision != "auto":
+        return recipe
+    precision = (before or {}).get("precision", "auto")
+    if precision == "auto":
+        fast = dtype_of(recipe, processes.device)
+        precision = processes.broadcast("bf16" if fast is torch.bfloat16 else "float32")
+    return replace(recipe, precision=precision)
+
+
 def told_precision(recipe: Recipe, device: torch.device) -> str:
-    """Say for people in which dtype a recipe computes there, and why."""
-    why = best_dtype(device)[1] if recipe.precision == "auto" else "as the recipe asks"
-    return f"computing in {_name(dtype_of(recipe, device))}: {why}"
-
-
-def conditions_of(recipe: Recipe, processes: Processes) -> str:
-    """Say on what the last digits of a run depend, beside its recipe and its data."""
-    return f"{processes.conditions}, {_name(dtype_of(recipe, processes.device))}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    """Say for people in which dtype a recipe computes there, and what the hardware has."""
+    dtype = dtype_of(recipe, device)
+    fast, why = best_dtype(device)
+    told = f"computing in {str(dtype).removeprefix('torch.')}"
+    if dtype is fast:
+        return f"{told}: {why}"
+    if fast is torch.bfloat16:
+        return f"{told}, as the recipe asks, though {why}"
+    return f"{told}, as the recipe asks, though {why}: float32 is likely faster (--precision)"

@@ -21,7 +21,7 @@ from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
 from captioner_training.machinery.interrupts import Interrupts
 from captioner_training.objectives.supervision import SupervisedAttention
-from captioner_training.precision import autocast_of, conditions_of, told_precision
+from captioner_training.precision import autocast_of, told_precision
 from captioner_training.progress import Progress
 from captioner_training.reporting.clock import Clock
 from captioner_training.reporting.report import Report
@@ -147,11 +147,11 @@ class Run:
                 f"going on after step {progress.total:,} (stage {progress.stage + 1}, epoch "
                 f"{progress.epoch + 1})"
             )
-            began, here = folder.state["conditions"], conditions_of(self.recipe, self.processes)
-            if began != here:
+            before, here = folder.state["conditions"], self.processes.conditions
+            if before != here:
                 say(
-                    f"note: the run began with {began} and goes on with {here}; the numbers will "
-                    "differ a little from those of an uninterrupted run"
+                    f"note: the run had {before} before and goes on with {here}; the numbers will "
+                    "differ in their last digits from those of an uninterrupted run"
                 )
         elif self.origin is not None:
             self._score_origin(self.origin)
@@ -288,7 +288,7 @@ class Run:
         """
         self.state.progress.log_bytes = self.report.force()
         state: dict[str, Any] = self.state.state_dict()
-        state["conditions"] = conditions_of(self.recipe, self.processes)
+        state["conditions"] = self.processes.conditions
         self.folder.save(state, digest=self._digest)
         self._saved = time.monotonic()
 

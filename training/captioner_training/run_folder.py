@@ -17,6 +17,7 @@ from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.machinery.lock import locked
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.state_files import StateFiles, remove_files
+from captioner_training.precision import settled
 from captioner_training.progress import Progress
 from captioner_training.recipe import Recipe
 from captioner_training.run_recipe import (
@@ -27,6 +28,7 @@ from captioner_training.run_recipe import (
     read_note,
     refuse_foreign,
     refuse_own_weights,
+    with_defaults,
 )
 
 __all__ = ["RunFolder"]
@@ -36,6 +38,7 @@ class RunFolder:
     """The folder that a run writes into. Only the main process writes.
 
     Attributes:
+        recipe: as asked for; once the folder is open, with its precision settled.
         state: of the interrupted run that is there, or None.
         finished: what is known of the finished run that is there, or None.
         longer: whether the recipe has more epochs than that finished run, and goes on from it.
@@ -73,6 +76,8 @@ class RunFolder:
             processes.main_alone(lambda: stack.enter_context(lock))
             folder = processes.main_first(lambda: cls._read(recipe, out, processes, shared))
             processes.wait()  # all have read before anyone writes
+            there = folder._there()
+            folder.recipe = settled(recipe, processes, before=there and with_defaults(there[0]))
             yield folder
 
     @classmethod

@@ -76,6 +76,8 @@ def goes_on(
 
     """
     there, now = with_defaults(before), plain(recipe)
+    if recipe.precision == "auto":  # a run keeps to what its first hardware was fast in
+        now["precision"] = there.get("precision", "auto")
     if there.get("max_steps") is not None and now["max_steps"] is None:
         return "anew"  # a dry run does not stand in the way of a real one
     if finished and _has_more_epochs(there, now):

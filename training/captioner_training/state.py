@@ -192,6 +192,6 @@ class TrainState:
 def diverged(step: int) -> GenerationError:
     """Make the error of a training that has come to no number by a step."""
     return GenerationError(
-        f"the weights became NaN or infinite by step {step}: lower learning_rate, or use "
-        "--precision float32"
+        f"the weights became NaN or infinite by step {step}: lower learning_rate, or, "
+        "where it computes in bfloat16, take --precision float32; with another --out"
     )

@@ -29,6 +29,7 @@ from captioner_training.ablation.variants import decoder_variants
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
+from captioner_training.precision import settled
 from captioner_training.recipe import Recipe
 from captioner_training.run_recipe import goes_on, plain, read_note, with_defaults
 
@@ -84,6 +85,7 @@ class Ablation:
             recipe.decoder, grid_dim=self._grid_dim, vocabulary_size=len(self.corpus.vocabulary)
         )
         self._plan = [(name, seed) for seed in config.seeds for name in config.variants]
+        self.recipe = settled(recipe, processes, before=processes.main_first(self._before))
         processes.main_first(self._refuse_shorter)
 
     def run(self) -> str:
@@ -115,6 +117,11 @@ class Ablation:
             self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
         )
         return recipe, self.out / f"{name}-{seed}"
+
+    def _before(self) -> dict[str, Any] | None:
+        """Give the recipe of a run that is done: the others compute as it did."""
+        notes = (read_note(self._planned(*one)[1]) for one in self._plan)
+        return next((with_defaults(note.recipe) for note in notes if note), None)
 
     def _refuse_shorter(self) -> None:
         """Refuse to lengthen a run, which would not be trained as the others are.
