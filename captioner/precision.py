@@ -40,7 +40,7 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
         with torch.cuda.device(device):
             has = torch.cuda.is_bf16_supported(including_emulation=False)
         if has:
-            return torch.bfloat16, "the GPU has it"
+            return torch.bfloat16, "the GPU has bfloat16"
         return torch.float32, "the GPU has no bfloat16"
     if device.type != "cpu":
         return torch.float32, f"on {device.type}"

@@ -99,16 +99,17 @@ def run_all(arguments: argparse.Namespace) -> None:
         for name in dict.fromkeys(["plain", *arguments.rows]):  # the others are compared with it
             folder = place(arguments.out, name, seed)
             made = recipe(arguments, ROWS[name], seed=seed)
-            train(made | computed(arguments.out), folder, device=arguments.device)
+            made |= computed(place(arguments.out, "plain", seed))
+            train(made, folder, device=arguments.device)
             for data in arguments.data:
                 plain = place(arguments.out, "plain", seed)
                 evaluate(arguments, folder, data, plain=plain, styles=has_styles(ROWS[name]))
 
 
-def computed(out: Path) -> dict[str, str]:
-    """Give the precision of the first plain run, in which all others compute as well."""
-    paths = sorted(out.glob(f"{place(out, 'plain', 0).name[:-1]}*/recipe.json"))
-    return {"precision": json.loads(paths[0].read_text())["precision"]} if paths else {}
+def computed(plain: Path) -> dict[str, str]:
+    """Give the precision of the plain run, which those compared with it have too."""
+    path = plain / "recipe.json"
+    return {"precision": json.loads(path.read_text())["precision"]} if path.exists() else {}
 
 
 def has_styles(change: dict[str, Any]) -> bool:

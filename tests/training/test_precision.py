@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from captioner.precision import best_dtype
 from captioner_training.machinery.processes import Processes
 from captioner_training.precision import autocast_of, dtype_of, settled, told_precision
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.run_recipe import plain, recipe_there
 from tests.launcher import environment, run
 from tests.training.runs import RECIPE
 
@@ -45,12 +47,11 @@ def recipe(precision: str | None = None) -> Recipe:
         ("auto", WITHOUT, "float32", "computing in float32: the CPU has no bfloat16"),
         (
             *("bf16", WITHOUT, "bfloat16"),
-            "computing in bfloat16, as the recipe asks, though the CPU has no bfloat16: "
-            "float32 is likely faster (--precision)",
+            "computing in bfloat16, as this run is to, though the CPU has no bfloat16",
         ),
         (
             *("float32", ZEN, "float32"),
-            "computing in float32, as the recipe asks, though the CPU has avx512_bf16",
+            "computing in float32, as this run is to, though the CPU has avx512_bf16",
         ),
     ],
     indirect=["cpu"],
@@ -75,6 +76,31 @@ def test_a_run_keeps_to_what_was_decided() -> None:
         assert settled(recipe("bf16"), CPU, before={"precision": before}).precision == "bf16"
 
 
+class OfTwo(Processes):
+    """One of two processes, whose main one has other hardware."""
+
+    def broadcast(self, value: Any) -> Any:
+        return {"bf16": "float32", "float32": "bf16"}[value]
+
+
+def test_the_main_process_decides_for_all() -> None:
+    alone = settled(recipe(), CPU, before=None).precision
+    second = settled(recipe(), OfTwo(device=CPU.device, rank=1, world=2), before=None).precision
+    assert {alone, second} == {"bf16", "float32"}
+
+
+def test_what_a_folder_has_is_known_from_its_note_or_its_state(tmp_path: Path) -> None:
+    """A dry run decides nothing for a real one, and a folder of neither is none of a run."""
+    noted = {**plain(recipe("float32")), "max_steps": 2}
+    (tmp_path / "recipe.json").write_text(json.dumps(noted))
+    assert recipe_there(tmp_path, dry=True) is None
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "step-000000002.pt").touch()
+    there = recipe_there(tmp_path, dry=True)
+    assert there is not None and there["precision"] == "float32"
+    assert recipe_there(tmp_path, dry=False) is None
+
+
 def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path: Path) -> None:
     """Begun in what this machine would not choose, as a run that comes from another machine."""
     fast = best_dtype(CPU.device)[0] is torch.bfloat16
@@ -84,7 +110,7 @@ def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path:
     train = ("train", file, "--out", out, "--max-steps", "1")
     begun = run(*train, "--precision", first, timeout=300)
     assert begun.returncode == 0, begun.stderr
-    assert "as the recipe asks, though the CPU has " in begun.stderr
+    assert "as this run is to, though the CPU has " in begun.stderr
     assert "note: the run had" not in begun.stderr
     again = run(*train)
     assert again.returncode == 0 and "this run is finished" in again.stderr

@@ -52,8 +52,4 @@ def told_precision(recipe: Recipe, device: torch.device) -> str:
     dtype = dtype_of(recipe, device)
     fast, why = best_dtype(device)
     told = f"computing in {str(dtype).removeprefix('torch.')}"
-    if dtype is fast:
-        return f"{told}: {why}"
-    if fast is torch.bfloat16:
-        return f"{told}, as the recipe asks, though {why}"
-    return f"{told}, as the recipe asks, though {why}: float32 is likely faster (--precision)"
+    return f"{told}: {why}" if dtype is fast else f"{told}, as this run is to, though {why}"

@@ -25,6 +25,7 @@ __all__ = [
     "goes_on",
     "plain",
     "read_note",
+    "recipe_there",
     "refuse_folder",
     "refuse_foreign",
     "refuse_own_weights",
@@ -112,6 +113,26 @@ def read_note(out: Path) -> Note | None:
             f"{out} are: start with another --out"
         ) from error
     return note
+
+
+def recipe_there(out: Path, *, dry: bool) -> dict[str, Any] | None:
+    """Give the recipe of the run that a folder has, finished or to be gone on with, if it has one.
+
+    Args:
+        out: the folder.
+        dry: whether a dry run counts too, which decides nothing for a real one.
+
+    Raises:
+        ConfigError: there is a note that cannot be read.
+
+    """
+    note = read_note(out)
+    there = note.recipe if note else None
+    if note is None and any((out / "state").glob("step-*.pt")):
+        there = _read_recipe(out / "recipe.json")
+    if there is None or (there.get("max_steps") is not None and not dry):
+        return None
+    return with_defaults(there)
 
 
 def refuse_foreign(recipe: Recipe, out: Path) -> None:

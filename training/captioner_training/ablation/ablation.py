@@ -31,7 +31,7 @@ from captioner_training.data.recipe_data import read_corpus
 from captioner_training.machinery.processes import Processes
 from captioner_training.precision import settled
 from captioner_training.recipe import Recipe
-from captioner_training.run_recipe import goes_on, plain, read_note, with_defaults
+from captioner_training.run_recipe import goes_on, plain, read_note, recipe_there, with_defaults
 
 __all__ = ["Ablation"]
 
@@ -119,9 +119,11 @@ class Ablation:
         return recipe, self.out / f"{name}-{seed}"
 
     def _before(self) -> dict[str, Any] | None:
-        """Give the recipe of a run that is done: the others compute as it did."""
-        notes = (read_note(self._planned(*one)[1]) for one in self._plan)
-        return next((with_defaults(note.recipe) for note in notes if note), None)
+        """Give the recipe of a run that is there: the others compute as it does."""
+        dry = self.recipe.max_steps is not None
+        folders = sorted(path for path in self.out.glob("*-*") if path.is_dir())
+        there = (recipe_there(folder, dry=dry) for folder in folders)
+        return next((recipe for recipe in there if recipe), None)
 
     def _refuse_shorter(self) -> None:
         """Refuse to lengthen a run, which would not be trained as the others are.
