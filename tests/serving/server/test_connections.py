@@ -110,11 +110,14 @@ def test_an_answer_that_nobody_takes_is_given_up(port: int, inside: Inside, path
         assert sum(iter(lambda: len(peer.recv(1 << 20)), 0)) < ANSWER
 
 
-def test_answers_that_nobody_takes_keep_nobody_out(port: int) -> None:
+def test_answers_that_nobody_takes_keep_nobody_out(port: int, inside: Inside) -> None:
+    """Before they are given up; those that have only just asked are not yet known for it."""
     with ExitStack() as stack:
         for _ in range(30):  # of the 8 that may be open
             stack.enter_context(ask(port, "/metrics"))
-        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+        assert until(lambda: inside.waiting == 8)
+        once = f"http://127.0.0.1:{port}/"
+        assert until(lambda: httpx.get(once).status_code == 200, PATIENCE / 2)
 
 
 def test_an_answer_that_is_taken_slowly_is_taken_whole(port: int) -> None:
