@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from captioner.precision import best_dtype
+from captioner.precision import best_dtype, find_dtype
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 
@@ -22,9 +22,7 @@ def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
 
 def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
     """Say in which dtype a recipe computes there; what is trained is float32."""
-    if recipe.precision == "auto":
-        return best_dtype(device)[0]
-    return torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    return find_dtype("bfloat16" if recipe.precision == "bf16" else recipe.precision, device)
 
 
 def settled(recipe: Recipe, processes: Processes, *, before: dict[str, Any] | None) -> Recipe:
