@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from captioner.errors import ConfigError
 from captioner.precision import best_dtype
 from captioner_training.machinery.processes import Processes
 from captioner_training.precision import autocast_of, dtype_of, settled, told_precision
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
-from captioner_training.run_recipe import plain, recipe_there
+from captioner_training.recipe_file import load_recipe
+from captioner_training.run_recipe import goes_on, plain, recipe_there
 from tests.launcher import environment, run
 from tests.training.runs import RECIPE
 
@@ -46,7 +48,7 @@ def recipe(precision: str | None = None) -> Recipe:
         (None, WITHOUT, "float32", "computing in float32: the CPU has no bfloat16"),
         ("auto", WITHOUT, "float32", "computing in float32: the CPU has no bfloat16"),
         (
-            *("bf16", WITHOUT, "bfloat16"),
+            *("bfloat16", WITHOUT, "bfloat16"),
             "computing in bfloat16, as this run is to, though the CPU has no bfloat16",
         ),
         (
@@ -62,7 +64,7 @@ def test_precision(precision: str | None, dtype: str, told: str) -> None:
     assert str(dtype_of(made, CPU.device)) == f"torch.{dtype}"
     assert told_precision(made, CPU.device) == told
     decided = settled(made, CPU, before=None).precision
-    assert decided == {"bfloat16": "bf16", "float32": "float32"}[dtype]
+    assert decided == dtype
     one = torch.ones(2, 2)
     with autocast_of(made, CPU.device):
         assert str((one @ one).dtype) == f"torch.{dtype}"
@@ -71,22 +73,35 @@ def test_precision(precision: str | None, dtype: str, told: str) -> None:
 @pytest.mark.parametrize("cpu", [ZEN, WITHOUT], indirect=True)
 @pytest.mark.usefixtures("cpu")
 def test_a_run_keeps_to_what_was_decided() -> None:
-    for before in ("bf16", "float32"):
+    for before in ("bfloat16", "float32"):
         assert settled(recipe(), CPU, before={"precision": before}).precision == before
-        assert settled(recipe("bf16"), CPU, before={"precision": before}).precision == "bf16"
+        assert (
+            settled(recipe("bfloat16"), CPU, before={"precision": before}).precision == "bfloat16"
+        )
 
 
 class OfTwo(Processes):
     """One of two processes, whose main one has other hardware."""
 
     def broadcast(self, value: Any) -> Any:
-        return {"bf16": "float32", "float32": "bf16"}[value]
+        return {"bfloat16": "float32", "float32": "bfloat16"}[value]
 
 
 def test_the_main_process_decides_for_all() -> None:
     alone = settled(recipe(), CPU, before=None).precision
     second = settled(recipe(), OfTwo(device=CPU.device, rank=1, world=2), before=None).precision
-    assert {alone, second} == {"bf16", "float32"}
+    assert {alone, second} == {"bfloat16", "float32"}
+
+
+def test_an_older_run_goes_on_by_the_name_of_now(tmp_path: Path) -> None:
+    noted = {**plain(recipe("bfloat16")), "precision": "bf16"}
+    file = tmp_path / "t.yaml"
+    file.write_text(json.dumps(noted))  # which YAML reads too
+    asked = load_recipe(str(file))
+    assert goes_on(noted, asked, tmp_path, finished=False) == "as it is"
+    assert asked.precision == "bfloat16"
+    with pytest.raises(ConfigError, match="'bfloat16' there, 'float32' now"):
+        goes_on(noted, recipe("float32"), tmp_path, finished=False)
 
 
 def test_what_a_folder_has_is_known_from_its_note_or_its_state(tmp_path: Path) -> None:
@@ -104,7 +119,7 @@ def test_what_a_folder_has_is_known_from_its_note_or_its_state(tmp_path: Path) -
 def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path: Path) -> None:
     """Begun in what this machine would not choose, as a run that comes from another machine."""
     fast = best_dtype(CPU.device)[0] is torch.bfloat16
-    first, other = ("float32", "bf16") if fast else ("bf16", "float32")
+    first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
     file, out = tmp_path / "recipe.yaml", tmp_path / "run"
     file.write_text(RECIPE)
     train = ("train", file, "--out", out, "--max-steps", "1")

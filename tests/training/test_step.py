@@ -49,7 +49,7 @@ def test_every_weight_of_the_decoder_has_a_gradient(
     Before torch 2.11 those of the first had no gradient in the second.
     """
     model = tiny_checkpoint.model.requires_grad_(True)
-    config = recipe(precision="bf16")
+    config = recipe(precision="bfloat16")
     loss = LossModule(
         model,
         config,

@@ -16,13 +16,13 @@ __all__ = ["autocast_of", "dtype_of", "settled", "told_precision"]
 
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
     """Make the context in which a recipe computes."""
-    bf16 = torch.bfloat16
-    return torch.autocast(device.type, dtype=bf16, enabled=dtype_of(recipe, device) is bf16)
+    fast = torch.bfloat16
+    return torch.autocast(device.type, dtype=fast, enabled=dtype_of(recipe, device) is fast)
 
 
 def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
     """Say in which dtype a recipe computes there; what is trained is float32."""
-    return find_dtype("bfloat16" if recipe.precision == "bf16" else recipe.precision, device)
+    return find_dtype(recipe.precision, device)
 
 
 def settled(recipe: Recipe, processes: Processes, *, before: dict[str, Any] | None) -> Recipe:
@@ -40,8 +40,7 @@ def settled(recipe: Recipe, processes: Processes, *, before: dict[str, Any] | No
         return recipe
     precision = (before or {}).get("precision", "auto")
     if precision == "auto":
-        fast = dtype_of(recipe, processes.device)
-        precision = processes.broadcast("bf16" if fast is torch.bfloat16 else "float32")
+        precision = processes.broadcast(_name(dtype_of(recipe, processes.device)))
     return replace(recipe, precision=precision)
 
 
@@ -49,5 +48,9 @@ def told_precision(recipe: Recipe, device: torch.device) -> str:
     """Say for people in which dtype a recipe computes there, and what the hardware has."""
     dtype = dtype_of(recipe, device)
     fast, why = best_dtype(device)
-    told = f"computing in {str(dtype).removeprefix('torch.')}"
+    told = f"computing in {_name(dtype)}"
     return f"{told}: {why}" if dtype is fast else f"{told}, as this run is to, though {why}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Interval
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from captioner.backbones import EncoderConfig
 from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share, check_bounds
@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]  # an hour of drawing, and more
+_renamed = BeforeValidator(lambda name: "bfloat16" if name == "bf16" else name)  # of older runs
+Precision = Annotated[Literal["auto", "bfloat16", "float32"], _renamed]
 
 ANY_STYLE = "any"  # the style of DataConfig.any_style
 
@@ -240,9 +242,9 @@ class Recipe:
     # The chance that a block of the encoder is left out in training; null: the backbone's own.
     stochastic_depth: Fraction | None = None
     seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
-    # Of autocast and of cached grids; what is trained stays float32. "auto": bf16 where the
+    # Of autocast and of cached grids; what is trained stays float32. "auto": bfloat16 where the
     # hardware has it, for emulated it is slower than float32.
-    precision: Literal["auto", "bf16", "float32"] = "auto"
+    precision: Precision = "auto"
     weight_decay: NotNegative = 0.02  # AdamW's; matrices only
     gradient_clip: PositiveFloat = 1.0  # norm; recurrent gradients burst now and then
     label_smoothing: Fraction = 0.1

@@ -140,7 +140,7 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     command = ("ablate", tmp_path / "miniature.yaml", "--out", tmp_path / "out", "--device", "cpu")
     few = ("--deletion", 4, "--variants", "none-previous", "transformer")
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
-    other = "float32" if fast else "bf16"  # as where the ablation comes from another machine
+    other = "float32" if fast else "bfloat16"  # as where the ablation comes from another machine
     first = run_captioner(*command, *few, "--precision", other)
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
