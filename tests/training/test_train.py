@@ -171,6 +171,7 @@ def test_a_share_of_an_encoder_is_taken_over(
         ({**fields, "encoder_weights": str(tiny_file)}, "name another pretrained"),
         ({**fields, "encoder_share": "1.5"}, "encoder_share"),
         ({**fields, "encoder_weights": "no.st"}, "no file no.st"),
+        ({**fields, "encoder_weights": "bundled"}, "(downloads ImageNet weights), or a file"),
     ):
         options = [part for name, value in wrong.items() for part in (f"--{name}", value)]
         result = run_captioner("train", recipe, "--out", tmp_path / "o", *options)

@@ -16,7 +16,7 @@ from captioner.errors import CheckpointFormatError, CheckpointMismatchError, Con
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
-from captioner_training.recipe_weights import weights_file
+from captioner_training.recipe_weights import encoder_starts, weights_file
 
 __all__ = ["build_model", "check_encoder", "load_origin"]
 
@@ -66,7 +66,7 @@ def build_model(
     start = recipe.encoder_weights if pretrained else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     if start not in ("torchvision", "random"):
-        _load_encoder(encoder, weights_file(start))
+        _load_encoder(encoder, weights_file(start), starts=encoder_starts(recipe))
     if recipe.stochastic_depth is not None:
         for module in encoder.modules():
             if isinstance(module, StochasticDepth):
@@ -121,7 +121,7 @@ def _take_over(
         ) from error
 
 
-def _load_encoder(encoder: Encoder, path: Path) -> None:
+def _load_encoder(encoder: Encoder, path: Path, *, starts: str) -> None:
     """Load the stages from the encoder inside a checkpoint, or from a file of the stages alone."""
     try:
         tensors = load_file(path)
@@ -140,6 +140,5 @@ def _load_encoder(encoder: Encoder, path: Path) -> None:
         encoder.stages.load_state_dict(stages)
     except RuntimeError as error:
         raise CheckpointMismatchError(
-            f"the encoder in {path} is not a {encoder.config.name}: start it from "
-            "--encoder_weights torchvision, random, or a file of its own"
+            f"the encoder in {path} is not a {encoder.config.name}: start it from {starts}"
         ) from error

@@ -17,7 +17,7 @@ from captioner.paths import expanded, there_is_no
 from captioner_training.checkpoint_settings import checkpoint_settings
 from captioner_training.recipe import Recipe
 
-__all__ = ["check_weights", "weights_file"]
+__all__ = ["check_weights", "encoder_starts", "weights_file"]
 
 
 def check_weights(recipe: Recipe) -> None:
@@ -66,12 +66,20 @@ def weights_file(source: str) -> Path:
     return path
 
 
+def encoder_starts(recipe: Recipe) -> str:
+    """Say what the encoder of a recipe can start from, for a message."""
+    torchvision = "torchvision (downloads ImageNet weights)"
+    known = "bundled" if recipe.encoder.name == "efficientnet_v2_b0" else torchvision
+    untrained = "" if recipe.encoder_share < 1 else ", random"  # which would spoil a mean
+    return f"--encoder_weights {known}{untrained}, or a file of its own"
+
+
 def _wrong_encoder(recipe: Recipe) -> Iterator[str]:
     start = recipe.encoder_weights
     if start == "torchvision" and recipe.encoder.name == "efficientnet_v2_b0":
         yield (
-            "encoder_weights torchvision: torchvision has none for efficientnet_v2_b0: set bundled "
-            "or a file"
+            "encoder_weights torchvision: torchvision has none for efficientnet_v2_b0: set "
+            + encoder_starts(recipe)
         )
     elif start not in ("torchvision", "random"):
         yield from _other_encoder(recipe, weights_file(start))
@@ -88,8 +96,7 @@ def _other_encoder(recipe: Recipe, path: Path) -> Iterator[str]:
     if name != recipe.encoder.name:
         yield (
             f"encoder.name is {recipe.encoder.name}, but the encoder in {path} is {name}: set "
-            "--encoder_weights torchvision (downloads ImageNet weights), random, or a file of its "
-            "own"
+            + encoder_starts(recipe)
         )
 
 
