@@ -18,6 +18,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -88,8 +89,10 @@ class Familiarity:
     def of(self, features: Tensor) -> list[float]:
         """Give the familiarity of photos from their grids (B, L, D)."""
         far = self.distances(features.float().mean(dim=1))
-        below = torch.searchsorted(self.quantiles, far)
-        return (1 - below / len(self.quantiles)).tolist()
+        shares = np.linspace(0, 1, len(self.quantiles))
+        nearer = np.interp(far.numpy(), self.quantiles.numpy(), shares, right=1)
+        found: list[float] = (1 - nearer).tolist()
+        return found
 
     def save(self, path: Path) -> None:
         """Write the statistics.
