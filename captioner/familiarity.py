@@ -91,7 +91,7 @@ class Familiarity:
         far = self.distances(features.float().mean(dim=1))
         shares = np.linspace(0, 1, len(self.quantiles))
         nearer = np.interp(far.numpy(), self.quantiles.numpy(), shares, right=1)
-        found: list[float] = (1 - nearer).tolist()
+        found: list[float] = (1 - np.nan_to_num(nearer, nan=1)).tolist()
         return found
 
     def save(self, path: Path) -> None:

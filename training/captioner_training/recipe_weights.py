@@ -68,10 +68,15 @@ def weights_file(source: str) -> Path:
 
 def encoder_starts(recipe: Recipe) -> str:
     """Say what the encoder of a recipe can start from, for a message."""
-    torchvision = "torchvision (downloads ImageNet weights)"
-    known = "bundled" if recipe.encoder.name == "efficientnet_v2_b0" else torchvision
-    untrained = "" if recipe.encoder_share < 1 else ", random"  # which would spoil a mean
-    return f"--encoder_weights {known}{untrained}, or a file of its own"
+    mixed = recipe.encoder_share < 1  # with which nothing untrained goes, and nothing of its own
+    starts = []
+    if recipe.encoder.name != "efficientnet_v2_b0":
+        starts.append("torchvision (downloads ImageNet weights), ")
+    elif not (mixed and recipe.weights == "bundled"):
+        starts.append("bundled, ")
+    if not mixed:
+        starts.append("random, ")
+    return f"--encoder_weights {''.join(starts)}{'or ' if starts else ''}a file of its own"
 
 
 def _wrong_encoder(recipe: Recipe) -> Iterator[str]:
