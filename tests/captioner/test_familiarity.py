@@ -44,6 +44,7 @@ def test_familiarity_is_the_share_of_photos_farther_out() -> None:
     known = Familiarity.fit(cloud(500, seed=0), kept_back, encoder="x")
     middle, far = known.of(torch.stack([known.mean.float().expand(4, 3), torch.full((4, 3), 99.0)]))
     assert middle == pytest.approx(1, abs=0.01) and far == 0
+    assert known.of(torch.full((1, 4, 3), torch.nan)) == [0]
     shares = torch.tensor(known.of(kept_back.unsqueeze(1)))  # of photos of this very kind
     torch.testing.assert_close(shares.sort().values, torch.linspace(0, 1, 200), rtol=0, atol=1e-4)
     assert auroc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0])) == (0.5 + 3) / 4

@@ -269,6 +269,10 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
         ("train own --data.tokenizer characters", 1, "begin without it: --weights null\n"),
         ("train flickr8k --encoder.name resnet51", 2, "known are convnext_base"),
         ("train flickr8k --encoder_weights torchvision", 2, "set --encoder_weights bundled"),
+        (
+            "train own --encoder_share 0.5 --encoder_weights torchvision", 2,
+            "set --encoder_weights a file of its own",
+        ),
         ("train flickr8k --encoder_weights notes.jsn", 1, "did you mean notes.json?"),
         ("train flickr8k --stages.2.fine_tune_from 8", 2, "the encoder has the stages 0 to 7"),
         ("train --fields", 0, ""),
