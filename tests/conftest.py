@@ -1,14 +1,19 @@
-"""Fixtures for every test: a tiny model with random weights, and a photo drawn on the spot."""
+"""Fixtures for every test: a tiny model with random weights, a photo, a browser.
+
+What a machine can be given (Python packages, programs) a test imports, or needs by its mark; what
+a machine is (no GPU, no Linux, not root) a test skips by `skipif`, with its reason.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image, ImageDraw
@@ -19,6 +24,23 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
     from captioner.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
+# Programs that pip does not install: what they are called, and Debian's package.
+PROGRAMS = {
+    "chromium": (("chromium", "chromium-browser"), "chromium"),
+    "exiftool": (("exiftool",), "libimage-exiftool-perl"),
+    "java": (("java",), "default-jre-headless"),
+}
+BROWSER_FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    # One process for all tabs: another takes a second to begin and to read the scripts again.
+    "--renderer-process-limit=1",
+    "--process-per-site",
+    "--in-process-gpu",
+]
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 
 
@@ -50,8 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
 
     def place(item: pytest.Item) -> int:
-        name = item.path.relative_to(ROOT / "tests").as_posix()
-        found = (at for at, part in enumerate(LONGEST) if name.startswith(part))
+        name = item.path.as_posix()
+        found = (at for at, part in enumerate(LONGEST) if f"/tests/{part}" in name)
         return next(found, len(LONGEST))
 
     items.sort(key=place)
@@ -61,6 +83,36 @@ def pytest_collection_finish() -> None:
     """Let the collector of garbage pass over the modules of torch and the tests themselves."""
     gc.collect()
     gc.freeze()
+
+
+def need(program: str) -> str:
+    """Find a program of a test's; without it the test is skipped, and in CI (CI=true) fails."""
+    names, package = PROGRAMS[program]
+    if found := next(filter(None, map(shutil.which, names)), None):
+        return found
+    reason = f"{program} is not installed (on Debian: the package {package})"
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Look for what a test needs before any of its fixtures goes to work."""
+    for mark in item.iter_markers("needs"):
+        need(*mark.args)
+    if "browser" in getattr(item, "fixturenames", ()):
+        need("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for one file of tests: while it runs, no other event loop can."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=need("chromium"), args=BROWSER_FLAGS)
+        yield running
+        running.close()
 
 
 def make_tiny() -> Checkpoint:

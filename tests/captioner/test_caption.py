@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from playwright.sync_api import sync_playwright
 
 from captioner.caption import Alternative, Caption, ModelName
 from captioner.errors import ConfigError
@@ -108,23 +108,21 @@ def test_a_notebook_says_when_the_photo_has_gone(photo: Path) -> None:
     assert "a Cup of a &lt;b&gt; 3" in page and "photo.jpg" in page
 
 
-def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption) -> None:
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_content(caption._repr_html_())
-        pictures = page.locator("figure img")
-        for width in (1000, 400):
-            page.set_viewport_size({"width": width, "height": 700})
-            photo = page.get_by_alt_text("The photo").bounding_box()
-            assert all(pictures.nth(n).bounding_box()["width"] < 110 for n in range(len(TEXTS)))
-            for show in (page.locator("b").nth(1).hover, page.locator("b").nth(1).focus):
-                show()
-                assert pictures.nth(1).bounding_box() == photo
-                assert pictures.nth(0).bounding_box() != photo
-                page.mouse.move(0, 690)
-            page.locator("b").nth(1).blur()
-            page.locator("figure").nth(4).hover()
-            assert pictures.nth(4).bounding_box() == photo
+def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption, browser: Any) -> None:
+    page = browser.new_page()
+    page.set_content(caption._repr_html_())
+    pictures = page.locator("figure img")
+    for width in (1000, 400):
+        page.set_viewport_size({"width": width, "height": 700})
+        photo = page.get_by_alt_text("The photo").bounding_box()
+        assert all(pictures.nth(n).bounding_box()["width"] < 110 for n in range(len(TEXTS)))
+        for show in (page.locator("b").nth(1).hover, page.locator("b").nth(1).focus):
+            show()
+            assert pictures.nth(1).bounding_box() == photo
+            assert pictures.nth(0).bounding_box() != photo
             page.mouse.move(0, 690)
-        browser.close()
+        page.locator("b").nth(1).blur()
+        page.locator("figure").nth(4).hover()
+        assert pictures.nth(4).bounding_box() == photo
+        page.mouse.move(0, 690)
+    page.close()

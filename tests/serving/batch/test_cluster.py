@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from tests.launcher import PATH
 from tests.process_tree import family
 from tests.serving.batch.conftest import draw
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="the extra `cluster` is not installed"),
-]
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., subprocess.Popen[str]]
 

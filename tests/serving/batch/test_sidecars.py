@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,7 @@ from captioner_serving.batch.run import BatchRun
 
 Photos = Callable[..., Path]
 
-needs_exiftool = pytest.mark.skipif(
-    shutil.which("exiftool") is None, reason="exiftool (libimage-exiftool-perl) is not installed"
-)
+needs_exiftool = pytest.mark.needs("exiftool")
 
 LIGHTROOM = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="Adobe XMP Core 7.0">

@@ -132,7 +132,6 @@ def test_what_is_no_list_or_table_is_a_sentence(tmp_path: Path) -> None:
         list(Inputs(lists=(str(film),)).photos())
     with pytest.raises(DataError, match="row 1 is not JSON"):
         names(deep, column="path")
-    pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="cannot be read as a table"):
         names(table, column="path")
 
@@ -233,7 +232,6 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     folder = photos(3)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     (tmp_path / "list").write_text(f"{server}/photos/p001.jpg?w=20\n{server}/photos/none.jpg\n")
@@ -253,7 +251,6 @@ def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> 
 
 def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     """file:// goes the way of s3:// and gs://: listed, sorted, read by the workers."""
-    pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
     folder = photos(3)
     (folder / "deep").mkdir()
     (folder / "p000.jpg").rename(folder / "deep" / "p000.jpg")
@@ -338,7 +335,6 @@ def test_no_link_of_a_list_leads_into_the_own_network(
     server: str, tmp_path: Path, photos: Photos, host: str
 ) -> None:
     """The server of the tests is at 127.0.0.1, which is no public address."""
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     photos(1)
     (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")
     lists = (str(tmp_path / "list"),)
@@ -351,7 +347,6 @@ def test_no_link_of_a_list_leads_into_the_own_network(
 def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
     server: str, photos: Photos
 ) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     photos(1)
     with redirecting(f"{server}/photos/p000.jpg") as port:
         same, other = (f"http://{host}:{port}/a.jpg" for host in ("127.0.0.1", "localhost"))
@@ -363,7 +358,6 @@ def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
 def test_an_address_in_another_form_is_refused(host: str) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     from captioner_serving.batch.inputs import networks
 
     with pytest.raises(ValueError, match=f"{host} is not an IPv4 address in full"):
@@ -381,7 +375,6 @@ def test_an_address_in_another_form_is_refused(host: str) -> None:
     ],
 )  # fmt: skip
 def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     from captioner_serving.batch.inputs import networks
 
     assert networks._is_public(ipaddress.ip_address(address)) is public
@@ -391,7 +384,6 @@ def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
     monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
 ) -> None:
     """A name that has a public address when it is looked up, and a private one the next time."""
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     from captioner_serving.batch.inputs import links, networks
 
     photos(1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
-from playwright.sync_api import sync_playwright
 
 from captioner_training.evaluation.comparison import compare_reports
 from captioner_training.evaluation.image_row import ImageRow
@@ -141,16 +140,14 @@ def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
 
 
 @pytest.fixture(scope="module")
-def page(evaluated: Evaluated) -> Iterator[Any]:
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        page.problems = []  # type: ignore[attr-defined]
-        page.on("console", lambda message: page.problems.append(message.text))  # type: ignore[attr-defined]
-        page.on("pageerror", lambda error: page.problems.append(str(error)))  # type: ignore[attr-defined]
-        page.goto(f"file://{evaluated.report / 'report.html'}")
-        yield page
-        browser.close()
+def page(evaluated: Evaluated, browser: Any) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.problems = []
+    page.on("console", lambda message: page.problems.append(message.text))
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.goto(f"file://{evaluated.report / 'report.html'}")
+    yield page
+    page.close()
 
 
 def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:

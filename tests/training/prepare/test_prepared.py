@@ -80,7 +80,8 @@ def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_the_shards(prepared: Path) -> None:
-    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
+    import webdataset
+
     shards = str(prepared / "train-{00000..00003}.tar")
     found = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil"))
     here = read_dataset(prepared, split="train")
@@ -260,7 +261,8 @@ def test_files_of_something_else_are_left_alone(
 def test_two_at_work_in_one_folder_are_one_too_many(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
-    fcntl = pytest.importorskip("fcntl")
+    import fcntl
+
     (tmp_path / "to" / ".prepare").mkdir(parents=True)
     with (tmp_path / "to" / ".prepare" / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)

@@ -21,7 +21,6 @@ from captioner_training.reporting.board import Board
 def test_a_caption_of_characters_has_no_spaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorboard")
     titles = []
 
     def sheet(*arguments: Any, title: str, **options: Any) -> Image.Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +13,6 @@ import pytest
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import Server, serve
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-    # One process for all tabs: another takes a second to begin and to read the scripts again.
-    "--renderer-process-limit=1",
-    "--process-per-site",
-    "--in-process-gpu",
-]
 DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {
     "viewport": {"width": 360, "height": 740},
@@ -40,8 +25,6 @@ PHONE = {
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the bundled checkpoint: the tiny one looks everywhere, and shows no heat."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
     with serve(tmp_path_factory.mktemp("page")) as running:
         yield running
 
@@ -49,15 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="package")
 def captioner() -> Captioner:
     return Captioner.from_pretrained()
-
-
-@pytest.fixture(scope="module")
-def browser(server: Server) -> Iterator[Any]:
-    """A browser for one file of tests: while it runs, no other event loop can."""
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.serving.server.conftest import Server, serve
-from tests.serving.server.page.conftest import CHROMIUM, Visit
+from tests.serving.server.page.conftest import Visit
 from tests.test_front_ends import VARIANTS, made
 
 HEADS = 4
@@ -18,8 +18,6 @@ HEADS = 4
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a tiny model of four heads."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
     folder: Path = tmp_path_factory.mktemp("heads")
     made(VARIANTS[f"lstm-scaled_dot-{HEADS}"]).save(folder / "heads.safetensors")
     with serve(folder / "server", "--checkpoint", folder / "heads.safetensors") as running:

@@ -13,14 +13,12 @@ from captioner.checkpoint import load_checkpoint
 from captioner.header import bundled_checkpoint
 from tests.conftest import make_styled
 from tests.serving.server.conftest import Server, serve
-from tests.serving.server.page.conftest import CHROMIUM, Visit
+from tests.serving.server.page.conftest import Visit
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the bundled model, in which two styles were put."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
     folder = tmp_path_factory.mktemp("styles")
     make_styled(load_checkpoint(bundled_checkpoint())).save(folder / "styled.safetensors")
     with serve(folder / "files", "--checkpoint", folder / "styled.safetensors") as running:
