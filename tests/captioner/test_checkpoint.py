@@ -87,7 +87,7 @@ def test_loading_needs_no_pickle(tiny_file: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pickle.load", refuse)
     monkeypatch.setattr("pickle.loads", refuse)
     monkeypatch.setattr("torch.load", refuse)
-    load_checkpoint(tiny_file)
+    assert load_checkpoint(tiny_file).name == "tiny"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])

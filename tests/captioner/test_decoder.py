@@ -61,19 +61,6 @@ def test_step_is_the_papers_equations_with_torchs_lstm(decoder: LSTMDecoder) -> 
     assert torch.allclose(output.logits[:, 0], logits, atol=1e-5)
 
 
-def test_the_table_of_words_says_the_same(decoder: LSTMDecoder) -> None:
-    state = decoder.start(torch.randn(2, 9, 6)).expand(3)
-    tokens = torch.tensor([[1, 4, 10], [7, 7, 0]])
-    computed = decoder.step(tokens, state).logits
-    decoder.tabulate()
-    with torch.no_grad():
-        decoder.words_in.matrix += 1  # type: ignore[operator]  # or this test would not see it used
-    assert not torch.allclose(decoder.step(tokens, state).logits, computed)
-    decoder.tabulate()
-    torch.testing.assert_close(decoder.step(tokens, state).logits, computed)
-    assert not any("words_in" in name for name in decoder.state_dict())
-
-
 def _train(decoder: LSTMDecoder) -> None:
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.1)
     deep = decoder(torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))).deep
@@ -101,25 +88,6 @@ def test_the_table_of_words_never_outlives_its_weights(
     fresh = LSTMDecoder(CONFIG, grid_dim=6, vocabulary_size=11).eval()
     fresh.load_state_dict(decoder.state_dict())
     torch.testing.assert_close(got, fresh.step(tokens, fresh.start(features)).logits)
-
-
-def test_teacher_forcing_is_the_steps_one_by_one(decoder: LSTMDecoder) -> None:
-    features, tokens = torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5))
-    whole = decoder(features, tokens)
-    state = decoder.start(features).expand(3)
-    for t in range(5):
-        output = decoder.step(tokens[..., t], state)
-        state = output.state
-        assert torch.allclose(decoder.logits(whole.deep[:, :, t]), output.logits, atol=1e-5)
-        assert torch.allclose(whole.attention[:, :, t], output.attention, atol=1e-6)
-        assert torch.allclose(whole.gate[:, :, t], output.gate, atol=1e-6)
-
-
-def test_gradients_reach_every_parameter(decoder: LSTMDecoder) -> None:
-    output = decoder.train()(torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5)))
-    decoder.logits(output.deep).square().mean().backward()
-    missing = [name for name, p in decoder.named_parameters() if p.grad is None]
-    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_tables_are_used_and_go_where_the_decoder_goes(variant: dict[str, Any]) 
     decoder.to(torch.bfloat16).to(torch.float32)
     tables = [part for part in decoder.modules() if isinstance(part, Product)]
     made_ones = [table for table in tables if table.matrix is not None]
-    assert made_ones
+    assert made_ones and decoder.state_dict().keys() == made(variant).state_dict().keys()
     for table in made_ones:
         said = decoder.step(token, state).logits
         torch.testing.assert_close(said, computed, rtol=0.1, atol=0.1)

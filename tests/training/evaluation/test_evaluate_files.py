@@ -102,8 +102,9 @@ def test_nothing_is_written_over_but_predictions_and_reports(tmp_path: Path) -> 
 def test_predictions_of_an_earlier_run_may_be_replaced(tmp_path: Path) -> None:
     for name in ("empty.jsonl", "some.jsonl", "some.json"):
         (tmp_path / name).touch()
-        check_replaceable(tmp_path / name)
-        write_predictions(
-            tmp_path / name, [Target(id=1, name="1.jpg", references=())], ["a"], [-1.0]
-        )
-        check_replaceable(tmp_path / name)
+        for caption in ("a dog", "a cat"):
+            check_replaceable(tmp_path / name)
+            target = Target(id=1, name="1.jpg", references=())
+            write_predictions(tmp_path / name, [target], [caption], [-1.0])
+            assert caption in (tmp_path / name).read_text()
+        assert "a dog" not in (tmp_path / name).read_text()
