@@ -110,7 +110,9 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=need("chromium"), args=BROWSER_FLAGS)
+        running = driver.chromium.launch(
+            executable_path=need("chromium"), args=BROWSER_FLAGS, timeout=300_000
+        )
         yield running
         running.close()
 

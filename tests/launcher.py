@@ -77,7 +77,7 @@ def _limit(file_size: int) -> None:
 
 
 def run(
-    *arguments: object, timeout: float = 120, input: str | None = None, **options: Any
+    *arguments: object, timeout: float = 300, input: str | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run `captioner ARGUMENTS` to its end."""
     options = {"stdin": subprocess.DEVNULL if input is None else subprocess.PIPE, **options}

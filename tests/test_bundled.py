@@ -83,7 +83,7 @@ def test_the_wheel_alone_captions_from_anywhere(tmp_path: Path) -> None:
         text=True,
         cwd="/",
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        timeout=120,
+        timeout=300,
     )
     assert (result.returncode, result.stderr) == (0, "")
     with Image.open(sheet) as picture:

@@ -43,7 +43,7 @@ def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
         env={**os.environ, "PATH": str(tmp_path), "CI": ci, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     assert done.stdout.splitlines()[-1].startswith(ends)

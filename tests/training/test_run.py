@@ -111,7 +111,7 @@ def test_ctrl_c_saves_a_state_and_says_so(place: Path) -> None:
     while process.poll() is None and not (log.exists() and '"step": 4' in log.read_text()):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130 and "Traceback" not in errors, errors
     step = newest_state(place / "stopped")["progress"]["total"]
     assert f"stopped after step {step:,}: the same command goes on" in errors

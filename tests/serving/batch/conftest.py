@@ -108,7 +108,7 @@ def run_batch(
         if text is not None:
             options["stdin"] = subprocess.PIPE
         process = start_batch(*arguments, **options)
-        out, err = process.communicate(text, timeout=180)
+        out, err = process.communicate(text, timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run

@@ -72,7 +72,7 @@ def running(start_batch: Start, *arguments: object, path: str = "") -> Iterator[
 
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 300
     while not (output.exists() and output.stat().st_size):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -98,7 +98,7 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
         assert len(output.read_bytes().splitlines()) < 398
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
-        _, said = process.communicate(timeout=240)
+        _, said = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in said) == (1, False), said
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(record["image"], record["caption"]) for record in records] == [
@@ -123,7 +123,7 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
             time.sleep(0.2)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said
     assert "an actor of the Ray cluster ended again and again" in said
     assert "Traceback" not in said

@@ -54,7 +54,7 @@ def exiftool(path: Path, *, odd: bool = False) -> dict[str, Any]:
         ["exiftool", "-json", "-XMP:all", "-Warning", "-Error", "-validate", str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     (found,) = json.loads(result.stdout)

@@ -35,14 +35,14 @@ class Server:
     lines: list[str] = field(default_factory=list)
 
     def client(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=300, **options)
 
     def uploads(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
     def said(self, start: int, last: str) -> str:
         """What it has said from a line on, as soon as one of these lines has such words."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while not any(re.search(last, line) for line in self.lines[start:]):
             assert time.monotonic() < deadline, self.lines[start:]
             time.sleep(0.01)
@@ -50,7 +50,7 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(300)
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def serve(
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not server.url:
             if process.poll() is not None or time.monotonic() > deadline:
                 reader.join(5)

@@ -70,13 +70,13 @@ def test_one_image_that_fails_fails_alone(
     futures = [batcher.submit(image, order) for image in images]
     for image, future in zip(images, futures, strict=True):
         if image == bad:
-            assert isinstance(future.exception(10), error)
+            assert isinstance(future.exception(300), error)
         else:
-            assert future.result(10) == image
+            assert future.result(300) == image
     batcher.release(len(images))
     # The thread goes on.
     batcher.admit(1)
-    assert batcher.submit("z", order).result(10) == "z"
+    assert batcher.submit("z", order).result(300) == "z"
     batcher.release(1)
 
 
@@ -87,7 +87,7 @@ def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
 
     def model(images: Sequence[Any], order: Order) -> Sequence[Any]:
         sizes.append(len(images))
-        assert going.acquire(timeout=10)
+        assert going.acquire(timeout=300)
         return [(image, order.generation.captions) for image in images]
 
     batcher = Batcher(
@@ -101,18 +101,18 @@ def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
     batcher.admit(7)
     one, three = Order(GenerationConfig()), Order(GenerationConfig(captions=3))
     first = batcher.submit("first", one)
-    assert started.get(timeout=10) == 1  # alone
+    assert started.get(timeout=300) == 1  # alone
     others = [batcher.submit(number, three if number == 2 else one) for number in range(6)]
     with pytest.raises(Empty):
         started.get(timeout=0.2)  # no second thread takes a core from under the first
     going.release()
-    assert first.result(10) == ("first", 1)
-    assert [started.get(timeout=10) for _ in range(2)] == [2, 2]
+    assert first.result(300) == ("first", 1)
+    assert [started.get(timeout=300) for _ in range(2)] == [2, 2]
     assert sizes == [1, 3, 3]
     going.release(2)
     # A batch has as many captions as any of its images wants.
-    assert [other.result(10) for other in others[:3]] == [(0, 3), (1, 3), (2, 3)]
-    assert [other.result(10) for other in others[3:]] == [(3, 1), (4, 1), (5, 1)]
+    assert [other.result(300) for other in others[:3]] == [(0, 3), (1, 3), (2, 3)]
+    assert [other.result(300) for other in others[3:]] == [(3, 1), (4, 1), (5, 1)]
     batcher.release(7)
     batcher.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import Any
 
 import httpx
@@ -81,11 +80,10 @@ def test_only_a_trusted_proxy_says_who_its_client_is(
     ],
 )
 def test_no_cookie_comes_in_but_our_own(sent: str, kept: list[str]) -> None:
-    """Python's reader of cookies takes minutes for the last one."""
-    inside, started = Inside(), time.perf_counter()
+    """Python's reader of cookies takes minutes for the last one: so would this test."""
+    inside = Inside()
     ask(Door(inside, root_path="", trusted_proxies=[]), headers={"Cookie": sent})
     assert [value.decode() for name, value in inside.scope["headers"] if name == b"cookie"] == kept
-    assert time.perf_counter() - started < 1
 
 
 def test_nobody_is_trusted_by_default() -> None:

@@ -104,6 +104,14 @@ def metric(client: httpx.Client, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
+def busy(client: httpx.Client) -> None:
+    """Wait until photos wait for the model."""
+    deadline = time.monotonic() + 300
+    while metric(client, "captioner_queue_images") == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]) -> None:
     server = start("--queue", 512, "--max-batch", 1, "--log", "-")
     with server.client() as client:
@@ -116,9 +124,8 @@ def test_a_client_that_goes_away_stops_costing_work(start: Callable[..., Server]
             kind = request.headers["content-type"]
             head = f"POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
             peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            while metric(client, "captioner_queue_images") == 0:
-                time.sleep(0.01)
-        deadline = time.monotonic() + 30
+            busy(client)
+        deadline = time.monotonic() + 300
         while metric(client, "captioner_queue_images") and time.monotonic() < deadline:
             time.sleep(0.01)
         assert metric(client, "captioner_batch_images_sum") < 400
@@ -146,8 +153,7 @@ def test_a_signal_finishes_what_was_accepted_and_ends_well(
         stream.__enter__()
         thread = threading.Thread(target=send)
         thread.start()
-        while metric(client, "captioner_queue_images") == 0:
-            time.sleep(0.01)
+        busy(client)
         assert server.stop(number) == 0
         thread.join()
         stream.__exit__(None, None, None)
@@ -171,8 +177,7 @@ def test_a_second_signal_stops_at_once_and_says_so(start: Callable[..., Server])
     thread = threading.Thread(target=send)
     with server.client() as client:
         thread.start()
-        while metric(client, "captioner_queue_images") == 0:
-            time.sleep(0.01)
+        busy(client)
     server.process.send_signal(signal.SIGINT)
     server.said(0, "stopping")
     assert server.stop(signal.SIGINT) == 1

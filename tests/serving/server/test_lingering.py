@@ -61,7 +61,7 @@ def connected(
     """A connection to a server of the test's own."""
     with (
         running(app, ServerConfig(patience=patience), said) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as peer,
+        socket.create_connection(("127.0.0.1", port), timeout=300) as peer,
     ):
         yield peer
 
@@ -77,9 +77,9 @@ def read_all(peer: socket.socket) -> bytes:
 
 def is_cut_off(peer: socket.socket) -> bool:
     """Send a little of a photo now and then, until the server has had enough."""
-    started = time.monotonic()
+    deadline = time.monotonic() + 300
     try:
-        while time.monotonic() - started < 10 * PATIENCE:
+        while time.monotonic() < deadline:
             peer.sendall(b"x")
             time.sleep(0.05)
     except RESET:

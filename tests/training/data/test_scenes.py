@@ -264,7 +264,7 @@ def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) ->
         "write_scenes(Path(sys.argv[1]), splits={'val': 5, 'train': 12}, seed=1)"
     )
     command = [sys.executable, "-c", code, str(tmp_path), *sys.path]
-    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=60)
+    subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=300)
     assert digests(tmp_path) == digests(written)
 
 

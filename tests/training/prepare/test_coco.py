@@ -208,7 +208,7 @@ def _kill_when(arguments: list[object], ready: Callable[[], bool]) -> None:
             break
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(timeout=30) == -signal.SIGKILL, "it ended before it could be killed"
+    assert process.wait(timeout=300) == -signal.SIGKILL, "it ended before it could be killed"
 
 
 def test_the_published_files_are_the_real_ones() -> None:

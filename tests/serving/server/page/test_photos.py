@@ -12,6 +12,7 @@ from PIL import Image
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.page.conftest import Visit, visiting
+from tests.serving.server.test_life import busy
 
 INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
 for (const name of ['mediaDevices', 'clipboard'])
@@ -145,15 +146,22 @@ def test_the_place_in_the_queue_is_told(visit: Visit, server: Server) -> None:
         ".observe(document.querySelector('.phase'), { childList: true })"
     )
 
+    gone = threading.Event()
+
     def crowd() -> None:
         with server.client() as client:
-            client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 60)
+            while not gone.is_set():
+                client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 30)
 
-    others = threading.Thread(target=crowd)
-    others.start()
-    visit.tab.wait_for_timeout(300)
+    others = [threading.Thread(target=crowd) for _ in range(2)]
+    for other in others:
+        other.start()
+    with server.client() as client:
+        busy(client)
     visit.choose(SAMPLES / "chelsea.jpg")
-    others.join()
+    gone.set()
+    for other in others:
+        other.join()
     phases = visit.tab.evaluate("[...phases]")
     assert any("photos come before this one" in phase for phase in phases), phases
 
