@@ -105,9 +105,12 @@ def metric(client: httpx.Client, name: str) -> float:
 
 
 def busy(client: httpx.Client) -> None:
-    """Wait until photos wait for the model."""
-    deadline = time.monotonic() + 300
-    while metric(client, "captioner_queue_images") == 0:
+    """Wait until photos are on their way through the model."""
+    done, deadline = metric(client, "captioner_batch_images_sum"), time.monotonic() + 300
+    while (
+        metric(client, "captioner_queue_images") == 0
+        and metric(client, "captioner_batch_images_sum") == done
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -166,13 +169,13 @@ def test_a_signal_finishes_what_was_accepted_and_ends_well(
 
 
 def test_a_second_signal_stops_at_once_and_says_so(start: Callable[..., Server]) -> None:
-    server = start("--max-batch", 2)
+    server = start("--max-batch", 2, "--queue", 512)
 
     answers: list[httpx.Response] = []
 
     def send() -> None:
         with server.client() as client, suppress(httpx.HTTPError):
-            answers.append(client.post("/api/caption", files=photos(60), data={"beam_size": "20"}))
+            answers.append(client.post("/api/caption", files=photos(400), data={"beam_size": "20"}))
 
     thread = threading.Thread(target=send)
     with server.client() as client:
