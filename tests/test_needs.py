@@ -29,26 +29,54 @@ def test_of_exiftool(server): ...
 """
 
 
-@pytest.mark.parametrize(
-    ("ci", "status", "ends"), [("", 0, "3 skipped"), ("true", 1, "3 errors"), ("1", 1, "3 errors")]
-)
-def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
-    tmp_path: Path, ci: str, status: int, ends: str
-) -> None:
-    (tmp_path / "test_lacking.py").write_text(LACKING)
+BROKEN = """
+import gc, os
+
+def test_of_the_browser(browser): ...
+
+def test_after_it():
+    gc.collect()
+    assert [one for one in os.listdir("/proc/self/fd") if "socket" in link(one)] == []
+
+def link(one):
+    try:
+        return os.readlink(f"/proc/self/fd/{one}")
+    except OSError:  # that of the listing itself
+        return ""
+"""
+
+
+def run_tests(folder: Path, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run tests with these fixtures where only the programs in a folder are found."""
+    (folder / "test_made_up.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "-q", "-rsE", "-c", ROOT / "pyproject.toml", "test_lacking.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": str(tmp_path), "CI": ci, "PYTHONPATH": str(ROOT)},
+    return subprocess.run(
+        [*command, "-q", "-rsE", "-c", ROOT / "pyproject.toml", "test_made_up.py"],
+        cwd=folder,
+        env={**os.environ, "PATH": str(folder), "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "3 skipped"), ("true", 1, "3 errors")])
+def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
+    tmp_path: Path, ci: str, status: int, ends: str
+) -> None:
+    done = run_tests(tmp_path, LACKING, CI=ci)
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     assert done.stdout.splitlines()[-1].startswith(ends)
     for program, (_, package) in PROGRAMS.items():
         assert f"{program} is not installed (on Debian: the package {package})" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_a_browser_that_cannot_start_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "chromium").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "chromium").chmod(0o755)
+    done = run_tests(tmp_path, BROKEN)
+    assert done.stdout.splitlines()[-1].startswith("1 passed, 1 error"), done.stdout
 
 
 def test_programs_are_looked_for_in_one_place() -> None:
@@ -58,7 +86,18 @@ def test_programs_are_looked_for_in_one_place() -> None:
             assert not found, f"{path}: {found}"
 
 
-def test_ci_installs_them() -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    for names, package in PROGRAMS.values():
-        assert re.search(rf"command -v {names[0]} .*{package}", script)
+@pytest.mark.parametrize("status", [0, 100])
+def test_ci_installs_what_is_missing_or_ends(tmp_path: Path, status: int) -> None:
+    for name, end in (("apt-get", status), ("make", 0), ("df", 0)):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $* CI=$CI" >> "$LOG"\nexit {end}\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    log = tmp_path / "log"
+    environment = {**os.environ, "PATH": str(tmp_path), "LOG": str(log), "CI": ""}
+    done = subprocess.run(["/bin/bash", ROOT / ".ci" / "run"], env=environment, timeout=300)
+    assert done.returncode == status
+    said = log.read_text()
+    assert said.count("make ") == (3 if status == 0 else 0) and "CI=\n" not in said
+    if status == 0:
+        (line,) = [line for line in said.splitlines() if line.startswith("apt-get install")]
+        assert {package for _, package in PROGRAMS.values()} <= set(line.split())
