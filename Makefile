@@ -1,6 +1,7 @@
 # make demo    environment, installation, a sample's caption, and the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the tests, in five to eight minutes on two cores
+# make test    the tests, in five to eight minutes on two cores; those that need chromium, exiftool
+#              or java are skipped where these are missing
 # make check   ruff, mypy, and the tests that take minutes
 # make clean   removes the environment and what the demo wrote
 
@@ -29,10 +30,10 @@ endif
 
 # Two files at a time, in the order of tests/conftest.py.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 slow: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
