@@ -1,7 +1,7 @@
 # make demo    environment, installation, a sample's caption, and the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the tests, in five to eight minutes on two cores; those that need chromium, exiftool
-#              or java are skipped where these are missing
+# make test    the tests, in five to eight minutes on two cores; those that need chromium, curl,
+#              exiftool or java are skipped where these are missing
 # make check   ruff, mypy, and the tests that take minutes
 # make clean   removes the environment and what the demo wrote
 

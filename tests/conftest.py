@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Programs that pip does not install: what they are called, and Debian's package.
 PROGRAMS = {
     "chromium": (("chromium", "chromium-browser"), "chromium"),
+    "curl": (("curl",), "curl"),
     "exiftool": (("exiftool",), "libimage-exiftool-perl"),
     "java": (("java",), "default-jre-headless"),
 }

@@ -21,6 +21,9 @@ def server():
 
 def test_of_the_browser(server, browser): ...
 
+@pytest.mark.needs("curl")
+def test_of_curl(server): ...
+
 @pytest.mark.needs("java")
 def test_of_java(server): ...
 
@@ -60,7 +63,7 @@ def run_tests(folder: Path, text: str, **variables: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "3 skipped"), ("true", 1, "3 errors")])
+@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "4 skipped"), ("true", 1, "4 errors")])
 def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
     tmp_path: Path, ci: str, status: int, ends: str
 ) -> None:

@@ -52,6 +52,7 @@ def test_many_images_come_back_in_order_and_a_bad_one_fails_alone(api: httpx.Cli
     assert records[1]["error"]["type"] == "image-format"
 
 
+@pytest.mark.needs("curl")
 def test_curl_sends_what_the_documentation_says(server: Server) -> None:
     photo = SAMPLES / "rocket.jpg"
     made = subprocess.run(
