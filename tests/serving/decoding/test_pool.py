@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from captioner import CaptionerError, ImageTooLargeError
 from captioner.geometry import Framing, TransformConfig
 from captioner.image import open_image
+from captioner_serving.decoding.budget import PixelBudget
 from captioner_serving.decoding.decoder import Decoded, EncodedPhoto
 from captioner_serving.decoding.pool import DecodePool
 
@@ -136,25 +138,18 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
     under_way: list[int] = []
     most: list[int] = []
     data = jpeg(0, 2500)
+
+    class Watched(PixelBudget):
+        @contextmanager
+        def hold(self, pixels: int) -> Iterator[None]:
+            with super().hold(pixels):
+                under_way.append(pixels)
+                most.append(sum(under_way))
+                yield
+                under_way.pop()
+
+    monkeypatch.setattr("captioner_serving.decoding.pool.PixelBudget", Watched)
     with DecodePool(SMALL, workers=3, budget=7_000_000) as pool:
-        hold = pool._budget.hold
-
-        def counted(pixels: int):  # type: ignore[no-untyped-def]
-            context = hold(pixels)
-
-            class Counted:
-                def __enter__(self) -> None:
-                    context.__enter__()
-                    under_way.append(pixels)
-                    most.append(sum(under_way))
-
-                def __exit__(self, *_: object) -> None:
-                    under_way.pop()
-                    context.__exit__(None, None, None)
-
-            return Counted()
-
-        monkeypatch.setattr(pool._budget, "hold", counted)
         futures = [pool.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)
     assert most == [6_250_000] * 9
