@@ -3,6 +3,7 @@
 # make test    the tests, in five to eight minutes on two cores; those that need chromium, curl,
 #              exiftool or java are skipped where these are missing
 # make check   ruff, mypy, and the tests that take minutes
+# make mutations   breaks the product on purpose, again and again: a test must notice every time
 # make clean   removes the environment and what the demo wrote
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ install = $(BIN)/python -m pip install --quiet --editable $(1) || { \
   echo "CUDA libraries (README: the CPU-only build). Free here, and for what is downloaded:"; \
   df -h . "$${TMPDIR:-/tmp}"; exit 1; }
 
-.PHONY: demo test check slow lint clean
+.PHONY: demo test check slow lint mutations clean
 
 # With a terminal, the page gets a process group of its own, so that Ctrl-C ends it and not make.
 demo: $(VENV)/.installed
@@ -41,6 +42,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 check: lint slow
+
+mutations: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py
 
 # The stamps are older than pyproject.toml only when the dependencies may have changed, so that a
 # second `make demo` installs nothing.

@@ -63,14 +63,15 @@ class AdditiveScore(nn.Module):
         self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
 
     def project(self, keys: Tensor) -> Tensor:
-        """Turn keys (B, L, D) into doubled projected keys (B, L, A), float32."""
-        return 2 * cast(Tensor, self.key(keys)).float()
+        """Turn keys (B, L, D) into doubled projected keys (B, L, A), float32 or finer."""
+        projected = cast(Tensor, self.key(keys))
+        return 2 * projected.to(torch.promote_types(projected.dtype, torch.float32))
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
         doubled = 2 * cast(Tensor, self.query(query)).to(keys.dtype)
         weights = self.score.weight.squeeze(0).to(keys.dtype)
-        # In float32 also under autocast: bfloat16 is coarse between 1/2 and 1.
+        # In float32 at least, also under autocast: bfloat16 is coarse between 1/2 and 1.
         with torch.autocast(keys.device.type, enabled=False):
             return cast(Tensor, _SigmoidScore.apply(keys, doubled, weights, self.heads))
 

@@ -1,4 +1,4 @@
-"""The decoder against torch.nn.LSTMCell, and against itself one step at a time."""
+"""The decoder against itself one step at a time; against its paper in test_papers.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 from captioner import ConfigError
 from captioner.decoders.config import DecoderConfig
@@ -26,39 +25,6 @@ CONFIG = DecoderConfig(
 def decoder() -> LSTMDecoder:
     torch.manual_seed(0)
     return LSTMDecoder(CONFIG, grid_dim=6, vocabulary_size=11).eval()
-
-
-def test_step_is_the_papers_equations_with_torchs_lstm(decoder: LSTMDecoder) -> None:
-    """Equations 1 to 7 written out, with torch.nn.LSTMCell as the LSTM."""
-    features = torch.randn(2, 9, 6)
-    tokens = torch.tensor([[1], [7]])
-    output = decoder.step(tokens, decoder.start(features))
-
-    lstm = nn.LSTMCell(5 + 7, 4)
-    order = torch.cat([torch.arange(0, 8), torch.arange(12, 16), torch.arange(8, 12)])
-    with torch.no_grad():  # torch's gates stand as i, f, g, o; the paper's as i, f, o, g
-        stacked = torch.cat([decoder.word_gates.weight, decoder.context_gates.weight], dim=1)
-        lstm.weight_ih.copy_(stacked[order])
-        lstm.bias_ih.copy_(decoder.word_gates.bias[order])
-        lstm.weight_hh.copy_(decoder.hidden_gates.weight[order])
-        lstm.bias_hh.zero_()
-
-    mean = features.mean(1)
-    h = torch.tanh(decoder.initial_hidden(mean))
-    c = torch.tanh(decoder.initial_cell(mean))
-    score = decoder.attention.score
-    e = score.score(torch.tanh(score.key(features) + score.query(h)[:, None]))  # type: ignore[operator]
-    alpha = e.softmax(dim=1)
-    z = torch.sigmoid(decoder.gate(h)) * (alpha * decoder.attention.value(features)).sum(1)
-    word = decoder.embedding(tokens[:, 0])
-    h, c = lstm(torch.cat([word, z], dim=1), (h, c))
-    deep = word + decoder.deep_hidden(h) + decoder.deep_context(z)
-    logits = deep @ decoder.embedding.weight.T + decoder.output_bias
-
-    assert torch.allclose(output.attention[:, 0], alpha[..., 0], atol=1e-6)
-    assert torch.allclose(output.state.hypothesis["hidden"][:, 0], h, atol=1e-6)
-    assert torch.allclose(output.state.hypothesis["cell"][:, 0], c, atol=1e-6)
-    assert torch.allclose(output.logits[:, 0], logits, atol=1e-5)
 
 
 def _train(decoder: LSTMDecoder) -> None:

@@ -167,6 +167,65 @@ def test_a_beam_that_holds_everything_is_exhaustive_search(penalty: float, capti
     assert (model.rows < len(images) * (longest + 1)) == (captions < 780)
 
 
+def plain_search(
+    model: Historian, image: int, config: GenerationConfig
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Beam search with lists: 2K ways to go on, of which the K best may be ends.
+
+    It goes on to the very end, or where it need not be exact, until nothing unfinished scores as
+    much as the K best sentences do by then.
+    """
+    beam, penalty = config.beam_size, config.length_penalty
+    ends: list[tuple[float, tuple[int, ...]]] = []
+    open_ = [(0.0, (), START)]
+    for step in range(config.maximum_length + 1):
+        ways = []
+        for total, sentence, history in open_:
+            logs = model.logits(image, history).log_softmax(-1).tolist()
+            said = range(4, model.words) if step < config.maximum_length else ()
+            for word in (*said, *([END] if sentence else [])):
+                ways.append((total + logs[word], sentence, word, history))
+        ways = sorted(ways, reverse=True)[: 2 * beam]
+        ends += [(way[0] / (step + 1) ** penalty, way[1]) for way in ways[:beam] if way[2] == END]
+        open_ = [
+            (total, (*sentence, word), extend(history, word, model.words))
+            for total, sentence, word, history in ways
+            if word != END
+        ][:beam]
+        best = sorted(ends, reverse=True)[:beam]
+        if not open_ or (
+            not config.exact
+            and len(best) == beam
+            and open_[0][0] / (step + 1) ** penalty <= best[-1][0]
+        ):
+            break
+    return sorted(ends, reverse=True)[: config.captions]
+
+
+@pytest.mark.parametrize("words", [9, 300])
+@pytest.mark.parametrize(
+    ("beam", "captions", "penalty", "exact"),
+    [
+        (2, 2, 0.0, True), (3, 1, 0.5, True), (3, 3, 1.0, True), (4, 2, 2.0, True),
+        (2, 1, 0.0, False), (3, 1, 0.5, False), (3, 1, 1.0, False), (4, 2, 2.0, False),
+    ],
+)  # fmt: skip
+def test_a_narrow_beam_is_beam_search_with_lists(
+    beam: int, captions: int, penalty: float, exact: bool, words: int
+) -> None:
+    model, images = Hasty(words=words, scale=1.0, blind=True), range(1, 41 if words == 9 else 13)
+    config = GenerationConfig(
+        beam_size=beam, captions=captions, length_penalty=penalty, exact=exact, maximum_length=7,
+        no_repeat_ngram=0,
+    )  # fmt: skip
+    for image, found in zip(images, generate(model, features(*images), config), strict=True):
+        expected = plain_search(model, image, config)
+        assert [tuple(hypothesis.tokens) for hypothesis in found] == [said for _, said in expected]
+        for hypothesis, (score, _) in zip(found, expected, strict=True):
+            length = len(hypothesis.tokens) + 1
+            assert hypothesis.score == pytest.approx(score * length ** (penalty - 1), abs=1e-5)
+
+
 @pytest.mark.parametrize(
     "config",
     [

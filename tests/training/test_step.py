@@ -100,6 +100,39 @@ def test_scheduled_sampling_never_says_what_starts_captions(
     assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.silent, END}
 
 
+def test_scheduled_sampling_climbs_to_its_share(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At step t of T, t / T of what the stage asks for: none at the first."""
+    model = tiny_checkpoint.model.requires_grad_(True)
+    model.encoder.fine_tune(from_stage=None)
+    model.decoder.output_bias.data[9] = 50.0  # what it would say, and no caption says
+    config = recipe(precision="float32")
+    stage = replace(config.stages[0], scheduled_sampling=0.8, learning_rate=1e-4)
+    read: list[torch.Tensor] = []
+    forward = model.decoder.forward
+
+    def listening(features: torch.Tensor, tokens: torch.Tensor) -> DecoderOutput:
+        read.append(tokens)
+        return forward(features, tokens)
+
+    monkeypatch.setattr(model.decoder, "forward", listening)
+    captions = [[[4, 5, 6, 7, 8] * 4] * 10] * 4
+    batch = collate(torch.randn(4, 9, 576), captions, starts=[START] * 4, maximum_length=20)
+    state = TrainState(model, processes=CPU)
+    state.begin_stage(config, stage, steps=4)
+    step = TrainStep(
+        state, config, stage, vocabulary=tiny_checkpoint.vocabulary,
+        transform=Transform(tiny_checkpoint.transform), processes=CPU,
+    )  # fmt: skip
+    shares = []
+    for _ in range(4):
+        state.count_step(step([batch]))
+        shares.append((read[-1][..., 1:-1] == 9).float().mean().item())
+    # 760 words: four standard deviations of a share are at most 4 x sqrt(1/4 / 760) = 0.073.
+    assert shares[0] == 0 and shares == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.073)
+
+
 @pytest.mark.parametrize(("hand_on", "epoch"), [("best", 0), ("last", 2)])
 def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
     tiny_checkpoint: Checkpoint, batch: Batch, hand_on: Literal["best", "last"], epoch: int
