@@ -13,11 +13,11 @@ import torch
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
 from captioner.transforms import Transform
-from captioner.vocabulary import END, PAD, START
+from captioner.vocabulary import END, PAD, START, UNK
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.machinery.processes import Processes
 from captioner_training.objectives.cross_entropy import Captions, count
-from captioner_training.objectives.self_critical import SelfCriticalCaptions
+from captioner_training.objectives.self_critical import SelfCriticalCaptions, draw_captions
 from captioner_training.precision import autocast_of
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
@@ -244,6 +244,64 @@ def test_the_datas_captions_are_mixed_with_captions_drawn(
     both = found(SelfCritical(cross_entropy=0.3))
     assert plain.abs().max() > 1e-4 and reward.abs().max() > 1e-4
     torch.testing.assert_close(both, reward + 0.3 * plain)
+
+
+def self_critical_step(
+    checkpoint: Checkpoint, batch: Batch, config: SelfCritical, critic: SelfCriticalCaptions
+) -> list[float]:
+    """Take a step with a model that is in training mode before, and read what it returns."""
+    model = checkpoint.model.requires_grad_(True).train()
+    model.encoder.fine_tune(from_stage=None)
+    stage = Stage(
+        epochs=1, batch_size=4, doubly_stochastic=0, attention_entropy=0, self_critical=config
+    )
+    whole = replace(recipe(precision="float32"), stages=(stage,))
+    state = TrainState(model, processes=CPU)
+    state.begin_stage(whole, stage, steps=2)
+    step = TrainStep(
+        state, whole, stage, vocabulary=checkpoint.vocabulary,
+        transform=Transform(checkpoint.transform), processes=CPU, self_critical=critic,
+    )  # fmt: skip
+    return step([batch]).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_self_critical_loss_by_hand(
+    tiny_checkpoint: Checkpoint, batch: Batch, temperature: float
+) -> None:
+    """Of the probabilities that captions are drawn from: at a temperature, without dropout."""
+    model, tokens = tiny_checkpoint.model, DRAWN.tokens
+    logits = model.decoder.logits(model.decoder(batch.images, tokens[..., :-1]).deep)
+    logits[..., [PAD, START, UNK]] = -torch.inf
+    logs = (logits / temperature).log_softmax(-1)
+    targets = tokens[..., 1:]
+    said = logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).where(targets != PAD, 0)
+    wanted = -(DRAWN.weights.unsqueeze(-1) * said).sum() / (targets != PAD).sum()
+    config = SelfCritical(temperature=temperature)
+    loss, *_ = self_critical_step(tiny_checkpoint, batch, config, DRAWN)
+    assert loss == pytest.approx(wanted.item(), abs=1e-6) and abs(loss) > 0.01
+
+
+def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
+    tiny_checkpoint: Checkpoint, batch: Batch
+) -> None:
+    config = SelfCritical(samples=4, baseline="greedy", temperature=1e-6)
+    vocabulary = tiny_checkpoint.vocabulary
+    features, starts = batch.images, torch.tensor([START] * 4)
+    best = draw_captions(
+        tiny_checkpoint.model.decoder, features, count=1, starts=starts, silent=vocabulary.silent,
+        maximum_length=5, greedy=True,
+    )  # fmt: skip
+    words = vocabulary.words
+    own = [[[words[token] for token in row[0] if token > UNK]] for row in best.tolist()]
+    references = [*own, *[[["another"]]] * 8]  # so that words are rare enough to be worth something
+    critic = SelfCriticalCaptions(
+        config, vocabulary=vocabulary, references=references, maximum_length=5
+    )
+    rewards = critic.rewards(best, range(4))
+    assert rewards.min() > 1
+    loss, _, reward, norm = self_critical_step(tiny_checkpoint, batch, config, critic)
+    assert loss == norm == 0 and reward == pytest.approx(rewards.mean().item())
 
 
 def test_of_epochs_of_equal_cider_the_less_surprised_is_better(

@@ -38,6 +38,38 @@ def test_advantages_by_hand() -> None:
     assert advantages(rewards, torch.tensor([[2.0], [5.0]])).tolist() == [[-1, 0, 4], [-1, -1, -1]]
 
 
+def test_the_reward_is_the_official_scorers_with_the_end_as_a_word() -> None:
+    scorer = pytest.importorskip("pycocoevalcap.cider.cider_scorer")
+    references = [
+        [("a", "red", "circle"), ("a", "circle", "above")], [("blue", "square"), ("a", "square")],
+        [("red", "below", "blue")], [("square", "above", "a", "circle")],
+    ]  # fmt: skip
+    critic = SelfCriticalCaptions(
+        SelfCritical(), vocabulary=Vocabulary(WORDS), references=references, maximum_length=4
+    )
+    said = [  # of the images 2 and 0; the first of each as a person says it, the others cut
+        [("red", "below", "blue", "<end>"), ("red", "below", "blue"), ("red", "below")],
+        [("a", "red", "circle", "<end>"), ("a", "red", "circle"), ("a", "circle", "a", "circle")],
+    ]
+    numbers = {"<end>": END, **{word: 4 + number for number, word in enumerate(WORDS)}}
+    tokens = torch.tensor(
+        [
+            [[START, *(numbers[word] for word in each), *[PAD] * (5 - len(each))] for each in image]
+            for image in said
+        ]
+    )
+    rewards = critic.rewards(tokens, [2, 0])
+    for k in range(3):
+        theirs = scorer.CiderScorer()
+        for image, each in enumerate(references):
+            words = said[[2, 0].index(image)][k] if image in (2, 0) else each[0]
+            theirs += (" ".join(words), [" ".join((*one, "<end>")) for one in each])
+        wanted = theirs.compute_score()[1][[2, 0]]
+        assert rewards[:, k].tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
+    # That it ends as people end is worth something, and to the sole reference all there is.
+    assert rewards[0, 0].item() == pytest.approx(10) and (rewards[:, 0] > rewards[:, 1]).all()
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_captions_are_drawn_from_the_models_probabilities(
     decoder: Decoder, temperature: float
