@@ -19,6 +19,7 @@ from typing import BinaryIO, cast
 from PIL import ExifTags, Image, ImageCms
 
 from captioner import errors
+from captioner.metadata import shorten_exif
 from captioner.paths import is_web_address
 from captioner.readers import check_size, read_header
 
@@ -84,6 +85,8 @@ def open_image(
             admit(image.width * image.height)
         if at_least is not None:
             image.draft(None, (at_least, at_least))
+        image.load()  # before the turn is asked for: a PNG may have its EXIF behind its pixels
+        shorten_exif(image)
         return _picture(image, name)
 
 
@@ -166,7 +169,7 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
 
 def _picture(image: Image.Image, name: str) -> Image.Image:
     """Decode, turn, convert; the result shares nothing with `image`."""
-    image.load()  # before the turn is asked for: a PNG may have its EXIF behind its pixels
+    image.load()  # as above
     turn = _turn(image)
     picture = _to_rgb(image, name)
     if turn is not None:

@@ -6,6 +6,7 @@ to the whole process, and says so with a warning, which no thread can catch for 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import struct
@@ -21,6 +22,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
+from captioner.metadata import check_png, lean_iso, lean_jpeg, lean_tiff, segments
 
 __all__ = ["IMAGE_SUFFIXES", "MAX_SCANS", "check_size", "read_header"]
 
@@ -33,6 +35,8 @@ IMAGE_SUFFIXES = (
 MAX_SCANS = 100
 """A progressive JPEG has about ten; each costs as much as decoding the whole picture."""
 
+_BLOCKS = 10_000  # of 255 bytes at most: comments and the like in a GIF
+
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
 
 # What files begin with. MPO, from many phones, is JPEG with more pictures behind the first: JPEG's
@@ -44,13 +48,13 @@ _READERS: dict[bytes, type[ImageFile.ImageFile]] = {
     rb"....ftyp(avif|avis|mif1|msf1)": AvifImageFile,
     rb"BM": BmpImageFile,
     rb"GIF8[79]a": GifImageFile,
-    rb"II[*+]\0|MM\0[*+]": TiffImageFile,
+    rb"II[*+]\0|MM\0\*": TiffImageFile,
 }
 _HEIC = rb"....ftyp(hei[cxms]|hev[cxms]|(mif1|msf1)....(....)*hei[cxms])"
 
 
 def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.ImageFile:
-    """Read size and metadata; the pixels stay in the stream.
+    """Read the size, and of the metadata what is needed; the pixels stay in a stream.
 
     Args:
         stream: stands where the image begins.
@@ -72,12 +76,9 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     if reader.format == "GIF":
         # Pillow allocates and measures a GIF's frame while it reads the header: be there first.
         for limit in (max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels):
-            check_size(_gif_size(stream), name, limit)
-    stream.seek(0)
-    image = reader(stream)
+            check_size(_gif_size(stream, name), name, limit)
+    image = reader(_lean(stream, reader.format, name))
     check_size(image.size, name, max_pixels)
-    if isinstance(image, JpegImageFile):
-        _check_scans(stream, name)
     if isinstance(image, TiffImageFile):
         _check_tiles(image, name, max_pixels)
         # Pillow's limit is for memory not there yet. (image.size has the EXIF turn in it.)
@@ -99,6 +100,23 @@ def _reader(head: bytes, name: str) -> type[ImageFile.ImageFile]:
     raise errors.ImageFormatError(
         f"{name} is not a JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF image: convert it to one"
     )
+
+
+def _lean(stream: BinaryIO, kind: str | None, name: str) -> BinaryIO:
+    """Give a stream at its beginning that says little but pixels."""
+    stream.seek(0)
+    if kind == "JPEG":
+        data = stream.read()
+        _check_scans(data, name)
+        return io.BytesIO(lean_jpeg(data, name))
+    if kind in ("AVIF", "HEIF"):
+        return io.BytesIO(lean_iso(stream.read()))
+    if kind == "PNG":
+        check_png(stream, name)
+    elif kind == "TIFF":
+        stream = lean_tiff(stream, name)
+    stream.seek(0)
+    return stream
 
 
 def _first_box(head: bytes) -> bytes:
@@ -123,10 +141,14 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         )
 
 
-def _gif_size(stream: BinaryIO) -> tuple[int, int]:
-    """Size a GIF as Pillow will: its screen, grown by a first frame that reaches beyond."""
+def _gif_size(stream: BinaryIO, name: str) -> tuple[int, int]:
+    """Size a GIF as Pillow will: its screen, grown by a first frame that reaches beyond.
+
+    Pillow puts comments together piece by piece, and copies them for each.
+    """
     stream.seek(6)
     width, height, flags = struct.unpack("<HHBxx", stream.read(7))
+    blocks = 0
     if flags & 0x80:
         stream.seek(6 << (flags & 7), os.SEEK_CUR)  # the palette: three bytes a colour
     while (block := stream.read(1)) not in (b"", b";"):
@@ -134,34 +156,26 @@ def _gif_size(stream: BinaryIO) -> tuple[int, int]:
             stream.read(1)
             while (length := stream.read(1)) not in (b"", b"\0"):
                 stream.seek(length[0], os.SEEK_CUR)
+                if (blocks := blocks + 1) > _BLOCKS:
+                    raise errors.ImageTooLargeError(
+                        f"{name} is in more than {_BLOCKS:,} pieces: export it again"
+                    )
         elif block == b",":
             left, top, across, down = struct.unpack("<4H", stream.read(8))
             return max(width, left + across), max(height, top + down)
     return width, height
 
 
-def _check_scans(stream: BinaryIO, name: str) -> None:
+def _check_scans(data: bytes, name: str) -> None:
     """Refuse a JPEG whose few bytes would be decoded over and over again."""
-    begin = stream.tell()
-    stream.seek(0)
-    data = stream.read()
-    stream.seek(begin)
     # Bytes that look like a scan's marker may stand in metadata, or behind the picture.
-    if data.count(b"\xff\xda") > MAX_SCANS and (scans := _count_scans(data)) > MAX_SCANS:
+    if data.count(b"\xff\xda") <= MAX_SCANS:
+        return
+    if (scans := sum(marker == 0xDA for marker, _, _ in segments(data))) > MAX_SCANS:
         raise errors.ImageTooLargeError(
             f"{name} has its pixels in {scans:,} scans, more than the limit of {MAX_SCANS}: "
             "export it again"
         )
-
-
-def _count_scans(data: bytes) -> int:
-    """Walk from marker to marker, as a decoder does, until the picture ends."""
-    scans, position = 0, 2
-    marker = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)
-    while (found := marker.search(data, position)) and found[1] != b"\xd9":
-        scans += found[1] == b"\xda"
-        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    return scans
 
 
 def _check_tiles(image: TiffImageFile, name: str, max_pixels: int) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from captioner.bundled import sample_photos
+from tests.captioner import bombs
 from tests.serving.server.test_attacks import huge_tile, many_scans
 from tests.serving.server.test_bad_uploads import png
 
@@ -138,6 +139,7 @@ def hostile_photos() -> dict[str, bytes]:
         "cut off": many_scans(50)[:5000],
         "19 MB of nothing": bytes(19_000_000),
         "19 MB of segments": b"\xff\xd8" + b"\xff\xfe\0\2" * 4_700_000,
+        **{f"metadata bomb: {name}": bombs.make(name) for name in bombs.MAKERS},
     }
 
 

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import io
+import json
 import struct
+import subprocess
+import sys
+import time
 
 import pytest
-from PIL import ImageChops, ImageStat
+from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageFormatError, ImageTooLargeError
 from captioner.image import open_image
 from captioner.readers import MAX_SCANS
-from tests.captioner.pictures import draw
-
-# Drawn as `draw` does, stored on its side and turned back; written by pillow-heif 1.8.1, whose
-# encoder is no dependency of this project.
-HEIC = base64.b64decode("""
-AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAchtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAAAAAA
-AAAAADRpbG9jAAAAAERAAAIAAQAAAAAB7AABAAAAAAAAAbAAAgAAAAADnAABAAAAAAAAACQAAAA4aWluZgAAAAAAAgAAABVp
-bmZlAgAAAAABAABodmMxAAAAABVpbmZlAgAAAQACAABFeGlmAAAAAA5waXRtAAAAAAABAAABB2lwcnAAAADmaXBjbwAAAHZo
-dmNDAQNwAAAAkAAAAAAAHvAA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMAAAMAHroCQGEAAQAqQgEBA3AAAAMAkAAA
-AwAAAwAeoCCBBZbq5Ka5uAhoMCAAAAMDIAAAAwAhYgABAAZEAcFzwIkAAAATY29scm5jbHgAAQANAAaAAAAAFGlzcGUAAAAA
-AAAAQAAAAEAAAAAoY2xhcAAAADAAAAABAAAAQAAAAAH////wAAAAAgAAAAAAAAACAAAAEHBpeGkAAAAAAwgICAAAAAlpcm90
-AwAAABlpcG1hAAAAAAAAAAEAAQaBAgMFhIYAAAAaaXJlZgAAAAAAAAAOY2RzYwACAAEAAQAAAdxtZGF0AAABrCgBrwT4m0Fd
-2bTCnIUuEOQGnPLHxuELpjCD+2pC+w6dFTbcJ+nYnX0Lt/22/Gn3AFZfK6nrUjPOz3MpYimHcfDR5z0OCavmIaUkIQb/KsPg
-/dYyywwSJxbVMbWgHiRzyJQ0v4C7z7BDhX9m3gvuX4sbM8qeVaKyMNIyZFZi+GbcxmRmdB/C69t61DQ0lWiSi9+7Q9Jv8b7b
-QAA8/H8Xt6D/o6LxmTm0rLCPP3noH3k+5avlXxjyn1DXVAKBhz3epXpAjlARyl81l86BjPmvS8BCzueA5gUjfciYPIulBUD1
-T7E9BCBaOIIf37G5dav2FC11JIL+FI1pUJfqTHgvaPvomxBFlPgG3vYwLiB7Hd8o2RsiL/u8X/0QNsKXTE+clVVFDp9Mn/zW
-j+y/fhVZhBSjOTUZZ0U6M0RRHtkvU7ezv/e+8vRM2KQycotdFHnSHJH/F5ruh7Jq1sfe/As7l6MWRDKX1obuKv5/Id4oDpzG
-SDvGQ73upVBC1NMbiF0H0oB7ICY5fN5LGk6LMvCmBBWttks8EVATXCYhs6q/f+ntFPdMthWob/cYHA3AAAAABkV4aWYAAE1N
-ACoAAAAIAAEBEgADAAAAAQAGAAAAAAAA
-""")
+from tests.captioner import bombs
+from tests.captioner.pictures import HEIC, draw
+from tests.launcher import environment
 
 
 def jpeg(scans: int, side: int = 64) -> bytes:
@@ -99,3 +85,63 @@ def test_a_tiff_with_tiles_larger_than_any_photo_is_refused(tile: tuple[int, int
 def test_a_tile_may_be_larger_than_a_small_picture() -> None:
     with pytest.raises(ImageError, match="cut off or damaged"):  # and not too large
         open_image(tiff(tile=(512, 512)), max_pixels=64 * 64)
+
+
+# Opens each with little memory to spare, and says how it went and how many seconds it computed.
+OPEN = """
+import io, json, resource, sys, time
+import pi_heif.as_plugin
+from captioner.errors import ImageError
+from captioner.image import open_image
+from tests.captioner import bombs
+for name in bombs.MAKERS:
+    data = bombs.make(name)
+    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 300_000_000, -1))
+    start = time.process_time()
+    try:
+        said = open_image(data).size
+    except (ImageError, MemoryError) as error:
+        said = getattr(error, "type", "memory")
+    seconds = time.process_time() - start
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    print(json.dumps([name, said, seconds]), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_metadata_is_not_copied_a_thousand_times() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OPEN],
+        capture_output=True, text=True, env=environment(PYTHONWARNINGS="ignore"), check=False,
+    )  # fmt: skip
+    found = {
+        name: (said, seconds)
+        for name, said, seconds in map(json.loads, done.stdout.split("\n")[:-1])
+    }
+    assert found.keys() == bombs.MAKERS.keys(), done.stderr
+    assert {name for name, (_, seconds) in found.items() if seconds > 2} == set()  # minutes before
+    refused = {name: said for name, (said, _) in found.items() if not isinstance(said, list)}
+    large = ("jpeg, small segments", "jpeg, comments", "png, empty chunks", "png, empty pixels",
+             "tiff", "tiff, big", "gif")  # fmt: skip
+    assert refused == {**dict.fromkeys(large, "image-too-large"), "png, text": "image-truncated"}
+    for name in ("jpeg", "png", "webp"):
+        assert found[name][0] == [48, 64], "a turn among the entries"
+
+
+def test_the_turn_is_read_as_pillow_reads_it() -> None:
+    for order, head in (("<", b"II*\0"), (">", b"MM\0*")):
+        for kind, value in ((3, "HH"), (4, "I")):
+            entry = struct.pack(f"{order}HHI{value}", 274, kind, 1, *(6, 0)[: len(value)])
+            block = head + struct.pack(f"{order}IH", 8, 1) + entry + bytes(4)
+            for data in (bombs.jpeg(block=block), bombs.png(data=block)):
+                assert open_image(data).size == (48, 64)
+    assert open_image(bombs.jpeg(block=b"II*\0" + bytes(3))).size == (64, 48)
+
+
+def test_a_turn_that_only_xmp_tells_is_taken() -> None:
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
+    data = jpeg(0)
+    told = data[:2] + b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp + data[2:]
+    picture, upright = open_image(told), open_image(data)
+    assert picture.tobytes() == upright.transpose(Image.Transpose.ROTATE_270).tobytes()

@@ -27,6 +27,7 @@ _SECONDS = 20.0
 _NICE = 5
 _ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at an eighth in 30 ms
 _SEGMENTS = 1000  # before the pixels; a reader takes its time for each, and cameras write a few
+_BESIDE = 4_000_000  # bytes before the pixels; a profile has one to three
 
 
 class PhotoReader:
@@ -97,14 +98,14 @@ def is_ordinary(data: bytes) -> bool:
     """Whether a file is a JPEG that is decoded in one pass, and not very large.
 
     That is: baseline, grey or of three colours (inks may have a profile, which takes time), all of
-    them in its first scan, at which a decoder stops. Its time goes with its pixels and nothing
-    else.
+    them in its first scan, at which a decoder stops, with little said before it. Its time goes with
+    its pixels and nothing else.
     """
     if data[:2] != b"\xff\xd8":
         return False
     place, colours = 2, 0
     for _ in range(_SEGMENTS):
-        if place + 4 > len(data) or data[place] != 0xFF:
+        if place + 4 > len(data) or place > _BESIDE or data[place] != 0xFF:
             return False
         marker = data[place + 1]
         length = int.from_bytes(data[place + 2 : place + 4])

@@ -41,10 +41,11 @@ def test_so_are_grey_ones_large_ones_and_those_with_much_to_say() -> None:
         jpeg(size=(6001, 5000)),
         jpeg()[:100],
         segments(2000),
+        jpeg(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(5_000_000)),
         b"\x89PNG\r\n\x1a\n",
         b"",
     ],
-    ids=["progressive", "inks", "huge", "cut off", "many segments", "PNG", "empty"],
+    ids=["progressive", "inks", "huge", "cut off", "many segments", "metadata", "PNG", "empty"],
 )
 def test_what_may_take_longer_is_not(data: bytes) -> None:
     assert not is_ordinary(data)

@@ -18,10 +18,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from PIL import ExifTags, Image
-from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import DataError, ImageError
-from captioner.image import open_image
+from captioner.image import MAX_PIXELS, open_image
+from captioner.readers import read_header
 from captioner_training.prepare.manifest import ImageFormat
 from captioner_training.prepare.places import Location, read_location
 
@@ -126,7 +126,8 @@ def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
     """Return the original's size, and whether it is an RGB JPEG without metadata to act on."""
     if not data.startswith(b"\xff\xd8\xff"):
         return *picture.size, False
-    header = JpegImageFile(io.BytesIO(data))  # `picture` may be a half or a quarter as large
+    # `picture` may be a half or a quarter as large.
+    header = read_header(io.BytesIO(data), "the image", MAX_PIXELS)
     width, height = header.size
     turn = 1
     with suppress(Exception):  # damaged metadata, sound pixels
