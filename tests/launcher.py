@@ -180,16 +180,18 @@ class _Forked(subprocess.Popen[str]):
 class Twin(subprocess.Popen[bytes]):
     """A decoding process that is a fork of this process, which has imported what it needs.
 
-    tests/serving/decoding starts them as a command does, and so does what reads links, in threads
+    tests/captioner/decoding starts them as a command does, and so does what reads links, in threads
     that would be missing in a fork.
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        (_, _, _, kept, _, _, _, _, _, *pipes, _, _, _, _, _, _, _) = rest
+        (_, _, _, kept, _, env, _, _, _, *pipes, _, _, _, _, _, _, _) = rest
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
+                os.environ.clear()
+                os.environ.update(env)
                 os.dup2(pipes[0], 0)
                 os.dup2(pipes[-1], 2)
                 first = 3
@@ -208,7 +210,7 @@ class Twin(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-# What captioner_serving.decoding.process may have in place of the module subprocess.
+# What captioner.decoding.process may have in place of the module subprocess.
 TWINS = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
 
 
@@ -368,7 +370,7 @@ def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
 def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     import signal
 
-    from captioner_serving.decoding import process as decoding
+    from captioner.decoding import process as decoding
 
     atexit._clear()
     signal.set_wakeup_fd(-1)

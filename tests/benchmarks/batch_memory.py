@@ -29,12 +29,12 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from captioner.digest import digest
 from captioner_serving.batch import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.journal.commits import CommitLog
 from captioner_serving.batch.journal.journal import RECORDS, Journal
-from captioner_serving.digest import digest
 from tests.process_tree import family
 
 WORD = {"word": "something", "probability": 0.1234, "gate": 0.5678}

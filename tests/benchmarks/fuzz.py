@@ -19,9 +19,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from captioner.decoding.decoder import EncodedPhoto
+from captioner.decoding.pool import DecodePool
 from captioner.geometry import TransformConfig
-from captioner_serving.decoding.decoder import EncodedPhoto
-from captioner_serving.decoding.pool import DecodePool
 
 SECONDS = 20.0
 KINDS = (

@@ -7,7 +7,6 @@ import json
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 from PIL import Image, ImageChops, ImageStat

@@ -9,6 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
+from captioner.closing import Closing
+from captioner.digest import digest
 from captioner.errors import OutputError
 from captioner.generation.config import GenerationConfig
 from captioner.header import bundled_checkpoint, read_generation
@@ -26,8 +28,6 @@ from captioner_serving.batch.outputs.exports import export
 from captioner_serving.batch.outputs.maps import MapWriter
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 from captioner_serving.batch.progress import duration
-from captioner_serving.closing import Closing
-from captioner_serving.digest import digest
 
 __all__ = ["BatchRun", "caption_batch"]
 

@@ -30,10 +30,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
+from captioner.decoding.fair_threads import FairThreads
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
-from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.server.access import Access
 from captioner_serving.server.admission import Admission
 from captioner_serving.server.api import make_router

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from captioner.decoding.decoder import EncodedPhoto
+from captioner.decoding.pool import DecodePool
+from captioner.decoding.prepared import prepared_images
 from captioner.errors import ImageNotFoundError
 from captioner.geometry import TransformConfig
 from captioner.predictor import PreparedImage
-from captioner_serving.decoding.decoder import EncodedPhoto
-from captioner_serving.decoding.pool import DecodePool
-from captioner_serving.decoding.prepared import prepared_images
 
 __all__ = ["PhotoReader", "is_ordinary"]
 

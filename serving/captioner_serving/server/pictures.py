@@ -19,11 +19,11 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 
 from captioner.caption import Caption
+from captioner.decoding.fair_threads import FairThreads
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ImageNotFoundError
-from captioner_serving.decoding.fair_threads import FairThreads
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.cookies import COOKIE
 from captioner_serving.server.photos import PhotoReader

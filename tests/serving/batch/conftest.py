@@ -34,7 +34,7 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding processes of calls from Python are forks, as those of commands are."""
     if launcher.forks():
-        monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
+        monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner
+from captioner.decoding.decoder import Decoded
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engines.local import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
-from captioner_serving.decoding.decoder import Decoded
 from tests.serving.batch.conftest import draw
 
 
@@ -163,7 +163,7 @@ def test_large_members_of_a_small_archive_do_not_pile_up(
     tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Photos with zeros behind them, and zeros that are no photos: 240 MB of them."""
-    monkeypatch.setattr("captioner_serving.decoding.pool._CARRIED", 1 << 24)
+    monkeypatch.setattr("captioner.decoding.pool._CARRIED", 1 << 24)
     path, each = tmp_path / "a.tar.gz", 12_000_000
     with gzip.open(path, "wb", compresslevel=1) as file:
         for number in range(10):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from captioner import OutputError
+from captioner.digest import digest
 from captioner_serving.batch import BatchConfig
 from captioner_serving.batch.journal.journal import RECORDS, Journal
 from captioner_serving.batch.outputs.exports import export
-from captioner_serving.digest import digest
 
 
 def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> None:

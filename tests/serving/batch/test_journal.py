@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 import pytest
 
 from captioner import Captioner, ConfigError, OutputError
+from captioner.digest import digest
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.journal import commits
 from captioner_serving.batch.journal.commits import CommitLog, check_settings
 from captioner_serving.batch.journal.journal import RECORDS, Journal
-from captioner_serving.digest import digest
 
 Photos = Callable[..., Path]
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from captioner.digest import digest
 from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.progress import Progress, duration
-from captioner_serving.digest import digest
 
 
 def test_a_plain_line_where_there_is_no_terminal(

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
+from captioner.decoding.decoder import Decoded
+from captioner.decoding.pool import DecodePool
 from captioner.errors import CaptionerError, MissingExtraError
 from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
@@ -27,8 +29,6 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import caption_decoded
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
-from captioner_serving.decoding.decoder import Decoded
-from captioner_serving.decoding.pool import DecodePool
 
 __all__ = ["CaptionActor", "DecodeActor", "RayEngine"]
 
@@ -53,7 +53,7 @@ class DecodeActor:
     """Decodes on a CPU of a node, in a process beside it that a photo may bring down."""
 
     def __init__(self, transform: TransformConfig, *, max_pixels: int) -> None:
-        self._pool = DecodePool(transform, workers=1, max_pixels=max_pixels)
+        self._pool = DecodePool(transform, workers=1, max_pixels=max_pixels, environment=os.environ)
 
     def __call__(self, batch: dict[str, Any]) -> _Column:
         """Decode the photos in batch["photo"]."""

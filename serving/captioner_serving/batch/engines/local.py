@@ -18,6 +18,9 @@ import torch
 
 from captioner.caption import Caption
 from captioner.cores import cores
+from captioner.decoding.decoder import Decoded
+from captioner.decoding.pool import DecodePool
+from captioner.decoding.prepared import prepared_images
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import Box
@@ -26,9 +29,6 @@ from captioner_serving.allocator import MemoryCeiling
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
-from captioner_serving.decoding.decoder import Decoded
-from captioner_serving.decoding.pool import DecodePool
-from captioner_serving.decoding.prepared import prepared_images
 
 __all__ = ["LocalEngine", "caption_decoded"]
 
@@ -136,6 +136,7 @@ class LocalEngine:
                 self.captioner.transform.config,
                 max_pixels=self.captioner.max_pixels,
                 workers=self.workers,
+                environment=os.environ,  # links are read there, with what opens them
             ) as decoder:
                 decoded = decoder.decode(photos, ahead=2 * self.batch_size)
                 for span in self._spans(decoded, claim):

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import IO, Self, cast
 
+from captioner.digest import digest
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
     MemoryPhoto,
@@ -18,7 +19,6 @@ from captioner_serving.batch.inputs.photos import (
     TarMember,
     ZipMember,
 )
-from captioner_serving.digest import digest
 
 __all__ = ["ARCHIVES", "COMPRESSED", "archive_photos", "tar_stream_photos"]
 

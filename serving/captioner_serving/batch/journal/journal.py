@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from captioner.closing import Closing
+from captioner.digest import digest
 from captioner.errors import OutputError
 from captioner.files import sync_folder
 from captioner.json_line import json_line
@@ -28,8 +30,6 @@ from captioner_serving.batch.journal.commits import Commit, CommitLog, Entry, ch
 from captioner_serving.batch.journal.files import RunFiles, check_free
 from captioner_serving.batch.journal.lines import LineFiles, changed, parsed
 from captioner_serving.batch.journal.written import WrittenFiles
-from captioner_serving.closing import Closing
-from captioner_serving.digest import digest
 
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
 

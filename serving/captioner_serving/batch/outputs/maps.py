@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioner.digest import digest
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.files import replace_file
@@ -18,7 +19,6 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.existing import read_existing
-from captioner_serving.digest import digest
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from captioner.decoding.decoder import Decoded
 from captioner.predictor import PreparedImage
-from captioner_serving.decoding.decoder import Decoded
 
 __all__ = ["prepared_images"]
 

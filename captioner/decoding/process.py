@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from captioner.decoding.budget import PixelBudget
+from captioner.decoding.decoder import Decoded, Readable
+from captioner.decoding.worker import READY, Limits, serve
 from captioner.errors import CaptionerError
 from captioner.geometry import TransformConfig
-from captioner_serving.decoding.budget import PixelBudget
-from captioner_serving.decoding.decoder import Decoded, Readable
-from captioner_serving.decoding.worker import READY, Limits, serve
 
 __all__ = ["DecodeProcess", "DiedError", "SlowError"]
 
 _START_SECONDS = 60.0
+_HEAD = 1 << 20  # bytes of what is said beside the pixels: a detail may name a photo
+# Of the environment, what an interpreter may need to start and to decode names; no secrets.
+_NEEDED = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class DiedError(Exception):
@@ -36,19 +42,27 @@ class SlowError(Exception):
 class DecodeProcess:
     """A worker process.
 
+    Args:
+        config: how a photo becomes a square.
+        limits: what one photo may cost.
+        environment: variables that it needs to read photos, beside those of any interpreter.
+
     Raises:
         CaptionerError: it cannot start; the detail has its last words.
 
     """
 
-    def __init__(self, config: TransformConfig, limits: Limits) -> None:
+    def __init__(
+        self, config: TransformConfig, limits: Limits, environment: Mapping[str, str]
+    ) -> None:
         # Not multiprocessing's own processes: those import the caller's script again, and inherit
         # each other's sockets, so that they would outlive a parent that was killed.
-        self._limits = limits
+        self._limits, self._square = limits, config.size**2
         self._connection, theirs = multiprocessing.Pipe()
         paths = (path or str(Path.cwd()) for path in sys.path)
         environment = {
-            **os.environ,
+            **{name: os.environ[name] for name in _NEEDED if name in os.environ},
+            **environment,
             "PYTHONPATH": os.pathsep.join(paths),
             "MALLOC_ARENA_MAX": "2",  # each arena of glibc reserves address space, which is bounded
         }
@@ -59,6 +73,7 @@ class DecodeProcess:
                     [sys.executable, "-P", "-c", code],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
                     stderr=said,
                     env=environment,
                 )
@@ -77,7 +92,7 @@ class DecodeProcess:
         with suppress(OSError, EOFError):
             self._connection.send((config, self._limits))
             if self._connection.poll(_START_SECONDS):
-                return bool(self._connection.recv() == READY)
+                return self._connection.recv_bytes(len(READY)) == READY
         return False
 
     def decode(self, photo: Readable, longest: int | None, budget: PixelBudget) -> Decoded:
@@ -90,22 +105,34 @@ class DecodeProcess:
         """
         try:
             self._connection.send((photo, longest))
-            answer = self._receive()
-            if isinstance(answer, int):
-                with budget.hold(answer):
+            said = self._said()
+            if type(said) is int and said >= 0:
+                with budget.hold(said):
                     self._connection.send(None)
-                    answer = self._receive()
+                    said = self._said()
+            decoded, count = Decoded.of_head(said)
+            if count > 3 * (self._square if longest is None else self._limits.max_pixels):
+                raise ValueError(f"{count} bytes of pixels")
+            decoded = decoded._replace(pixels=self._receive(count))
+            if len(decoded.pixels) < count:
+                raise ValueError(f"{len(decoded.pixels)} of {count} bytes of pixels")
+            return decoded
         except (EOFError, OSError) as error:
             raise DiedError(self.end()) from error
-        return answer  # type: ignore[return-value]
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            self.kill()  # it is not what it was
+            self.end()
+            raise DiedError(1) from error
 
-    def _receive(self) -> Decoded | int:
+    def _said(self) -> Any:
+        return json.loads(self._receive(_HEAD))
+
+    def _receive(self, most: int) -> bytes:
         if not self._connection.poll(self._limits.seconds):
             self.kill()
             self.end()
             raise SlowError
-        answer: Decoded | int = self._connection.recv()
-        return answer
+        return self._connection.recv_bytes(most)
 
     def kill(self) -> None:
         """End it at once; it writes nothing, so nothing is left half done."""

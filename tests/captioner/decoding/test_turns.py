@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from captioner_serving.decoding import turns
-from captioner_serving.decoding.turns import Turns
+from captioner.decoding import turns
+from captioner.decoding.turns import Turns
 
 
 def put_all(queue: Turns[str], **clients: int) -> None:

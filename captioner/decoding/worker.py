@@ -1,11 +1,13 @@
-"""A process that decodes photos; captioner_serving.decoding.process starts it.
+"""A process that decodes photos; captioner.decoding.process starts it.
 
-It reads photos from a socket and answers with pixels. It imports no torch, so that it takes little
-memory, and ends when the socket does, however its parent ended.
+It reads photos from a socket and answers with JSON and pixels: a photo that takes it over cannot
+make its parent run anything. It imports no torch, so that it takes little memory, and ends when the
+socket does, however its parent ended.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -17,12 +19,12 @@ from typing import Any
 
 from PIL import AvifImagePlugin
 
+from captioner.decoding.decoder import Decoder
 from captioner.geometry import TransformConfig
-from captioner_serving.decoding.decoder import Decoder
 
 __all__ = ["READY", "Limits", "serve"]
 
-READY = "ready"
+READY = b"ready"
 """The first thing that a worker says."""
 
 
@@ -55,7 +57,7 @@ def serve(descriptor: int) -> None:
     connection: Connection[Any, Any] = Connection(descriptor)
     try:
         config, limits = connection.recv()
-        connection.send(READY)
+        connection.send_bytes(READY)
         _silence()
         _bound_memory(limits.memory)
         if limits.nice and hasattr(os, "nice"):
@@ -71,7 +73,7 @@ def _answer(connection: Connection[Any, Any], config: TransformConfig, limits: L
     def admit(pixels: int) -> None:
         if pixels > limits.unasked:
             _alarm(None)
-            connection.send(pixels)
+            connection.send_bytes(json.dumps(pixels).encode())
             connection.recv()
             _alarm(limits.seconds)
 
@@ -80,7 +82,8 @@ def _answer(connection: Connection[Any, Any], config: TransformConfig, limits: L
         _alarm(limits.seconds)
         answer = decode(photo, longest=longest, admit=admit)
         _alarm(None)
-        connection.send(answer)
+        connection.send_bytes(answer.head())
+        connection.send_bytes(answer.pixels)
 
 
 def _alarm(seconds: float | None) -> None:

@@ -12,23 +12,26 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from captioner.closing import Closing
+from captioner.decoding.budget import PixelBudget
+from captioner.decoding.decoder import Decoded, Readable
+from captioner.decoding.fair_threads import FairThreads
+from captioner.decoding.process import DecodeProcess, DiedError, SlowError
+from captioner.decoding.worker import Limits
 from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
 from captioner.geometry import TransformConfig
 from captioner.image import MAX_PIXELS
-from captioner_serving.closing import Closing
-from captioner_serving.decoding.budget import PixelBudget
-from captioner_serving.decoding.decoder import Decoded, Readable
-from captioner_serving.decoding.fair_threads import FairThreads
-from captioner_serving.decoding.process import DecodeProcess, DiedError, SlowError
-from captioner_serving.decoding.worker import Limits
 
-__all__ = ["DecodePool"]
+__all__ = ["SECONDS", "DecodePool"]
+
+SECONDS = 120.0
+"""That one photo may take, unless somebody says otherwise."""
 
 _QUEUED = 2  # photos a worker has at once in a stream: one to work on, and the next without a pause
 _UNASKED = 4_000_000  # pixels; a photo of this size takes 50 MB at most
@@ -51,6 +54,8 @@ class DecodePool(Closing):
         budget: pixels under way at once in all workers; a larger photo is decoded alone. None:
             twice `max_pixels`.
         nice: how far the workers stand back for other processes, 0 to 19.
+        environment: variables that the workers need to read photos, such as what opens links; of
+            this process's own they have nothing but the language.
 
     """
 
@@ -60,9 +65,10 @@ class DecodePool(Closing):
         *,
         workers: int,
         max_pixels: int = MAX_PIXELS,
-        seconds: float = 120.0,
+        seconds: float = SECONDS,
         budget: int | None = None,
         nice: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._transform = transform
         self._limits = Limits(
@@ -72,6 +78,7 @@ class DecodePool(Closing):
             memory=_BYTES_A_PIXEL * max_pixels + _BYTES_BESIDE,
             nice=nice,
         )
+        self._environment = environment or {}
         self._budget = PixelBudget(2 * max_pixels if budget is None else budget)
         self._closed = threading.Event()
         self._processes: dict[int, DecodeProcess] = {}  # of each thread, by its number
@@ -161,7 +168,9 @@ class DecodePool(Closing):
     def _process(self) -> DecodeProcess:
         number = threading.get_ident()
         if number not in self._processes:
-            self._processes[number] = DecodeProcess(self._transform, self._limits)
+            self._processes[number] = DecodeProcess(
+                self._transform, self._limits, self._environment
+            )
         return self._processes[number]
 
     def _decode(self, photo: Readable, longest: int | None) -> Decoded:

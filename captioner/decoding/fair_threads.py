@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from captioner_serving.closing import Closing
-from captioner_serving.decoding.turns import Turns
+from captioner.closing import Closing
+from captioner.decoding.turns import Turns
 
 __all__ = ["FairThreads"]
 

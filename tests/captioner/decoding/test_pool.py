@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import json
 import os
 import signal
 import sys
@@ -10,17 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from captioner import CaptionerError, ImageTooLargeError
+from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
+from captioner.decoding.budget import PixelBudget
+from captioner.decoding.decoder import Decoded, EncodedPhoto
+from captioner.decoding.pool import DecodePool
 from captioner.geometry import Framing, TransformConfig
 from captioner.image import open_image
-from captioner_serving.decoding.budget import PixelBudget
-from captioner_serving.decoding.decoder import Decoded, EncodedPhoto
-from captioner_serving.decoding.pool import DecodePool
 
 SMALL = TransformConfig(mode="crop", size=96)
 
@@ -37,10 +41,54 @@ class Act(EncodedPhoto):
             return jpeg(7)
         if what == b"sleep":
             time.sleep(3600)
+        if what == b"environment":
+            raise ImageFormatError(json.dumps(dict(os.environ)))
+        if what == b"answer":
+            lie(rest)
         if what == b"eat":
             return bytes(1 << 40)
         os.kill(os.getpid(), int(rest))
         return b""
+
+
+class Trap:
+    """What would run where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("trap",)
+
+
+def lie(what: bytes) -> None:
+    """Answer as a process that a photo has taken over."""
+    (connection,) = (one for one in gc.get_objects() if isinstance(one, Connection))
+    good = Decoded(b"", (1, 1), bytes(3), (1, 1)).head()
+    if what == b"pickle":
+        connection.send(Trap())
+    for line in LIES.get(what, ()):
+        connection.send_bytes(line.replace(b"GOOD", good))
+    time.sleep(0.02)
+    os._exit(0)
+
+
+LIES = {
+    b"well": (b"GOOD", bytes(3)),
+    b"text": (b"yes",),
+    b"list": (b"[1]",),
+    b"deep": (b"[" * 100_000,),
+    b"room twice": (b"9000000", b"9000000"),
+    b"negative room": (b"-9000000",),
+    b"negative sizes": (
+        b'{"content": "", "size": [1, 1], "shape": [-1, -1], "pixels": 3, "box": [0, 0, 1, 1],'
+        b' "error": null}',
+        bytes(3),
+    ),
+    b"too many pixels": (
+        b'{"content": "", "size": [1, 1], "shape": [60000, 60000], "pixels": 10800000000,'
+        b' "box": [0, 0, 1, 1], "error": null}',
+    ),
+    b"too few": (b"GOOD", bytes(2)),
+    b"too many": (b"GOOD", bytes(4)),
+}
 
 
 def jpeg(number: int, side: int = 64, *, noise: bool = False) -> bytes:
@@ -127,10 +175,35 @@ def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
 def test_a_kill_for_want_of_memory_blames_no_photo(
     pool: DecodePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner_serving.decoding.pool.time.sleep", lambda _: None)
+    monkeypatch.setattr("captioner.decoding.pool.time.sleep", lambda _: None)
     future = pool.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
     with pytest.raises(CaptionerError, match="memory is short"):
         future.result(timeout=300)
+    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+
+
+def test_a_process_has_nothing_of_ours_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPTIONER_AUTH", "me:secret")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    with DecodePool(SMALL, workers=1, environment={"REGION": "here"}) as pool:
+        found = json.loads(error_of(pool.submit(Act("", b"environment"))))
+    assert found.pop("REGION") == "here"
+    assert found.keys() <= {
+        *("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONPATH", "MALLOC_ARENA_MAX")
+    }
+
+
+@pytest.mark.parametrize("what", ["pickle", *map(bytes.decode, LIES)])
+def test_whatever_a_process_answers_runs_nothing(
+    what: str, pool: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    decoded = pool.submit(Act("evil.jpg", b"answer " + what.encode())).result(timeout=300)
+    if what == "well":
+        assert decoded.pixels == bytes(3)  # the others fail by what they say
+    else:
+        assert "crashed the image decoder" in decoded.error["detail"]
+    assert not any(tmp_path.iterdir())
     assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
 
 
@@ -158,7 +231,7 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_cannot_start_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "captioner_serving.py").write_text("import nothing_of_this_name")
+    (tmp_path / "captioner.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with DecodePool(SMALL, workers=1) as pool:
         future = pool.submit(EncodedPhoto("innocent.jpg", jpeg(1)))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
 from captioner import errors
+from captioner.digest import digest
 from captioner.geometry import Box, Framing, TransformConfig
 from captioner.image import MAX_PIXELS, open_image
-from captioner_serving.digest import digest
 
 __all__ = ["Admit", "Decoded", "Decoder", "EncodedPhoto", "Readable"]
 
@@ -67,6 +69,35 @@ class Decoded(NamedTuple):
         """Say what is wrong with a photo."""
         return cls(content, (0, 0), b"", (0, 0), error=error.record())
 
+    def head(self) -> bytes:
+        """Write all but the pixels as JSON: another process may take its word, and runs nothing."""
+        said = {"content": self.content.hex(), "pixels": len(self.pixels)}
+        return json.dumps({**self._asdict(), **said}).encode()
+
+    @classmethod
+    def of_head(cls, said: Any) -> tuple[Decoded, int]:
+        """Read what `head` wrote and json.loads gave back, or what a stranger wrote in its place.
+
+        Returns:
+            all but the pixels, and how many bytes of them there are.
+
+        Raises:
+            ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
+
+        """
+        (width, height), (across, down) = said["size"], said["shape"]
+        count, content, box = said["pixels"], bytes.fromhex(said["content"]), Box(*said["box"])
+        numbers = (width, height, across, down, count)
+        if not all(type(each) is int and each >= 0 for each in numbers) or len(content) > 16:
+            raise ValueError(f"sizes {numbers} of {len(content)}")
+        if count != 3 * across * down or not all(map(math.isfinite, box)):
+            raise ValueError(f"{count} bytes for {across} x {down} pixels in {box}")
+        error = said["error"]
+        if error is not None:
+            kind = _error_class(error["type"])
+            error = {"type": kind.type, "title": kind.title, "detail": str(error["detail"])}
+        return cls(content, (width, height), b"", (across, down), box, error), count
+
     def check(self) -> None:
         """Raise the error, as the class that it was, where there is one.
 
@@ -75,13 +106,16 @@ class Decoded(NamedTuple):
 
         """
         if self.error is not None:
-            raise _error_class(self.error["type"])(self.error["detail"])
+            kind = _error_class(self.error["type"])
+            is_image = issubclass(kind, errors.ImageError)
+            raise (kind if is_image else errors.ImageError)(self.error["detail"])
 
 
-def _error_class(type_: str) -> type[errors.ImageError]:
+def _error_class(type_: object) -> type[errors.CaptionerError]:
     for kind in vars(errors).values():
-        if isinstance(kind, type) and issubclass(kind, errors.ImageError) and kind.type == type_:
-            return kind
+        is_error = isinstance(kind, type) and issubclass(kind, errors.CaptionerError)
+        if is_error and kind.type == type_:
+            return kind  # type: ignore[no-any-return]
     return errors.ImageError
 
 
