@@ -221,7 +221,7 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
                 yield
                 under_way.pop()
 
-    monkeypatch.setattr("captioner_serving.decoding.pool.PixelBudget", Watched)
+    monkeypatch.setattr("captioner.decoding.pool.PixelBudget", Watched)
     with DecodePool(SMALL, workers=3, budget=7_000_000) as pool:
         futures = [pool.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)
