@@ -26,8 +26,9 @@ EXAMPLES = """examples:
   captioner convert captions.jsonl --to captions.csv
   captioner convert captions-*.jsonl --to captions.parquet
   captioner convert captions.jsonl --sidecar xmp --replace man=person
-  captioner convert captions.csv.journal.jsonl --to captions.json --overwrite
+  captioner convert captions.csv --sidecar xmp --existing overwrite
 
+A .csv, which may have been edited, gives sidecars: image, caption and score are read.
 The records and the photos stay as they are. docs/batch.md has the rest."""
 
 
@@ -35,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = "%(prog)s RECORDS... [--to FILE] [--sidecar KIND] [options]"
     add = parser.add_argument
-    add("records", nargs="+", metavar="RECORDS", help=".jsonl files of captioner batch")
+    add("records", nargs="+", metavar="RECORDS", help=".jsonl or .csv files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
     add("--overwrite", action="store_true", help="overwrite FILE if it exists")
-    add("--root", metavar="DIR", help="where relative names of photos start, for sidecars")
+    add("--root", metavar="DIR", help="folder of the photos: names start here, and lead not out")
     add_sidecars(parser.add_argument_group("sidecars"))
     add_wording(parser.add_argument_group("wording"))
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept = problems = 0
     if config.sidecar is not None:
         for path in paths:
-            more = _write_sidecars(path, worded, config, arguments.root or "")
+            more = _write_sidecars(path, worded, config, arguments.root)
             kept, problems = kept + more[0], problems + more[1]
         said.append(f"{captions - kept - problems:,} sidecars written")
         said += [f"{kept:,} left as found"] if kept else []
@@ -101,7 +102,8 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
     """Refuse before the work what cannot be done.
 
     Raises:
-        ConfigError: nothing is asked for; an input is not .jsonl, or would be overwritten.
+        ConfigError: nothing is asked for; an input is no output of captioner batch, has too
+            little for what is asked for, or would be overwritten.
         OutputError: the output is there already, or has no place.
 
     """
@@ -111,8 +113,15 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
     if arguments.to is None and arguments.sidecar is None:
         raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or both")
     for path in paths:
-        if path.suffix != ".jsonl":
-            raise ConfigError(f"{path} has no records: name the .jsonl that captioner batch wrote")
+        if path.suffix not in (".jsonl", ".csv"):
+            raise ConfigError(
+                f"{path} has no records: name the .jsonl or .csv that captioner batch wrote"
+            )
+        if path.suffix == ".csv" and (arguments.to is not None or arguments.sidecar == "json"):
+            raise ConfigError(
+                f"{path} does not hold whole records: it gives sidecars of the kinds txt, caption "
+                "and xmp; for others name the .jsonl beside it"
+            )
     if arguments.to is None:
         return
     check_output(arguments.to)
@@ -122,10 +131,10 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
 
 
 def _read(paths: Sequence[Path]) -> Iterator[dict[str, Any] | None]:
-    from captioner_serving.batch.outputs.records import read_captions
+    from captioner_serving.batch.outputs.records import read_captions, read_table
 
     for path in paths:
-        yield from read_captions(path)
+        yield from (read_table if path.suffix == ".csv" else read_captions)(path)
 
 
 def _worded(paths: Sequence[Path], config: BatchConfig | None) -> Iterator[dict[str, Any]]:
@@ -136,21 +145,27 @@ def _worded(paths: Sequence[Path], config: BatchConfig | None) -> Iterator[dict[
 
 
 def _write_sidecars(
-    path: Path, worded: BatchConfig | None, config: BatchConfig, root: str
+    path: Path, worded: BatchConfig | None, config: BatchConfig, root: str | None
 ) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
     from captioner.terminal import in_a_line
     from captioner_serving.batch.inputs.photos import PhotoFile
     from captioner_serving.batch.journal.written import written_beside
-    from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
+    from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal, is_inside
 
     problems = 0
     with written_beside(path) as written:
         writer = SidecarWriter(config, written)
         for record in _worded([path], worded):
             name = record["image"]
-            photo = PhotoFile(name=name, file=str(Path(root, name)))
+            photo = PhotoFile(name=name, file=str(Path(root or "", name)))
             try:
+                # Records may be another person's, and a folder on the way be a link.
+                if root is not None and not is_inside(Path(photo.file).parent, root):
+                    raise OutputError(
+                        f"{name} leads out of the folder {root}: leave --root out if you trust the "
+                        "records"
+                    )
                 # Path.is_file would raise on a name that is too long.
                 if not os.path.isfile(photo.file):  # noqa: PTH113
                     raise OutputError(

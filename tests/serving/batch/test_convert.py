@@ -155,6 +155,101 @@ def test_root_says_where_the_photos_are(folder: Path) -> None:
     assert (folder / "deep/b.txt").read_text() == "a cat\n"
 
 
+def test_no_sidecar_is_written_outside_of_the_root(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records may be another person's, and say of any file on the disk that it is their photo."""
+    root, elsewhere = folder / "root", folder / "elsewhere"
+    for place in (root / "deep", elsewhere):
+        place.mkdir(parents=True)
+        (place / "a.jpg").write_bytes(b"a photo")
+    (root / "way").symlink_to(elsewhere)
+    (root / "c.jpg").symlink_to(elsewhere / "a.jpg")  # beside which there is a place
+    (elsewhere / "a.txt").write_text("mine")
+    outside = (f"{elsewhere}/a.jpg", "../elsewhere/a.jpg", "deep/../../a.jpg", "way/a.jpg")
+    inside = (f"{root}/deep/../deep/a.jpg", "c.jpg")
+    write(folder / "r.jsonl", *map(record, (*outside, *inside)))
+    arguments = ["convert", "r.jsonl", "--sidecar", "txt", "--existing", "overwrite"]
+    assert main([*arguments, "--root", "root"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" leads out of the folder root: ")[0] for line in said[:-1]] == [
+        f"captioner: {name}" for name in outside
+    ]
+    assert said[-1].endswith("; 2 sidecars written; 4 not written")
+    assert (elsewhere / "a.txt").read_text() == "mine" and not (folder / "a.txt").exists()
+    assert (root / "deep/a.txt").is_file() and (root / "c.txt").is_file()
+    assert main(arguments) == 1  # without a root, names are what the records say
+    assert (elsewhere / "a.txt").read_text() == "a man and a dog\n"
+
+
+def spreadsheet(path: Path, delimiter: str, encoding: str = "utf-8-sig") -> None:
+    """Save a table as spreadsheets do: a mark, their delimiter, decimal commas, empty rows."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    with path.open("w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow([*rows[0], "checked by"])
+        writer.writerows(
+            [*row[:2], row[2].replace(".", ","), *row[3:], "Jürgen"] for row in rows[1:]
+        )
+        writer.writerow([""] * len(rows[0]))
+
+
+@pytest.mark.parametrize("delimiter", ["", ",", ";", "\t"])
+def test_captions_edited_in_a_table_become_sidecars(
+    folder: Path, tiny: Captioner, delimiter: str
+) -> None:
+    odd = "-ü\udce9 1,5;2.jpg"  # a formula for a spreadsheet, and bytes that are no text
+    if delimiter:  # of whose writers none keeps such bytes
+        odd = odd.replace("\udce9", "")
+    for name in ("a.jpg", odd):
+        Image.new("RGB", (9, 9), "red" if name == odd else "blue").save(folder / name)
+    list(caption_batch(["a.jpg", odd], output="c.csv", captioner=tiny))
+    with (folder / "c.csv").open(newline="", errors="surrogateescape") as file:
+        rows = list(csv.reader(file))
+    assert rows[2][0] == f"'{odd}"
+    rows[1][1], rows[2][1] = "ein Hund, groß; müde", "'+ says the ‘cat’"
+    with (folder / "c.csv").open("w", newline="", errors="surrogateescape") as file:
+        csv.writer(file).writerows(rows)
+    if delimiter:
+        spreadsheet(folder / "c.csv", delimiter)
+    assert main(["convert", "c.csv", "--sidecar", "xmp", "--language", "de"]) == 0
+    assert '<rdf:li xml:lang="de">ein Hund, groß; müde</rdf:li>' in (folder / "a.xmp").read_text()
+    assert (
+        main(["convert", "c.csv", "--sidecar", "txt", "--template", "{caption} {score:.0f}"]) == 0
+    )
+    said = (folder / odd).with_suffix(".txt").read_text()
+    assert said == f"+ says the ‘cat’ {float(rows[2][2]):.0f}\n"
+    list(caption_batch("a.jpg", output="c.csv", config=BatchConfig(restart=True), captioner=tiny))
+    assert not (folder / "a.xmp").exists() and not (folder / "a.txt").exists()
+
+
+TABLES = {
+    "no column": (b"image;caption\n", "has no column score"),
+    "no header": (b"a.jpg,a dog,-0.5\n", "has no column caption, image, score"),
+    "empty": (b"", "has no column"),
+    "no image": (b"image,caption,score\n,a dog,-0.5\n", "line 2 has no image"),
+    "short": (b"image,caption,score\na.jpg,a dog\n", "line 2 has no caption in UTF-8 with a score"),
+    "no number": (b"image,caption,score\na.jpg,a dog,1-5\n", "line 2 has no caption"),
+    "nan": (b"image,caption,score\na.jpg,a dog,nan\n", "line 2 has no caption"),
+    "Latin-1": (b"image,caption,score\na.jpg,gr\xfcn,-1\n", "save the table as CSV UTF-8"),
+    "control": (b"image,caption,score\na.jpg,gr\x1bn,-1\n", "line 2 has no caption"),
+    "one cell": (b'image,caption,score\n"' + b"x" * (1 << 20), "cannot be read as a table"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), TABLES.values(), ids=TABLES)
+def test_a_damaged_table_is_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    (folder / "c.csv").write_bytes(content)
+    before = sorted(folder.iterdir())
+    assert main(["convert", "c.csv", "--sidecar", "txt"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("captioner: c.csv") and message in said and said.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
 DAMAGED: dict[str, tuple[object, str]] = {
     "torn": ('{"image": "a.jpg", "capt', "is an incomplete record"),
     "no record": ("[]", "has no image"),
@@ -189,6 +284,8 @@ REFUSED = {
     "linked": (("r.jsonl", "--to", "link.jsonl", "--overwrite"), 2, "what this command reads"),
     "there": (("r.jsonl", "--to", "old.csv"), 1, "old.csv is there already"),
     "format": (("r.jsonl", "--to", "c.xlsx"), 2, "none of .jsonl, .csv, .parquet, .json"),
+    "table": (("t.csv", "--to", "c.json"), 2, "t.csv does not hold whole records"),
+    "table, json": (("t.csv", "--sidecar", "json"), 2, "sidecars of the kinds txt, caption"),
     "no folder": (("r.jsonl", "--to", "no/c.csv"), 1, "has no folder"),
     "gone": (("gone.jsonl", "--to", "c.csv"), 1, "gone.jsonl cannot be read"),
     "sidecar": (("r.jsonl", "--sidecar", "doc"), 2, "--sidecar 'doc' is not one of txt"),

@@ -114,7 +114,8 @@ def written_beside(records: Path) -> Iterator[WrittenFiles | None]:
     """
     names = (str(records), str(records).removesuffix(".journal.jsonl"))
     runs = (RunFiles.beside(name, None) for name in names)
-    run = next((run for run in runs if run.records == records and run.progress.is_file()), None)
+    made = (run for run in runs if records in (run.records, run.output))
+    run = next((run for run in made if run.progress.is_file()), None)
     if run is None:
         yield None
         return

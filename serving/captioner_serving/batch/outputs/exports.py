@@ -20,7 +20,7 @@ from captioner.json_line import json_line
 from captioner.terminal import printable
 from captioner_serving.batch.journal.journal import Journal
 
-__all__ = ["check_output", "export", "write_records"]
+__all__ = ["check_output", "export", "without_apostrophe", "write_records"]
 
 Record = dict[str, Any]
 
@@ -133,6 +133,11 @@ def _harmless(cell: Any) -> Any:
         return cell
     text = printable(cell)
     return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def without_apostrophe(cell: str) -> str:
+    """Take off the apostrophe that a table has before what looks like a formula."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from captioner.errors import DataError
+from captioner_serving.batch.outputs.exports import without_apostrophe
 from captioner_serving.batch.outputs.wording import CONTROL
 
-__all__ = ["read_captions"]
+__all__ = ["read_captions", "read_table"]
 
 Record = dict[str, Any]
 
@@ -28,6 +31,52 @@ def read_captions(path: Path) -> Iterator[Record | None]:
                 yield _record(line, f"{path}, line {number}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_table(path: Path) -> Iterator[Record]:
+    """Read a .csv of captions, edited or not, as records of an image, a caption and its score.
+
+    Spreadsheets save it with semicolons or tabs, decimal commas, and a mark at its beginning.
+
+    Raises:
+        DataError: it cannot be read, lacks a column, or has a row without an image, a caption of
+            text or a score.
+
+    """
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            rows = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
+            if missing := {"image", "caption", "score"} - set(rows.fieldnames or ()):
+                raise DataError(
+                    f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
+                    "captioner batch wrote, with its first line"
+                )
+            for row in rows:
+                if any(row.values()):  # a spreadsheet may leave empty rows at the end
+                    yield _of_row(row, f"{path}, line {rows.line_num}")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _of_row(row: dict[str, str | None], place: str) -> Record:
+    image, caption = (without_apostrophe(row[column] or "") for column in ("image", "caption"))
+    if not image or not _is_name(image):
+        raise DataError(f"{place} has no image")
+    try:
+        score = float((row["score"] or "").replace(",", "."))
+    except ValueError:
+        score = math.nan
+    record = {"image": image, "caption": caption, "score": score, "alternatives": []}
+    if not _is_sentence(record):
+        raise DataError(
+            f"{place} has no caption in UTF-8 with a score that is a number: save the table as CSV "
+            "UTF-8, or mend the row"
+        )
+    return record
 
 
 def _record(line: bytes, place: str) -> Record | None:

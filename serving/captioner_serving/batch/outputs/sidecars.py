@@ -21,7 +21,7 @@ from captioner_serving.batch.outputs.existing import read_existing
 from captioner_serving.batch.outputs.merging import combine
 from captioner_serving.batch.outputs.xmp import merge_xmp
 
-__all__ = ["SidecarWriter", "is_fatal"]
+__all__ = ["SidecarWriter", "is_fatal", "is_inside"]
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
@@ -64,7 +64,7 @@ class SidecarWriter:
         if new is None or new == old:
             self.kept += new is None
         else:
-            if not _is_inside(path, os.path.dirname(place)):
+            if not is_inside(path, os.path.dirname(place)):
                 raise OutputError(
                     f"{place} is a link that leads out of its folder, to {path}: nothing was "
                     "written there; put a file in the place of the link"
@@ -131,7 +131,7 @@ def _same(path: str, other: str) -> bool:
         return False
 
 
-def _is_inside(path: str, folder: str) -> bool:
-    """Whether a resolved path lies in a folder or below it."""
+def is_inside(path: str | os.PathLike[str], folder: str) -> bool:
+    """Whether a path leads into a folder or below it, links followed."""
     real = os.path.realpath(folder)
-    return os.path.commonpath((path, real)) == real
+    return os.path.commonpath((os.path.realpath(path), real)) == real
