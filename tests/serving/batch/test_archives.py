@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner import Captioner
+from captioner import Captioner, ImageNotFoundError
 from captioner.decoding.decoder import Decoded
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -157,6 +157,68 @@ def test_photos_that_fill_their_blocks_are_counted_too(
     *read, rest = photos(path)
     assert [len(photo.read()) for photo in read] == [512 * 1024] * 2
     assert "it unpacks to more than" in lost([rest])[0]
+
+
+def zip_of(path: Path, *members: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
+def test_a_member_of_a_zip_file_is_measured_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.inputs.archives._LARGEST_IN_MEMORY", 1 << 16)
+    large = ("zeros.jpg", bytes((1 << 16) + 1))
+    found = photos(zip_of(tmp_path / "a.zip", large, ("next.jpg", jpeg())))
+    assert "zeros.jpg has 65,537 bytes, and the limit here is 65,536" in lost(found)[0]
+    assert found[1].read() == jpeg()
+    stored = photos(zip_of(tmp_path / "b.zip", large, method=zipfile.ZIP_STORED))
+    assert stored[0].read() == large[1]  # it takes no more than its bytes, as in a .tar
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_zip_file_that_unpacks_to_a_thousand_times_its_size_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlapping: bool
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.inputs.archives._MOST_ZIPPED", 1 << 20)
+    zeros = [(f"{number}.jpg", bytes(512 * 1024)) for number in range(6)]
+    path = zip_of(tmp_path / "a.zip", *zeros[: 1 if overlapping else 6])
+    if overlapping:  # six members that are all the first
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.filelist *= 6
+            archive._didModify = True  # type: ignore[attr-defined]
+    *read, rest = photos(path)
+    assert len(read) == 2 and len(read[0].read()) == 512 * 1024
+    assert lost([rest]) == [
+        f"{path} cannot be read to its end (it unpacks to more than 1,048,576 bytes): copy it again"
+    ]
+
+
+def test_no_more_of_a_member_is_unpacked_than_it_claims(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", ("liar.jpg", bytes(1 << 26)), ("next.jpg", jpeg()))
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\1\2") + 24
+    data[at : at + 4] = (1000).to_bytes(4, "little")
+    path.write_bytes(data)
+    liar, photo = photos(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageNotFoundError, match=r"liar\.jpg cannot be read \(Bad CRC-32"):
+            liar.read()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert photo.read() == jpeg()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> None:
+    """Forty bytes of bzip2 are 46 MB of zeros, and zipfile takes them all at once."""
+    path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
+    reason = f"{path}/a.jpg is packed by method {method}, not by deflate: unpack it"
+    assert lost(photos(path)) == [reason]
 
 
 def test_large_members_of_a_small_archive_do_not_pile_up(

@@ -30,7 +30,8 @@ _LARGEST_SPARSE = 1 << 24  # a kilobyte can claim gigabytes of holes, and photos
 # Photos hardly compress. What unpacks to so many times its size, and to so much, is made to hold up
 # whoever reads it.
 _MOST_TIMES = 100
-_MOST_UNPACKED = 1 << 32
+_MOST_UNPACKED = 1 << 32  # with all that lies between the photos, which a tar file unpacks too
+_MOST_ZIPPED = _LARGEST_IN_MEMORY  # of photos alone
 _LARGEST_HEADER = 1 << 20  # tarfile reads names and attributes of a member at one go
 _HEADERS = (
     tarfile.XHDTYPE,
@@ -128,8 +129,7 @@ def _skip(stream: IO[bytes], end: int, *, packed: IO[bytes]) -> None:
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
     """Read a member that cannot be read in place later; its size is known before."""
     most = _LARGEST_SPARSE if member.issparse() else _LARGEST_IN_MEMORY
-    if member.size > most:
-        reason = f"{name} has {member.size:,} bytes, and the limit here is {most:,}: unpack it"
+    if reason := _too_large(name, member.size, most):
         return LostPhoto(name=name, reason=reason)
     stream = tar.extractfile(member)
     return MemoryPhoto(name=name, data=stream.read() if stream else b"")
@@ -165,10 +165,35 @@ def _members(
 
 def _zip_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     with zipfile.ZipFile(path) as archive:
-        names = _Names(path)
+        names, unpacked = _Names(path), 0
+        most = max(_MOST_ZIPPED, _MOST_TIMES * os.path.getsize(path))
         for number, member in enumerate(archive.infolist()):
-            if _is_image(member.filename, suffixes):
-                yield ZipMember(name=names.of(member.filename), archive=path, number=number)
+            if not _is_image(member.filename, suffixes):
+                continue
+            name = names.of(member.filename)
+            if reason := _too_packed(member, name):
+                yield LostPhoto(name=name, reason=reason)
+                continue
+            # No more of a member is read than it claims; several may claim the same bytes.
+            unpacked += member.file_size
+            if unpacked > most:
+                raise zipfile.BadZipFile(f"it unpacks to more than {most:,} bytes")
+            yield ZipMember(name=name, archive=path, number=number)
+
+
+def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:
+    """Say why a member of a zip file is not unpacked in memory."""
+    if member.compress_type == zipfile.ZIP_STORED:
+        return None
+    if member.compress_type != zipfile.ZIP_DEFLATED:  # zipfile unpacks the others without a bound
+        return f"{name} is packed by method {member.compress_type}, not by deflate: unpack it"
+    return _too_large(name, member.file_size, _LARGEST_IN_MEMORY)
+
+
+def _too_large(name: str, size: int, most: int) -> str | None:
+    if size <= most:
+        return None
+    return f"{name} has {size:,} bytes, and the limit here is {most:,}: unpack it"
 
 
 def _is_image(name: str, suffixes: tuple[str, ...]) -> bool:

@@ -116,7 +116,8 @@ class ZipMember(Photo):
             archive = _open_zip(self.archive)
             member = archive.infolist()[self.number]
             _check_size(self.name, member.file_size)
-            return archive.read(member)
+            with archive.open(member) as stream:
+                return stream.read(member.file_size)  # and no more, whatever there is
         except (errors.ImageError, MemoryError):
             raise
         except Exception as error:  # damaged members end in almost any exception
