@@ -24,7 +24,13 @@ from captioner.decoding.decoder import Decoded, Readable
 from captioner.decoding.fair_threads import FairThreads
 from captioner.decoding.process import DecodeProcess, DiedError, SlowError
 from captioner.decoding.worker import Limits
-from captioner.errors import CaptionerError, ImageTooLargeError, ImageTruncatedError
+from captioner.errors import (
+    CaptionerError,
+    ImageError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+    ImageTruncatedError,
+)
 from captioner.geometry import TransformConfig
 from captioner.image import MAX_PIXELS
 
@@ -181,8 +187,7 @@ class DecodePool(Closing):
                 return self._process().decode(photo, longest, self._budget)
             except SlowError:
                 self._processes.pop(threading.get_ident(), None)
-                reason = f"{photo.name} takes more than {self._limits.seconds:g} s to decode"
-                return Decoded.failed(ImageTooLargeError(f"{reason}: export it again, smaller"))
+                return Decoded.failed(_too_slow(photo, self._limits.seconds))
             except DiedError as error:
                 self._processes.pop(threading.get_ident(), None)
                 if self._closed.is_set():
@@ -207,6 +212,16 @@ class DecodePool(Closing):
 def _bytes_of(photo: Readable) -> int:
     """Count what a photo carries with it; most only know where their bytes are."""
     return len(getattr(photo, "data", b""))
+
+
+def _too_slow(photo: Readable, seconds: float) -> ImageError:
+    if hasattr(photo, "url"):  # who decodes it also fetches it, which is what takes so long
+        return ImageNotFoundError(
+            f"{photo.name} takes more than {seconds:g} s to fetch and decode, as its link is slow "
+            "or stalled: try it again later, or download it first"
+        )
+    reason = f"{photo.name} takes more than {seconds:g} s to decode: export it again, smaller"
+    return ImageTooLargeError(reason)
 
 
 def _unfinished(tasks: deque[tuple[_Photo, Future[Decoded]]]) -> int:

@@ -190,7 +190,8 @@ def test_a_zip_file_that_unpacks_to_a_thousand_times_its_size_is_left(
             archive.filelist *= 6
             archive._didModify = True  # type: ignore[attr-defined]
     *read, rest = photos(path)
-    assert len(read) == 2 and len(read[0].read()) == 512 * 1024
+    assert len(read) == 2
+    assert overlapping or len(read[0].read()) == 512 * 1024  # zipfile may refuse what overlaps
     assert lost([rest]) == [
         f"{path} cannot be read to its end (it unpacks to more than 1,048,576 bytes): copy it again"
     ]

@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from captioner_serving.decoding.pool import DecodePool
 
 from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -323,6 +324,67 @@ def redirecting(place: str) -> Iterator[int]:
         threading.Thread(target=sender.serve_forever, daemon=True).start()
         yield sender.server_port
         sender.shutdown()
+
+
+@contextmanager
+def slow(*pieces: bytes, ends: bool = False) -> Iterator[str]:
+    """A server that says no length, lets each piece be read by itself, and may never end."""
+    over = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            with suppress(OSError):  # whoever asked has given up
+                for piece in pieces:
+                    self.wfile.write(piece)
+                    over.wait(0.05)
+                if not ends:
+                    over.wait()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as sender:
+        threading.Thread(target=sender.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{sender.server_port}"
+        over.set()
+        sender.shutdown()
+
+
+@pytest.mark.parametrize("pieces", [(), (b"a",) * 100], ids=["nothing", "a byte at a time"])
+def test_a_stalled_archive_holds_nobody_up(
+    photos: Photos, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
+) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    monkeypatch.setattr("captioner_serving.batch.inputs.remote._SECONDS", 0.5)
+    folder = photos(1)
+    with slow(*pieces) as server:
+        lost, photo = Inputs(sources=(f"{server}/a.tar", str(folder))).photos()
+        assert isinstance(lost, LostPhoto) and lost.reason == (
+            f"{server}/a.tar cannot be listed (its link is stalled: no more came within 0.5 s): "
+            "check the link"
+        )
+        assert photo.name == f"{folder}/p000.jpg"
+
+
+def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    config = tiny.transform.config
+    with slow(b"\xff\xd8") as server, DecodePool(config, workers=1, seconds=1.0) as pool:
+        photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
+        error = pool.submit(photo).result(timeout=120).error
+    assert error is not None and error["type"] == "image-not-found"
+    assert error["detail"].startswith("a.jpg takes more than 1 s to fetch and decode, as its link")
+
+
+def test_a_link_that_comes_in_pieces_is_read_whole() -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    with slow(b"one", b"two", b"three", ends=True) as server:
+        assert first(sources=(f"{server}/a.jpg",)).read() == b"onetwothree"
 
 
 def first(**inputs: Any) -> Photo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from captioner.errors import (
@@ -19,7 +19,7 @@ from captioner.paths import is_web_address
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Reach", "fetch", "is_url", "open_file_system", "reason_of"]
+__all__ = ["Reach", "fetch", "is_url", "open_file_system", "read_up_to", "reason_of"]
 
 Reach = Literal["public", "own", "any"]
 """Where an http link may lead: to public addresses, to its own host too, or anywhere."""
@@ -49,7 +49,7 @@ def fetch(url: str, *, limit: int, reach: Reach = "own") -> bytes:
         try:
             system, path = open_file_system(url, reach)
             with system.open(path, "rb") as file:
-                data: bytes = file.read(limit + 1)
+                data = read_up_to(file, limit + 1)
             break
         except CaptionerError:
             raise
@@ -87,6 +87,14 @@ def open_file_system(url: str, reach: Reach = "own") -> tuple[AbstractFileSystem
     except ImportError as error:
         raise MissingExtraError(f"reading {url.split(':')[0]}:// links", "remote") from error
     return system, path
+
+
+def read_up_to(file: IO[bytes], size: int) -> bytes:
+    """Read so many bytes, or all that there are; a link itself gives what has come by now."""
+    data = bytearray()
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return bytes(data)
 
 
 def reason_of(error: BaseException) -> str:

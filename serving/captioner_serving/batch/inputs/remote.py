@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 from captioner.errors import CaptionerError
 from captioner.paths import is_web_address
 from captioner_serving.batch.inputs.archives import ARCHIVES, tar_stream_photos
-from captioner_serving.batch.inputs.links import Reach, open_file_system, reason_of
+from captioner_serving.batch.inputs.links import Reach, open_file_system, read_up_to, reason_of
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, RemotePhoto
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["remote_photos"]
+
+_SECONDS = 120.0  # that each piece of an archive may take to come, as a photo may
+_PIECE = 1 << 20  # bytes
+
+T = TypeVar("T")
 
 
 def remote_photos(
@@ -35,8 +44,9 @@ def remote_photos(
             reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
             yield LostPhoto(name=url, reason=reason)
         elif bare.endswith(ARCHIVES):
-            with system.open(path, "rb") as file:
-                yield from tar_stream_photos(file, url, suffixes)
+            with _in_time(partial(system.open, path, "rb")) as file:
+                timed = cast(IO[bytes], _TimedFile(file))
+                yield from tar_stream_photos(timed, url, suffixes)
         elif web or bare.endswith(suffixes):
             if any(sign in url for sign in "*[") and not web:
                 matches = sorted(system.glob(path))
@@ -60,6 +70,54 @@ def remote_photos(
         yield LostPhoto(
             name=url, reason=f"{url} cannot be listed ({reason_of(error)}): check the link"
         )
+
+
+class _TimedFile:
+    """A file behind a link, each piece of which has to come in time: the others are waiting."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._piece = io.BytesIO()
+        self._place = 0
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes; none only at the end.
+
+        Raises:
+            TimeoutError: they did not come in time.
+
+        """
+        if not (data := self._piece.read(size)):
+            self._piece = io.BytesIO(_in_time(partial(read_up_to, self._file, _PIECE)))
+            data = self._piece.read(size)
+        self._place += len(data)
+        return data
+
+    def tell(self) -> int:
+        """Count the bytes that were read."""
+        return self._place
+
+
+def _in_time(call: Callable[[], T]) -> T:
+    """Call, and wait for it no longer than is allowed; few file systems have a limit of their own.
+
+    Raises:
+        TimeoutError: it took too long.
+
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="listing", daemon=True).start()
+    try:
+        return result.result(_SECONDS)
+    except TimeoutError as error:
+        raise TimeoutError(f"its link is stalled: no more came within {_SECONDS:g} s") from error
 
 
 def _photo(system: AbstractFileSystem, path: str) -> Photo:
