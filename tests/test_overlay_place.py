@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from captioner import Caption, Captioner
+from tests.serving.server.conftest import serve
 from tests.spots import (
     CASES,
     Case,
@@ -67,10 +67,8 @@ def opened(address: str) -> Image.Image:
 
 
 def check_sheet(sheet: Image.Image, case: Case) -> None:
-    photo, marked = pictures_in(sheet)
-    x, y = lit_place(marked, photo)
-    scale = case.size[0] / photo.width
-    assert near((x * scale, y * scale), case.at)
+    _, marked = pictures_in(sheet)
+    assert near(lit_place(marked, case.photo), case.at)
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
@@ -89,12 +87,83 @@ def test_python(caption: Caption, case: Case) -> None:
     for smooth in (True, False):
         overlay = caption.overlay("spot", smooth=smooth)
         assert overlay.size == case.size and near(lit_place(overlay, case.photo), case.at)
-    (frame,) = pictures_in(caption.animation()[-1])
-    assert near(lit_place(frame, case.photo), case.at)
+    _, frame, _ = caption.animation()
+    assert near(lit_place(*pictures_in(frame), case.photo), case.at)
     check_sheet(caption.contact_sheet(), case)
 
 
 def test_notebook(caption: Caption, case: Case) -> None:
-    photo, marked = map(opened, re.findall(r'src="(data:[^"]+)"', caption._repr_html_()))
-    x, y = lit_place(marked, photo)
-    assert near((x * case.size[0] / photo.width, y * case.size[1] / photo.height), case.at)
+    _, marked = map(opened, re.findall(r'src="(data:[^"]+)"', caption._repr_html_()))
+    assert near(lit_place(marked, case.photo), case.at)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_command(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> None:
+    cases = dict(cases_of(mode))
+    done = run_captioner(
+        "caption", *(folder / mode / name for name in cases), "--json", "--attention",
+        "--overlay", tmp_path / "{name}.png", "--sheet", tmp_path / "{name}-sheet.png",
+        "--checkpoint", folder / f"{mode}.safetensors",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for line, (name, case) in zip(done.stdout.splitlines(), cases.items(), strict=True):
+        assert near(said_place(json.loads(line), case.size), case.at)
+        stem = Path(name).stem
+        with Image.open(tmp_path / f"{stem}.png") as overlay:
+            assert near(lit_place(overlay, case.photo), case.at)
+        with Image.open(tmp_path / f"{stem}-sheet.png") as sheet:
+            check_sheet(sheet, case)
+
+
+@pytest.mark.parametrize("kind", ["overlay", "sheet"])
+@pytest.mark.parametrize("mode", MODES)
+def test_batch(run_captioner: Run, folder: Path, tmp_path: Path, mode: str, kind: str) -> None:
+    done = run_captioner(
+        "batch", mode, "--output", tmp_path / "c.jsonl", "--attention",
+        "--maps", kind, "--maps-to", tmp_path / "maps", "--checkpoint", f"{mode}.safetensors",
+        cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = map(json.loads, (tmp_path / "c.jsonl").read_text().splitlines())
+    for record, (name, case) in zip(records, cases_of(mode), strict=True):
+        assert record["image"] == f"{mode}/{name}"
+        assert near(said_place(record, case.size), case.at)
+        with Image.open(tmp_path / f"maps/{mode}/{name}.png") as drawn:
+            if kind == "sheet":
+                check_sheet(drawn, case)
+            else:
+                assert drawn.size == case.size and near(lit_place(drawn, case.photo), case.at)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_server(folder: Path, tmp_path: Path, mode: str) -> None:
+    cases = dict(cases_of(mode))
+    checkpoint = ("--checkpoint", folder / f"{mode}.safetensors")
+    with serve(tmp_path / "server", *checkpoint) as server, server.client() as client:
+        photos = [("image", (name, case.photo)) for name, case in cases.items()]
+        answer = client.post("/api/caption", files=photos, data={"attention": "true"})
+        records = answer.raise_for_status().json()["records"]
+    for record, case in zip(records, cases.values(), strict=True):
+        assert near(said_place(record, case.size), case.at)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_report(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> None:
+    pytest.importorskip("captioner_training")
+    cases = dict(cases_of(mode))
+    images = [{"id": number, "file_name": name} for number, name in enumerate(cases)]
+    notes = [{"image_id": one["id"], "caption": "a spot"} for one in images]
+    captions = tmp_path / "captions.json"
+    captions.write_text(json.dumps({"images": images, "annotations": notes}))
+    done = run_captioner(
+        "evaluate", "--captions", captions, "--images", folder / mode, "--report", tmp_path / "r",
+        "--checkpoint", folder / f"{mode}.safetensors", "--device", "cpu", "--dtype", "float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "r/report.html").read_text()
+    looks = re.findall(
+        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="where it looked for spot"', page
+    )
+    assert len(looks) == 3
+    for name, address in looks:
+        assert near(lit_place(opened(address), cases[name].photo), cases[name].at)
