@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   captioner convert captions.jsonl --sidecar xmp --replace man=person
   captioner convert captions.csv --sidecar xmp --existing overwrite
 
-A .csv, which may have been edited, gives sidecars: image, caption and score are read.
+Of a .csv, edited or not, image, caption and score are read, and sidecars made.
 The records and the photos stay as they are. docs/batch.md has the rest."""
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("records", nargs="+", metavar="RECORDS", help=".jsonl or .csv files of captioner batch")
     add("--to", metavar="FILE", help=".jsonl, .csv, .parquet, or .json (COCO results)")
     add("--overwrite", action="store_true", help="overwrite FILE if it exists")
-    add("--root", metavar="DIR", help="folder of the photos: names start here, and lead not out")
+    add("--root", metavar="DIR", help="where names of photos start; none may lead out of it")
     add_sidecars(parser.add_argument_group("sidecars"))
     add_wording(parser.add_argument_group("wording"))
 
