@@ -149,7 +149,6 @@ def test_server(folder: Path, tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_report(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> None:
-    pytest.importorskip("captioner_training")
     cases = dict(cases_of(mode))
     images = [{"id": number, "file_name": name} for number, name in enumerate(cases)]
     notes = [{"image_id": one["id"], "caption": "a spot"} for one in images]

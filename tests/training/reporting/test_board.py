@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.reporting import board
 from captioner_training.reporting.board import Board
+from tests.spots import CASES, lit_place, near, pictures_in
 
 
 def test_a_caption_of_characters_has_no_spaces(
@@ -41,3 +43,23 @@ def test_a_caption_of_characters_has_no_spaces(
     writer.photos([one], Transform(TransformConfig(mode="squash", size=64)), step=1)
     writer.close()
     assert titles == ["狗和led"]
+
+
+@pytest.mark.parametrize("name", ["crop, wide", "pad, tall, turned"])
+def test_the_sheet_marks_the_spot(tmp_path: Path, name: str) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    case = CASES[name]
+    (tmp_path / "1.jpg").write_bytes(case.photo)
+    image = CaptionedImage(name="1.jpg", id=1, store=ImageStore(tmp_path), captions=(), words=())
+    hypothesis: Any = SimpleNamespace(log_probabilities=torch.zeros(2))
+    attention = torch.zeros(1, 7, 7)
+    attention[(0, *case.cell)] = 1
+    one = Captioned(image=image, hypothesis=hypothesis, words=["spot"], attention=attention)
+    writer = Board(tmp_path / "events", step=0, tokenizer="words")
+    writer.photos([one], Transform(TransformConfig(mode=case.mode)), step=1)
+    writer.close()
+    events = reading.EventAccumulator(str(tmp_path / "events")).Reload()
+    (shown,) = events.Images("photos/0")
+    with Image.open(io.BytesIO(shown.encoded_image_string)) as sheet:
+        _, marked = pictures_in(sheet)
+    assert near(lit_place(marked, case.photo), case.at)
