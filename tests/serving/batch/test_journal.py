@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +38,50 @@ def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> N
     first.close()
     list(caption_batch(folder, output=output, captioner=tiny))
     assert len(output.read_text().splitlines()) == 40
+
+
+def test_a_refused_run_removes_no_file_that_another_could_have_locked(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "c.jsonl"
+    progress, unlink = Path(f"{output}.progress.jsonl"), Path.unlink
+    locked: list[bool] = []
+
+    def another(file: Path, *, missing_ok: bool = False) -> None:
+        """Try to lock the file just before it is removed."""
+        if file == progress:
+            with file.open("ab") as theirs, suppress(BlockingIOError):
+                locked.append(False)
+                fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked.append(True)
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", another)
+    config = BatchConfig(min_score=0.0, review=str(tmp_path / "no" / "unsure.jsonl"))
+    with pytest.raises(OutputError, match="no/unsure"):
+        list(caption_batch(photos(2), output=output, captioner=tiny, config=config))
+    assert locked == [False] and not progress.exists()
+
+
+def test_a_run_holds_the_file_that_is_there_though_a_refused_one_removed_it(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    flock = fcntl.flock
+
+    def opened(file: BinaryIO, operation: int) -> None:
+        """Remove the file between its opening and its lock."""
+        monkeypatch.undo()
+        Path(f"{output}.progress.jsonl").unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", opened)
+    run = caption_batch(folder, output=output, captioner=tiny)
+    next(run)
+    with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    run.close()
+    assert list(caption_batch(folder, output=output, captioner=tiny)) == []
 
 
 def add(journal: Journal, number: int) -> None:

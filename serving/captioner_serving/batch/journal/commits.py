@@ -62,19 +62,13 @@ class CommitLog:
         self.path = path
         self.whole = False  # the last run left nothing beside what it committed
         self._end: int | None = None  # of what was read; what lies beyond it is to be cut off
-        # Unbuffered: closing must not write, or it could fail on a full disk.
-        self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise OutputError(
-                f"another run is writing to {path.name.removesuffix('.progress.jsonl')}: "
-                "wait for it to finish, or choose another output"
-            ) from error
+        self._file = _locked(path)
+        while not _is_at(self._file, path):  # a run that was refused has removed it meanwhile
+            self._file.close()
+            self._file = _locked(path)
 
     def close(self, *, whole: bool = False) -> None:
-        """Close the file and release its lock.
+        """Close the file and release its lock; a file with nothing in it is removed.
 
         Args:
             whole: note that all that was written is committed: what is found beyond it later is
@@ -84,12 +78,10 @@ class CommitLog:
         if whole and not self._file.closed and self._end is None:
             with suppress(OSError):  # a full disk: the next run knows less, and goes on
                 self._append(_WHOLE)
+        # While it is locked, or the file would be another run's by now.
+        if not self._file.closed and not os.fstat(self._file.fileno()).st_size:
+            self.path.unlink(missing_ok=True)
         self._file.close()
-
-    def remove_empty(self) -> None:
-        """Leave no empty file behind a run that could not begin."""
-        if self.path.exists() and not self.path.stat().st_size:
-            self.path.unlink()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -169,6 +161,27 @@ class CommitLog:
             )
         except (KeyError, TypeError, ValueError, struct.error) as error:
             raise _damaged(self.path, number) from error
+
+
+def _locked(path: Path) -> BinaryIO:
+    # Unbuffered: closing must not write, or it could fail on a full disk.
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by CommitLog
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise OutputError(
+            f"another run is writing to {path.name.removesuffix('.progress.jsonl')}: "
+            "wait for it to finish, or choose another output"
+        ) from error
+    return file
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _damaged(path: Path, number: int) -> OutputError:

@@ -81,7 +81,6 @@ class Journal(Closing):
                     self._void_errors()
         except BaseException:
             self.close()
-            self._log.remove_empty()
             raise
 
     def close(self) -> None:
