@@ -51,6 +51,7 @@ def check_run(
         check_output(output)
         files = RunFiles.beside(output, config.review)
         files.check_apart(inputs)
+        files.check_review()
         own = files.all
         begun = _check_begun(files, run_settings(asked, config, output), restart=config.restart)
     elif config.review is not None:

@@ -80,6 +80,38 @@ def test_a_review_is_a_file_of_its_own(tiny: Captioner, photos: Photos, tmp_path
     assert sorted(contents(tmp_path)) == []
 
 
+def test_a_review_belongs_to_one_output(
+    run_batch: Run, photos: Photos, tmp_path: Path, read: Read
+) -> None:
+    """Else a run that was killed before its own first unsure record would cut the others' off."""
+    folder, review = photos(3), tmp_path / "unsure.jsonl"
+    (folder / "a.jpg").write_bytes(b"no photo")
+
+    def run(output: str, *more: object) -> subprocess.CompletedProcess[str]:
+        unsure = () if tmp_path / output == review else ("--min-score", 0, "--review", review)
+        return run_batch(*more, "--output", tmp_path / output, *unsure)
+
+    assert run("one.jsonl", folder / "a.jpg").returncode == 1
+    assert review.read_bytes() == b""
+    for output in ("two.jsonl", "unsure.jsonl"):
+        for more in ((), ("--restart",)):
+            refused = run(output, folder, "--shard", "2/2", *more)
+            assert refused.returncode == 1
+            assert f"{review} is the review of one.jsonl: name another file" in refused.stderr
+    other = ("--output", tmp_path / "one.csv", "--min-score", 0, "--review", tmp_path / "one.jsonl")
+    refused = run_batch(folder, *other)
+    assert refused.returncode == 1 and "one.jsonl is the output of another run" in refused.stderr
+    assert run("one.jsonl", folder).returncode == 1
+    assert [Path(record["image"]).stem for record in read(review)] == ["p000", "p001", "p002"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [
+        "one.jsonl",
+        "one.jsonl.errors.jsonl",
+        "one.jsonl.progress.jsonl",
+        "unsure.jsonl",
+        "unsure.jsonl.progress.jsonl",
+    ]
+
+
 def test_restart_removes_what_the_run_wrote_and_nothing_else(
     tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
 ) -> None:

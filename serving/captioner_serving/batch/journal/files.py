@@ -8,6 +8,7 @@ from pathlib import Path
 
 from captioner.errors import ConfigError, OutputError
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.batch.journal.commits import settings_of
 
 __all__ = ["RunFiles", "check_free"]
 
@@ -46,7 +47,7 @@ class RunFiles:
 
     def __post_init__(self) -> None:
         own = {os.path.realpath(path) for path in self._own}
-        if self.review is not None and os.path.realpath(self.review) in own:
+        if any(os.path.realpath(path) in own for path in self._of_review):
             raise ConfigError(
                 f"review {self.review} is a file that the run itself writes: name another"
             )
@@ -54,11 +55,14 @@ class RunFiles:
     @property
     def review_name(self) -> str | None:
         """The review as seen from the output: the same file, whatever the current folder is."""
+        return None if self.review is None else _seen_from(self.output, self.review)
+
+    @property
+    def review_owner(self) -> Path | None:
+        """The file that says whose the review is, where an output of its name has its progress."""
         if self.review is None:
             return None
-        return os.path.relpath(
-            os.path.realpath(self.review), os.path.realpath(self.output.absolute().parent)
-        )
+        return Path(f"{os.path.realpath(self.review)}.progress.jsonl")
 
     @property
     def beside_records(self) -> tuple[Path, ...]:
@@ -70,9 +74,13 @@ class RunFiles:
         return self.output, self.records, *self.beside_records
 
     @property
+    def _of_review(self) -> tuple[Path, ...]:
+        return tuple(filter(None, (self.review, self.review_owner)))
+
+    @property
     def all(self) -> tuple[Path, ...]:
         """Every file that the run may write, but for sidecars and maps."""
-        return (*self._own, *(() if self.review is None else (self.review,)))
+        return (*self._own, *self._of_review)
 
     def check_apart(self, inputs: Inputs) -> None:
         """Refuse to write over what is to be read.
@@ -86,6 +94,25 @@ class RunFiles:
             if os.path.realpath(source) in written:
                 raise ConfigError(f"{source} is an input, and would be written to: name another")
 
+    def check_review(self) -> str | None:
+        """Give the output as seen from the review, unless another run has that: lines may come.
+
+        Raises:
+            OutputError: the review is another run's, or the output is a review.
+
+        """
+        owner = self.review_owner
+        own = None if owner is None else _seen_from(owner, self.output)
+        for path, log, wanted in ((self.output, self.progress, None), (self.review, owner, own)):
+            known = None if log is None else settings_of(log)
+            if known is not None and (other := known.get("review_of")) != wanted:
+                what = f"the review of {other}" if other else "the output of another run"
+                raise OutputError(
+                    f"{path} is {what}: name another file, or remove {log} where that run is gone "
+                    "for good"
+                )
+        return own
+
     def check_unused(self) -> None:
         """Refuse to begin a run over files that no run has left.
 
@@ -96,6 +123,11 @@ class RunFiles:
         for path in (self.output, self.records, self.errors, self.written, self.review):
             if path is not None:
                 check_free(path)
+
+
+def _seen_from(place: Path, path: Path) -> str:
+    """Name a file by its way from another one: the same, whatever the current folder is."""
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(place.absolute().parent))
 
 
 def check_free(path: Path) -> None:

@@ -4,6 +4,7 @@ Beside OUTPUT lie
     OUTPUT.errors.jsonl    a record for each photo that failed
     OUTPUT.progress.jsonl  the settings, then a line for each commit
     OUTPUT.written.jsonl   the sidecars and maps, for --restart
+    REVIEW.progress.jsonl  whose REVIEW is: runs that shared it would cut each other's lines off
 and, where OUTPUT is not .jsonl itself, OUTPUT.journal.jsonl with the records.
 
 A commit brings the records to the disk (fsync), then adds a line to the progress: how long each
@@ -26,7 +27,13 @@ from captioner.errors import OutputError
 from captioner.files import sync_folder
 from captioner.json_line import json_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.journal.commits import Commit, CommitLog, Entry, check_settings
+from captioner_serving.batch.journal.commits import (
+    Commit,
+    CommitLog,
+    Entry,
+    check_settings,
+    settings_of,
+)
 from captioner_serving.batch.journal.files import RunFiles, check_free
 from captioner_serving.batch.journal.lines import LineFiles, changed, parsed
 from captioner_serving.batch.journal.written import WrittenFiles
@@ -74,7 +81,12 @@ class Journal(Closing):
         self._lines = LineFiles(self.paths)
         with self._writing():
             self._log = CommitLog(self.files.progress)
+        owner = self.files.review_owner
+        self._owner: CommitLog | None = None
         try:
+            if owner is not None:
+                with self._writing():
+                    self._owner = CommitLog(owner)
             with self._writing():
                 self._open(settings, restart=config.restart)
                 if config.retry_errors and self._failed:
@@ -93,6 +105,8 @@ class Journal(Closing):
         with suppress(OSError):
             if errors is not None and not errors.stat().st_size:
                 errors.unlink()  # no news is good news
+        if self._owner is not None:
+            self._owner.close()
         self._log.close(whole=whole)
 
     def add(
@@ -216,6 +230,7 @@ class Journal(Closing):
     # Opening
 
     def _open(self, settings: Mapping[str, Any], *, restart: bool) -> None:
+        owner = self.files.check_review()
         lines = self._log.read()
         known = next(lines, None)
         if isinstance(known, dict) and restart:
@@ -233,6 +248,9 @@ class Journal(Closing):
             self.files.check_unused()
         self._lines.open(self._ends, whole=self._log.whole)
         self._log.settle()
+        if self._owner is not None and settings_of(self._owner.path) is None:
+            self._owner.clear()  # of a line that was torn
+            self._owner.begin({"review_of": owner})
         if known is None:
             self._log.begin(settings)
         self._log.whole = True  # when it is closed, but for what is pending then
