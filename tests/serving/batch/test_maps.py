@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from captioner import Captioner, OutputError
-from captioner_serving.batch import BatchConfig
+from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import PhotoFile
 from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.maps import MapWriter
+from tests.serving.batch.conftest import draw
 
 Photos = Callable[..., Path]
 
@@ -65,16 +67,40 @@ def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
     assert (tmp_path / "elsewhere.png").read_bytes() == b"mine too"
 
 
+def test_a_photo_that_crashes_the_decoder_costs_its_map_alone(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may do so only at its full size, which captioning does not need."""
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    draw(9, (600, 400)).save(folder / "large.jpg", quality=90)
+    load, here = ImageFile.ImageFile.load, os.getpid()
+
+    def decode(image: ImageFile.ImageFile) -> Any:
+        if image.size == (600, 400):
+            assert os.getpid() != here, "decoded in the process of the run"
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return load(image)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    config = BatchConfig(maps="overlay", maps_to=str(tmp_path / "maps"))
+    large, *others = caption_batch(folder, output=output, config=config, captioner=tiny)
+    assert large["caption"] and "large.jpg crashed the image decoder" in large["error"]["detail"]
+    assert not any("error" in record for record in others)
+    drawn = {path.name for path in (tmp_path / "maps").rglob("*.png")}
+    assert drawn == {"p000.jpg.png", "p001.jpg.png"}
+    assert list(caption_batch(folder, output=output, config=config, captioner=tiny)) == []
+
+
 def test_photos_whose_names_differ_in_dots_and_slashes_have_maps_of_their_own(
     tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
     one, other = sorted(map(str, photos(2).iterdir()))
-    caption, maps = tiny.caption(one), tmp_path / "maps"
+    captions, maps = {file: tiny.caption(file) for file in (one, other)}, tmp_path / "maps"
     writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)))
     names = {"a/x.jpg": one, "../a/x.jpg": other, "/a/x.jpg": other, "./a/x.jpg": one}
     for _ in range(2):
         for name, file in names.items():
-            writer.write(PhotoFile(name=name, file=file), caption)
+            writer.write(PhotoFile(name=name, file=file), captions[file])
         drawn = sorted(maps.rglob("*.png"))
         assert [path.name[:6] for path in drawn] == ["x.jpg."] + ["x.jpg~"] * 2  # ./a is a
         pictures = []

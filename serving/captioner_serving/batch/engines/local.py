@@ -12,9 +12,12 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 
 from captioner.caption import Caption
 from captioner.cores import cores
@@ -106,8 +109,17 @@ class LocalEngine:
         pool = ThreadPoolExecutor(
             self.streams, "captioning", initializer=torch.set_num_threads, initargs=(self.threads,)
         )
+        decoder = DecodePool(
+            self.captioner.transform.config,
+            max_pixels=self.captioner.max_pixels,
+            workers=self.workers,
+            environment=os.environ,  # links are read there, with what opens them
+        )
         feeder = threading.Thread(
-            target=self._feed, args=(photos, claim, pool, ready), name="feeding", daemon=True
+            target=self._feed,
+            args=(decoder.decode(photos, ahead=2 * self.batch_size), claim, pool, ready),
+            name="feeding",
+            daemon=True,
         )
         feeder.start()
         try:
@@ -115,34 +127,28 @@ class LocalEngine:
                 if isinstance(item, BaseException):
                     raise item
                 span, captions = item
-                yield list(self._outcomes(span, captions.result()))
+                yield list(self._outcomes(span, captions.result(), decoder))
         finally:
             self._stop.set()
+            decoder.close()
             pool.shutdown(cancel_futures=True)
             feeder.join(timeout=10)
             torch.set_num_threads(before)
 
     def _feed(
         self,
-        photos: Iterator[Photo],
+        decoded: Iterator[tuple[Photo, Decoded]],
         claim: Claim,
         pool: ThreadPoolExecutor,
         ready: queue.Queue[_Item | BaseException | None],
     ) -> None:
-        """Decode, make batches, hand them to the threads: the body of a thread of its own."""
+        """Make batches, hand them to the threads: the body of a thread of its own."""
         end: BaseException | None = None
         try:
-            with DecodePool(
-                self.captioner.transform.config,
-                max_pixels=self.captioner.max_pixels,
-                workers=self.workers,
-                environment=os.environ,  # links are read there, with what opens them
-            ) as decoder:
-                decoded = decoder.decode(photos, ahead=2 * self.batch_size)
-                for span in self._spans(decoded, claim):
-                    self._put(ready, (span, pool.submit(self._caption, span)))
-                    if self._stop.is_set():
-                        return
+            for span in self._spans(decoded, claim):
+                self._put(ready, (span, pool.submit(self._caption, span)))
+                if self._stop.is_set():
+                    return
         except BaseException as error:  # it belongs to whoever waits for the batches
             end = error
         self._put(ready, end)
@@ -206,7 +212,9 @@ class LocalEngine:
         self.batch_size = min(self.batch_size, half)
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
-    def _outcomes(self, span: _Span, captions: list[Caption]) -> Iterator[Outcome]:
+    def _outcomes(
+        self, span: _Span, captions: list[Caption], decoder: DecodePool
+    ) -> Iterator[Outcome]:
         made = iter(captions)
         for photo, decoded, twin in span:
             if decoded.error is not None:
@@ -216,7 +224,16 @@ class LocalEngine:
             else:
                 caption = next(made)
                 record = caption.record(attention=self._attention)
+                # For maps; it is read again where it can bring down no more than a process.
+                whole = partial(_whole, decoder, photo, longest=self.captioner.max_pixels)
+                caption = replace(caption, open_photo=whole)
                 yield Outcome(photo=photo, content=decoded.content, record=record, caption=caption)
+
+
+def _whole(decoder: DecodePool, photo: Photo, *, longest: int) -> Image.Image:
+    decoded = decoder.submit(photo, longest=longest).result()
+    decoded.check()
+    return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 
 
 def caption_decoded(

@@ -22,7 +22,8 @@ class Outcome:
     """A photo with its record or its error; with neither it is the twin of an earlier one.
 
     content: digest of the file's bytes; b"" where they could not be read.
-    caption: the caption that the record was made of, where the engine has it at hand.
+    caption: the caption that the record was made of, where the engine has it at hand; it can open
+        the photo until the next outcomes are asked for.
     """
 
     photo: Photo

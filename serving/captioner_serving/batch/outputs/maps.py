@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +12,12 @@ from captioner.digest import digest
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.files import replace_file
-from captioner.image import open_image
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.existing import read_existing
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from captioner.caption import Caption
 
 __all__ = ["MapWriter", "check_maps_folder"]
@@ -43,7 +38,6 @@ class MapWriter:
         self._written = written
         self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
-        self._max_pixels = config.max_pixels
 
     def write(self, photo: Photo, caption: Caption) -> None:
         """Draw one photo.
@@ -51,6 +45,7 @@ class MapWriter:
         Raises:
             OutputError: the picture cannot be written, the photo not be read again, or somebody's
                 file is in the picture's place.
+            CaptionerError: it cannot be read again, and is not to blame for that.
 
         """
         path = _path(self._folder, photo.name)
@@ -62,7 +57,7 @@ class MapWriter:
             raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
         source = digest(os.path.normpath(photo.name)).hex()
         path, old = _place(path, source)
-        new = self._drawn(photo, caption, source)
+        new = self._drawn(photo.name, caption, source)
         if new == old:
             return
         if self._written is not None:
@@ -70,22 +65,15 @@ class MapWriter:
         with replace_file(path) as file:
             file.write(new)
 
-    def _drawn(self, photo: Photo, caption: Caption, source: str) -> bytes:
+    def _drawn(self, name: str, caption: Caption, source: str) -> bytes:
         try:
-            data = photo.read()
-            caption = dataclasses.replace(caption, open_photo=partial(self._open, data, photo.name))
             if self._kind == "overlay" and caption.words:
                 picture = caption.overlay(head=self._head)
             else:
                 picture = caption.contact_sheet(head=self._head)
             return encode_image(picture, ".png", source=source)
         except (ImageError, ConfigError, OSError, ValueError) as error:
-            raise OutputError(f"{photo.name} cannot be drawn: {error}") from error
-
-    def _open(self, data: bytes, name: str) -> Image.Image:
-        stream = io.BytesIO(data)
-        stream.name = name
-        return open_image(stream, max_pixels=self._max_pixels)
+            raise OutputError(f"{name} cannot be drawn: {error}") from error
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
