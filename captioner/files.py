@@ -16,11 +16,11 @@ from typing import BinaryIO
 
 from captioner.errors import ConfigError, OutputError
 
-__all__ = ["identity", "refuse_input", "replace_file", "sync_folder"]
+__all__ = ["identity", "new_part", "refuse_input", "replace_file", "sync_folder"]
 
 
 @contextmanager
-def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> Iterator[BinaryIO]:
     """Open a binary file that becomes `path` when the block ends without an error.
 
     >>> with replace_file("captions.json") as file:         # doctest: +SKIP
@@ -32,16 +32,22 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     survives a power cut. `file.name` is where the bytes are until then, for writers that want a
     path.
 
+    Args:
+        path: of the file.
+        part: the name of that hidden file, from `new_part`, for a writer of one file at a time who
+            wants to find what it left when it was killed. None: a name that is used but once.
+
     Raises:
         OutputError: the file cannot be written: an OSError from opening it, or in the block.
 
     """
     target = Path(os.path.realpath(path))
-    # A short name of its own: long names stay possible, and two writers do not meet.
-    temporary = target.with_name(f".captioner-{secrets.token_hex(8)}.part")
+    temporary = target.with_name(part or new_part())
     try:
         try:
             rights = _rights(target)
+            if part is not None:
+                temporary.unlink(missing_ok=True)
             # Not tempfile: its files are private, and asking for the umask disturbs other threads.
             with temporary.open("xb") as file:
                 if rights is not None:
@@ -57,6 +63,11 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         sync_folder(target.parent)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def new_part() -> str:
+    """Name a file that is being written: shortly, and so that two writers do not meet."""
+    return f".captioner-{secrets.token_hex(8)}.part"
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

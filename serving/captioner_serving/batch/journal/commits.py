@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from captioner.errors import ConfigError, OutputError
+from captioner.files import new_part
 
 __all__ = ["Commit", "CommitLog", "Entry", "check_settings", "settings_of", "write_all"]
 
@@ -52,6 +54,9 @@ class Commit:
 class CommitLog:
     """A file with the settings of a run in its first line and a commit in each that follows.
 
+    `part` is what the run calls a file that is being written, see `replace_file`; None where the
+    first line does not say it, or has not been read yet.
+
     Raises:
         OutputError: another run holds it.
         OSError: it cannot be opened.
@@ -60,6 +65,7 @@ class CommitLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.part: str | None = None
         self.whole = False  # the last run left nothing beside what it committed
         self._end: int | None = None  # of what was read; what lies beyond it is to be cut off
         self._file = _locked(path)
@@ -106,6 +112,7 @@ class CommitLog:
                         raise _damaged(self.path, number + 1)
                     break
                 if number == 0:
+                    self.part = _part(line)
                     yield _settings(self.path, line)
                 elif line == _WHOLE:
                     if not file.peek(1):
@@ -126,7 +133,8 @@ class CommitLog:
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Write the first line."""
-        self._append({"format": _FORMAT, "settings": settings})
+        self.part = new_part()
+        self._append({"format": _FORMAT, "settings": settings, "part": self.part})
 
     def append(self, commit: Commit) -> None:
         """Write a commit; when this returns it is on the disk."""
@@ -215,6 +223,11 @@ def _settings(path: Path, line: Mapping[str, Any]) -> dict[str, Any]:
         raise _foreign(path)
     settings: dict[str, Any] = line["settings"]
     return settings
+
+
+def _part(line: Mapping[str, Any]) -> str | None:
+    part = line.get("part")  # nothing else is ever removed
+    return part if isinstance(part, str) and re.fullmatch(r"\.captioner-\w+\.part", part) else None
 
 
 def _foreign(path: Path) -> OutputError:

@@ -233,6 +233,8 @@ class Journal(Closing):
         owner = self.files.check_review()
         lines = self._log.read()
         known = next(lines, None)
+        self.written.part = self._log.part
+        self._remove_parts()
         if isinstance(known, dict) and restart:
             self._forget(known, settings)
             known = None
@@ -253,9 +255,16 @@ class Journal(Closing):
             self._owner.begin({"review_of": owner})
         if known is None:
             self._log.begin(settings)
+            self.written.part = self._log.part
         self._log.whole = True  # when it is closed, but for what is pending then
         for file in filter(None, self.paths):
             sync_folder(file.absolute().parent)  # or a power cut could take a new file
+
+    def _remove_parts(self) -> None:
+        """Remove what the run was writing when it was killed: beside a photo, or its output."""
+        self.written.remove_part()
+        if self.written.part is not None:
+            self.files.output.with_name(self.written.part).unlink(missing_ok=True)
 
     def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Remove what the known run wrote; files of others stay, and are refused."""

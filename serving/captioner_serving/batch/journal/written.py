@@ -8,7 +8,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,14 +25,33 @@ class WrittenFiles:
     """A log with a line for each sidecar and map: its path, its digest, and the bytes before it.
 
     A line reaches the file before the sidecar does: a run that is killed knows all that it wrote.
+    `part` is what each is called while it is written, see `replace_file`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
+        self.part: str | None = None
 
-    def note(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None = None) -> None:
+    def remove_part(self) -> None:
+        """Remove what was being written when the run was killed: the last file that it noted."""
+        with (
+            # Nothing noted, or half a line: then nothing was begun.
+            suppress(OSError, ValueError, KeyError, TypeError),
+            self._path.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as lines,
+        ):
+            last = json.loads(lines[lines.rfind(b"\n", 0, len(lines) - 1) + 1 :])
+            if self.part is not None:
+                Path(last["path"]).with_name(self.part).unlink()
+
+    def note(
+        self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None = None
+    ) -> str | None:
         """Remember that a file is about to hold `new`; `old` is None where there is none yet.
+
+        Returns:
+            What it is called while it is written.
 
         Raises:
             OutputError: the log cannot be written.
@@ -50,6 +70,7 @@ class WrittenFiles:
             write_all(self._file, json.dumps(line).encode() + b"\n")
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}") from error
+        return self.part
 
     def sync(self) -> None:
         """Bring the log to the disk."""
@@ -82,7 +103,7 @@ class WrittenFiles:
             if before is None:
                 path.unlink()
             else:
-                with replace_file(path) as file:
+                with replace_file(path, part=self.part) as file:
                     file.write(zlib.decompress(base64.b64decode(before)))
         self._path.unlink(missing_ok=True)
 
@@ -127,5 +148,8 @@ def written_beside(records: Path) -> Iterator[WrittenFiles | None]:
             "copy the records to a folder of yours"
         ) from error
     with closing(log), closing(WrittenFiles(run.written)) as written:
+        next(log.read(), None)
+        written.part = log.part
+        written.remove_part()
         yield written
         written.sync()

@@ -66,7 +66,7 @@ def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> Non
         return
     journal.check_export()
     try:
-        with replace_file(path) as file:
+        with replace_file(path, part=journal.written.part) as file:
             write_records(file, path.suffix, _records(records), keep_formulas=keep_formulas)
             journal.note_export(Path(file.name))
     except OutputError as error:

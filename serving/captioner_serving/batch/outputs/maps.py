@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.digest import digest
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
-from captioner.files import replace_file
+from captioner.files import replace_file, sync_folder
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.journal.written import WrittenFiles
@@ -52,7 +53,7 @@ class MapWriter:
         if photo.path is not None and _same_folder(path, photo.path):
             raise OutputError(f"{path} would lie among the photos: name another folder for maps")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
         except OSError as error:
             raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
         source = digest(os.path.normpath(photo.name)).hex()
@@ -60,9 +61,8 @@ class MapWriter:
         new = self._drawn(photo.name, caption, source)
         if new == old:
             return
-        if self._written is not None:
-            self._written.note(path, new, old=old)
-        with replace_file(path) as file:
+        part = self._written.note(path, new, old=old) if self._written else None
+        with replace_file(path, part=part) as file:
             file.write(new)
 
     def _drawn(self, name: str, caption: Caption, source: str) -> bytes:
@@ -94,6 +94,13 @@ def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
                     f"maps_to {folder}: the maps would lie in {source}, and the next run would "
                     "caption them too; name a folder outside of it"
                 )
+
+
+def _make_folder(folder: Path) -> None:
+    new = list(takewhile(lambda one: not one.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in new:
+        sync_folder(one.parent)  # or a power cut could take it, and the maps in it
 
 
 def _path(folder: str, name: str) -> Path:

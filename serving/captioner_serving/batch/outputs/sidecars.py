@@ -69,9 +69,8 @@ class SidecarWriter:
                     f"{place} is a link that leads out of its folder, to {path}: nothing was "
                     "written there; put a file in the place of the link"
                 )
-            if self._written is not None:
-                self._written.note(path, new, old=old)
-            with replace_file(path) as file:
+            part = self._written.note(path, new, old=old) if self._written else None
+            with replace_file(path, part=part) as file:
                 file.write(new)
 
     def _path(self, photo: str) -> str:

@@ -1,0 +1,257 @@
+"""What a kill, a power cut and a torn file leave: the same command makes of it what it should be.
+
+Every file that a run writes is compared with that of a run that nobody disturbed, but for the notes
+(progress, written), whose form is the run's own affair.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from captioner import Captioner, OutputError
+from captioner_serving.batch import BatchConfig, caption_batch
+from tests.serving.batch.conftest import draw
+
+Tree = dict[str, bytes]  # the files below a folder, by their paths in it
+Run = Callable[..., Iterator[dict[str, Any]]]
+
+NOTES = (".progress.jsonl", ".written.jsonl")
+PLAIN: dict[str, Any] = dict.fromkeys(("sidecar", "maps", "maps_to", "min_score", "review"))
+OUTPUTS = pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
+
+
+def read_tree(folder: Path) -> Tree:
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def write_tree(folder: Path, tree: Tree) -> None:
+    """Make a folder hold these files, and no others."""
+    for name, data in read_tree(folder).items():
+        if tree.get(name) != data:
+            (folder / name).unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    for name, data in tree.items():
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+
+
+def made(tree: Tree) -> Tree:
+    return {name: data for name, data in tree.items() if not name.endswith(NOTES)}
+
+
+class Disk:
+    """A folder as a power cut would leave it; used in place of os.fsync.
+
+    A file lies where its folder had it when the folder was synced last, and holds what it held when
+    it was synced itself. What came later may be there or not.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.killed: list[tuple[Tree, Tree]] = []  # what a kill could leave, and what was synced
+        self.cut: list[tuple[str, Tree]] = []  # what was synced, and one file more, by its name
+        self._real = os.fsync
+        self._bytes: dict[int, bytes] = {}  # by inode
+        self._names: dict[str, dict[str, int]] = {}  # inodes by folder and name
+        self._held: list[int] = []  # open files, whose inodes are given to no others
+        for path in (root, *root.rglob("*")):
+            self._note(path)
+
+    def __call__(self, descriptor: int) -> None:
+        self.look()
+        self._real(descriptor)
+        self._note(Path(f"/proc/self/fd/{descriptor}"))
+
+    def close(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+
+    def _note(self, path: Path) -> None:
+        self._held.append(os.open(path, os.O_RDONLY))
+        status = os.fstat(self._held[-1])
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as entries:
+                self._names[os.path.realpath(path)] = {one.name: one.inode() for one in entries}
+        else:
+            self._bytes[status.st_ino] = path.read_bytes()
+
+    def synced(self) -> Tree:
+        """Tell what is there for certain."""
+        tree, folders = {}, [str(self.root)]
+        while folders:
+            folder = folders.pop()
+            for name, inode in self._names.get(folder, {}).items():
+                path = os.path.join(folder, name)  # noqa: PTH118
+                if os.path.isdir(path):  # noqa: PTH112
+                    folders.append(path)
+                else:
+                    tree[os.path.relpath(path, self.root)] = self._bytes.get(inode, b"")
+        return tree
+
+    def look(self) -> None:
+        """Take down what could be left now."""
+        now, synced = read_tree(self.root), self.synced()
+        if now not in (before for before, _ in self.killed):
+            self.killed.append((now, synced))
+        for name in (name for name in now if now[name] != synced.get(name)):
+            if (state := (name, {**synced, name: now[name]})) not in self.cut:
+                self.cut.append(state)
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny: Captioner) -> Run:
+    """Caption root/photos (two, one that is unsure, one that is broken) into root/OUTPUT."""
+    root = tmp_path / "root"
+    (root / "photos").mkdir(parents=True)
+    for number in range(3):
+        draw(number).save(root / f"photos/p{number}.jpg", quality=90)
+    (root / "photos/bad.jpg").write_bytes(b"no photo")
+    lowest, middle, _ = sorted(tiny.caption(path).score for path in root.glob("photos/p*"))
+    config = BatchConfig(
+        batch_size=1,
+        workers=1,
+        sidecar="txt",
+        maps="overlay",
+        maps_to=str(root / "maps"),
+        min_score=(lowest + middle) / 2,
+        review=str(root / "unsure.jsonl"),
+    )
+
+    def caption(output: str, **options: Any) -> Iterator[dict[str, Any]]:
+        return caption_batch(
+            root / "photos", output=root / output, captioner=tiny, config=replace(config, **options)
+        )
+
+    return caption
+
+
+@pytest.fixture
+def watch(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], tuple[Disk, Tree]]]:
+    """Run to the end: what could be left at each fsync, and what there is at last."""
+    disks: list[Disk] = []
+
+    def watch(output: str) -> tuple[Disk, Tree]:
+        disks.append(disk := Disk(tmp_path / "root"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", disk)
+            for record in run(output):
+                check_synced(disk.synced(), record, output)
+        disk.look()
+        return disk, read_tree(disk.root)
+
+    yield watch
+    for disk in disks:
+        disk.close()
+
+
+Watch = Callable[[str], tuple[Disk, Tree]]
+
+
+def check_synced(synced: Tree, record: dict[str, Any], output: str) -> None:
+    """A record that is given is on the disk for good, and so is what belongs to it."""
+    lines = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
+    names = (lines, "unsure.jsonl", f"{output}.errors.jsonl")
+    (name,) = (n for n in names if record in map(json.loads, synced.get(n, b"").splitlines()))
+    assert (name == names[2]) == ("error" in record)
+    if name == lines:
+        stem = Path(record["image"]).stem
+        assert synced[f"photos/{stem}.txt"].decode() == record["caption"] + "\n"
+        (drawn,) = (name for name in synced if name.endswith(f"{stem}.jpg.png"))
+        Image.open(io.BytesIO(synced[drawn])).load()
+
+
+def check_gone_on(run: Run, root: Path, output: str, state: Tree, wanted: Tree) -> None:
+    """From what was left, the same command makes what there would have been."""
+    write_tree(root, state)
+    list(run(output))
+    assert made(read_tree(root)) == made(wanted)
+
+
+@OUTPUTS
+def test_a_record_counts_when_it_and_what_belongs_to_it_are_synced(
+    run: Run, watch: Watch, output: str
+) -> None:
+    """What is synced of the notes is enough to take all of it back."""
+    disk, wanted = watch(output)
+    assert len(wanted["unsure.jsonl"].splitlines()) == 1
+    assert made(disk.synced()) == made(wanted)
+    write_tree(disk.root, disk.synced())
+    list(run(output, restart=True, **PLAIN))
+    assert {Path(name).suffix for name in read_tree(disk.root) if "/" in name} == {".jpg"}
+
+
+@pytest.mark.parametrize("output", ["c.jsonl", pytest.param("c.csv", marks=pytest.mark.slow)])
+def test_what_counts_reaches_the_disk_after_what_it_counts(
+    run: Run, watch: Watch, output: str
+) -> None:
+    """A power cut when one of the files of lines has come further than all else."""
+    disk, wanted = watch(output)
+    ahead = [state for name, state in disk.cut if "/" not in name]
+    for state in ahead:
+        check_gone_on(run, disk.root, output, state, wanted)
+    assert len(ahead) > 5
+
+
+def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:
+    """The next one removes what it was writing, a sidecar, a map, the output; anew or not."""
+    disk, wanted = watch("c.csv")
+    parts: dict[Path, Tree] = {}
+    for state, _ in disk.killed:
+        for name in (name for name in state if name.endswith(".part")):
+            parts.setdefault(Path(name).parent, state)
+    assert len(parts) == 3
+    for state in parts.values():
+        check_gone_on(run, disk.root, "c.csv", state, wanted)
+        write_tree(disk.root, state)
+        list(run("c.csv", restart=True, **PLAIN))
+        assert not list(disk.root.rglob("*.part"))
+
+
+@pytest.mark.slow
+@OUTPUTS
+def test_a_kill_or_a_power_cut_at_every_step(run: Run, watch: Watch, output: str) -> None:
+    disk, wanted = watch(output)
+    for state in (*(now for now, _ in disk.killed), *(state for _, state in disk.cut)):
+        check_gone_on(run, disk.root, output, state, wanted)
+
+
+@OUTPUTS
+@pytest.mark.parametrize("step", [401, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_file_of_lines_that_is_cut_anywhere(
+    run: Run, watch: Watch, output: str, step: int
+) -> None:
+    """All is done again as it was, or refused and left alone: nothing is lost, nothing twice.
+
+    Of a run that was killed, and of one that has ended; a tail that was never synced is no reason
+    to refuse.
+    """
+    disk, wanted = watch(output)
+    lines = [name for name in made(wanted) if "/" not in name and name.endswith(".jsonl")]
+    killed = next(each for each in disk.killed if all(each[0].get(n) == wanted[n] for n in lines))
+    assert killed[0] != killed[1]
+    for state, synced in (killed, (wanted, wanted)):
+        for name in (name for name in state if "/" not in name):
+            for end in range(0, len(state[name]), step):
+                torn = {**state, name: state[name][:end]}
+                try:
+                    check_gone_on(run, disk.root, output, torn, wanted)
+                except OutputError:
+                    kept = {name: data for name, data in made(torn).items() if data}
+                    assert kept.items() <= read_tree(disk.root).items()
+                    assert end < len(synced.get(name, b"")), (name, end)
