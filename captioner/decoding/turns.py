@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 __all__ = ["Turns"]
@@ -59,6 +60,25 @@ class Turns(Generic[T]):
                     return None
                 # What is held back for others has its turn when some of its past is forgotten.
                 self._changed.wait(timeout=1.0 if self._waiting else None)
+
+    def in_order(self) -> list[T]:
+        """What waits, in the order of its turns as they stand now."""
+        with self._changed:
+            turns = [
+                (self._running[client] + place, recent, item)
+                for client, items in self._waiting.items()
+                for recent in [self._recent(client)]
+                for place, item in enumerate(items)
+            ]
+        return [item for _, _, item in sorted(turns, key=itemgetter(0, 1))]
+
+    def start(self, item: T, client: str) -> None:
+        """Take a certain item; whoever does tells `done` of it."""
+        with self._changed:
+            self._waiting[client].remove(item)
+            if not self._waiting[client]:
+                del self._waiting[client]
+            self._running[client] += 1
 
     def done(self, client: str, seconds: float) -> None:
         """Note what an item has taken."""

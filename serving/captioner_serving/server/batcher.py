@@ -2,7 +2,8 @@
 
 Nothing waits for company. When the model is free it takes what is there, be it one image; while it
 works, others gather, and they are the next batch. So an idle server answers one photo as fast as
-the library does, and a busy one finds its own batch size.
+the library does, and a busy one finds its own batch size. Clients take turns (see `Turns`), and a
+batch of costly images has fewer of them, so that nobody waits for all that somebody else has sent.
 
 A lone image has all cores. As soon as more wait, two threads share them, with a batch each: while
 one is in the encoder the other is in the decoder, and neither waits for the other at the end of
@@ -14,10 +15,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import PreparedImage
+from captioner_serving.decoding.turns import Turns
 
 __all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
 
@@ -34,6 +36,16 @@ class Order(NamedTuple):
 
     generation: GenerationConfig
     check_attention: bool = False
+
+    @property
+    def cost(self) -> int:
+        """As many plain images take about as long.
+
+        On two cores a beam of 20 takes 1.6 times as long as one of 5, and checking a caption's
+        words as long again as captioning a plain image.
+        """
+        checked = self.generation.captions if self.check_attention else 0
+        return 1 + self.generation.beam_size // 15 + checked
 
 
 CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
@@ -63,17 +75,25 @@ class ClosedError(CaptionerError):
         super().__init__("the server is shutting down and takes no more images: try again soon")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Job:
     image: PreparedImage
     order: Order
-    future: Future[Caption]
+    client: str
     on_place: OnPlace | None
+    future: Future[Caption] = field(default_factory=Future)
+    place: int | None = None  # as it was last told
 
     @property
     def kind(self) -> Order:
         """What a batch has in common."""
         return _for_one(self.order)
+
+    def tell(self, place: int) -> None:
+        """Say how many images come first, if that has changed."""
+        if self.on_place is not None and place != self.place:
+            self.place = place
+            self.on_place(place)
 
 
 class Batcher:
@@ -82,9 +102,10 @@ class Batcher:
     Args:
         caption_batch: from images to their captions, in order, with as many alternatives as any
             image of the batch wants.
-        max_batch: images in a batch.
-        capacity: images admitted and not yet answered; one client may take all of it, and there is
-            half as much again for clients that have few in it.
+        max_batch: plain images in a batch; costly ones count as what they cost.
+        capacity: what the images admitted and not yet answered may cost; one client may take all of
+            it, and there is half as much again for clients that have few in it. A request that
+            costs more is admitted when it can have all of it.
         before_batch: called in a model's thread, with the number of threads that may be at work at
             the same time.
         on_batch: told the size of each batch and the seconds that it took.
@@ -107,14 +128,17 @@ class Batcher:
         self._capacity = capacity
         self._before_batch = before_batch
         self._on_batch = on_batch
-        self._waiting: deque[_Job] = deque()
+        # For the order alone: a thread takes a batch when it can, and none is left for others.
+        self._turns: Turns[_Job] = Turns(1)
         self._changed = threading.Condition()
-        self._admitted = 0
+        self._admitted = 0  # places taken
         self._held: Counter[str] = Counter()  # of these, by client
+        self._due = 0  # what is admitted costs, for Retry-After
         self._few = max(1, capacity // 16)
         self._closed = False
-        self._seconds_per_image = 0.1  # a running mean, for Retry-After
+        self._seconds_each = 0.1  # of a plain image: a running mean, for Retry-After
         self._idle = threads
+        self._begun: dict[int, float] = {}  # when each thread at work began its batch
         self._alone = False  # one thread is at work and has all cores
         self._threads = [
             threading.Thread(target=self._work, name=f"model {number}", daemon=True)
@@ -124,51 +148,60 @@ class Batcher:
             thread.start()
 
     @property
-    def admitted(self) -> int:
-        """Images that have been admitted and not yet released."""
-        return self._admitted
-
-    @property
     def closed(self) -> bool:
         """Whether new images are refused."""
         return self._closed
 
-    def admit(self, count: int, client: str = "") -> None:
-        """Reserve places for `count` images of a client, who must `release` them.
+    @property
+    def at_work_since(self) -> float | None:
+        """When the oldest batch under way was begun, on time.monotonic's clock; None: none is."""
+        with self._changed:
+            return min(self._begun.values(), default=None)
+
+    def admit(self, cost: int, client: str = "") -> None:
+        """Reserve places for a client's images of this cost together; it must `release` them.
 
         Raises:
             BusyError: there is not so much room.
             ClosedError: the server is shutting down.
 
         """
+        places = min(cost, self._capacity)
         with self._changed:
             if self._closed:
                 raise ClosedError
-            few = self._held[client] + count <= self._few
-            if self._admitted + count > self._capacity + few * (self._capacity // 2):
-                raise BusyError(max(1, round(self._admitted * self._seconds_per_image)))
-            self._admitted += count
-            self._held[client] += count
+            few = self._held[client] + places <= self._few
+            if self._admitted + places > self._capacity + few * (self._capacity // 2):
+                raise BusyError(max(1, round(self._due * self._seconds_each)))
+            self._admitted += places
+            self._held[client] += places
+            self._due += cost
 
-    def release(self, count: int, client: str = "") -> None:
-        """Give back the places of `count` images."""
+    def release(self, cost: int, client: str = "") -> None:
+        """Give back the places of images of this cost together."""
+        places = min(cost, self._capacity)
         with self._changed:
-            self._admitted -= count
-            self._held -= Counter({client: count})  # forgets who holds nothing
+            self._admitted -= places
+            self._held -= Counter({client: places})  # forgets who holds nothing
+            self._due -= cost
             self._changed.notify_all()
 
     def submit(
-        self, image: PreparedImage, order: Order, on_place: OnPlace | None = None
+        self,
+        image: PreparedImage,
+        order: Order,
+        client: str = "",
+        on_place: OnPlace | None = None,
     ) -> Future[Caption]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
         The future may raise whatever this one image makes the model raise.
         """
-        job = _Job(image, order, Future(), on_place)
+        job = _Job(image, order, client, on_place)
         with self._changed:
+            self._turns.put(job, client)
             if on_place is not None:
-                on_place(len(self._waiting))
-            self._waiting.append(job)
+                job.tell(self._turns.in_order().index(job))
             self._changed.notify_all()
         return job.future
 
@@ -192,8 +225,11 @@ class Batcher:
             seconds = time.monotonic() - start
             self._on_batch(len(batch), seconds)
             with self._changed:
-                each = seconds / (len(batch) * self._at_once())
-                self._seconds_per_image += 0.2 * (each - self._seconds_per_image)
+                each = seconds / sum(job.order.cost for job in batch)
+                for job in batch:
+                    self._turns.done(job.client, each * job.order.cost)
+                self._seconds_each += 0.2 * (each / self._at_once() - self._seconds_each)
+                del self._begun[threading.get_ident()]
                 self._idle += 1
                 self._alone = False
 
@@ -222,39 +258,54 @@ class Batcher:
         """Wait for work, and take a thread's share of it; empty when all is done."""
         with self._changed:
             while True:
-                batch = [] if self._alone else self._take()
+                batch, left = ([], []) if self._alone else self._take(self._turns.in_order())
                 if batch:
                     self._idle -= 1
-                    self._alone = not self._waiting and self._idle == len(self._threads) - 1
+                    self._begun[threading.get_ident()] = time.monotonic()
+                    self._alone = not left and self._idle == len(self._threads) - 1
+                    _tell_places(left)
                     self._changed.notify_all()  # the rest is for another thread
                     return batch
                 if self._closed and self._admitted == 0:
                     return []
                 self._changed.wait()
 
-    def _take(self) -> list[_Job]:
-        """Take what is of the first one's kind, and leave as much to the other thread, if idle."""
-        most = min(self._max_batch, math.ceil(len(self._waiting) / self._idle))
+    def _take(self, waiting: list[_Job]) -> tuple[list[_Job], list[_Job]]:
+        """Take what is of the first one's kind, and leave as much to the other thread, if idle.
+
+        Returns:
+            the batch, and what waits still.
+
+        """
         batch: list[_Job] = []
-        others: deque[_Job] = deque()
-        for job in self._waiting:
-            if len(batch) == most or (batch and job.kind != batch[0].kind):
-                others.append(job)
-            elif job.future.set_running_or_notify_cancel():
+        left: list[_Job] = []
+        most = 1
+        for job in waiting:
+            if batch and (len(batch) >= most or job.kind != batch[0].kind):
+                left.append(job)
+                continue
+            share = math.ceil(len(waiting) / self._idle)
+            most = min(share, self._max_batch // job.order.cost)  # those of a kind cost the same
+            self._turns.start(job, job.client)
+            if job.future.set_running_or_notify_cancel():
                 batch.append(job)
-        self._waiting = others
-        if batch:
-            _tell_places(others)
-        return batch
+            else:
+                self._turns.done(job.client, 0.0)
+        return batch, left
 
 
 @lru_cache
 def _for_one(order: Order) -> Order:
-    """Leave out how many captions are wanted, in which the images of a batch may differ."""
+    """Leave out how many captions are wanted, in which the images of a batch may differ.
+
+    Where words are checked they may not: each caption of the batch's widest image is checked for
+    all of them.
+    """
+    if order.check_attention:
+        return order
     return order._replace(generation=replace(order.generation, captions=1))
 
 
-def _tell_places(jobs: Iterable[_Job]) -> None:
+def _tell_places(jobs: Sequence[_Job]) -> None:
     for place, job in enumerate(jobs):
-        if job.on_place is not None:
-            job.on_place(place)
+        job.tell(place)

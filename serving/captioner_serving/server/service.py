@@ -27,8 +27,9 @@ from captioner_serving.server.problems import NotReadyError, PhotoFailedError
 __all__ = ["CaptionService"]
 
 _LOGGER = logging.getLogger("captioner.server")
-# /api/health believes a batch of the last seconds; after that it asks the model.
-_FRESH, _PATIENCE = 5.0, 10.0
+# Seconds. /api/health believes an answer of the last few, or a batch that is under way for as long
+# as any can take; a model that has nothing to do is asked, and has a while to answer.
+_FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
 
 
 class CaptionService:
@@ -56,7 +57,7 @@ class CaptionService:
         self.config = config
         self.metrics = metrics
         self._say = say
-        self._answered = 0.0
+        self._answered = self._failed = 0.0  # when the model last did
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch,
@@ -67,7 +68,6 @@ class CaptionService:
             threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
         self.photos = PhotoReader(captioner.transform.config, max_pixels=captioner.max_pixels)
-        metrics.queue.set_function(lambda: self._batcher.admitted)
 
     async def caption(
         self,
@@ -98,8 +98,10 @@ class CaptionService:
         # By its name, so that who asks for the usual style and who asks for none share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
-        self._batcher.admit(len(images), client)
         order = Order(config, check_attention)
+        cost = len(images) * order.cost
+        self._batcher.admit(cost, client)
+        self.metrics.queue.inc(len(images))
         tasks = [
             asyncio.create_task(self._caption_one(image, order, client, on_place))
             for image in images
@@ -112,7 +114,8 @@ class CaptionService:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
         finally:
-            self._batcher.release(len(images), client)
+            self._batcher.release(cost, client)
+            self.metrics.queue.dec(len(images))
         self._tell(results, time.monotonic() - start)
         return results
 
@@ -127,29 +130,32 @@ class CaptionService:
         self._batcher.admit(1, client)
         self._batcher.release(1, client)
 
-    async def check(self) -> float:
-        """Ask the model for a caption, unless it has just made one.
+    async def check(self) -> None:
+        """Find out whether the model lives: whoever waits in its queue does not matter.
 
-        Returns:
-            the seconds since its last answer.
+        It is asked for a caption if it has nothing to do and has not just made one.
 
         Raises:
-            NotReadyError: it does not answer within ten seconds.
+            NotReadyError: it does not answer, or is at one batch for minutes.
             ClosedError: the server is shutting down.
 
         """
         if self._batcher.closed:
             raise ClosedError
-        age = time.monotonic() - self._answered
-        if age < _FRESH:
-            return age
+        now = time.monotonic()
+        if now - self._answered < _FRESH:
+            return
+        begun = self._batcher.at_work_since
+        if begun is not None and self._failed <= self._answered:
+            if now - begun < _AT_WORK:
+                return
+            raise NotReadyError(f"it has been at one batch for more than {_AT_WORK:.0f} s")
         # One question for all who ask at the same time, however many and however long they stay.
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._ask())
             self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
         await asyncio.wait([self._probe])
         self._probe.result()
-        return 0.0
 
     async def _ask(self) -> None:
         side = self.captioner.transform.config.size
@@ -189,7 +195,9 @@ class CaptionService:
         try:
             prepared = await self.photos.square(image, client=client)
             result: Caption | ImageError
-            result = await asyncio.wrap_future(self._batcher.submit(prepared, order, on_place))
+            result = await asyncio.wrap_future(
+                self._batcher.submit(prepared, order, client, on_place)
+            )
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:
@@ -203,9 +211,13 @@ class CaptionService:
         return replace(result, alternatives=result.alternatives[: config.captions - 1])
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
-        captions = self.captioner.caption_prepared(
-            images, order.generation, check_attention=order.check_attention
-        )
+        try:
+            captions = self.captioner.caption_prepared(
+                images, order.generation, check_attention=order.check_attention
+            )
+        except Exception:
+            self._failed = time.monotonic()
+            raise
         self._answered = time.monotonic()
         return captions
 
