@@ -133,10 +133,7 @@ class Application:
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer if app is api else self._answer_call)
-        functions = {
-            number: [getattr(part, "value", None) for part in function.inputs]
-            for number, function in blocks.fns.items()
-        }
+        functions = {number: function.inputs for number, function in blocks.fns.items()}
         unread = UnreadResults(blocks._queue)
         api.mount("/", GradioGuard(self._gradio, self.store, functions, unread))
         inside = Access(Admission(api, config, self.metrics), credentials)

@@ -46,7 +46,7 @@ class Call(_Strict):
     """The body of a call, as the page and gradio_client send it."""
 
     data: Annotated[list[_Plain | CallFile], Field(max_length=16)] = []
-    session_hash: Annotated[str, Field(max_length=64)] | None = None
+    session_hash: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     fn_index: int | None = None
     trigger_id: int | None = None
     event_id: Annotated[str, Field(max_length=64)] | None = None

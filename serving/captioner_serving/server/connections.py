@@ -95,6 +95,9 @@ class _PatientProtocol(H11Protocol):
         busy = self.cycle is not None and not self.cycle.response_complete
         return busy or self.transport.get_write_buffer_size() > 0
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: the request is answered, and told, as if it asked for no upgrade."""
+
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Answer what is not HTTP in the form of all errors, unless there is an answer already."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

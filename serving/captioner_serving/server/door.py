@@ -35,6 +35,8 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with everything about it in one form."""
+        if scope["type"] == "websocket":  # nothing here speaks it, and nobody asks for its password
+            return await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         path = self._without_prefix(scope["path"])

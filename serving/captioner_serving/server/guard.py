@@ -6,23 +6,32 @@ that this server stored for the same session (see store.py).
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote
 
+import gradio as gr
+from gradio.components import Component
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner_serving.server.calls import MAX_CALL, read_call
+from captioner_serving.server.calls import MAX_CALL, CallFile, read_call
 from captioner_serving.server.cookies import COOKIE
-from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
+from captioner_serving.server.problems import (
+    ForbiddenError,
+    RequestError,
+    RouteError,
+    UploadTooLargeError,
+)
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.store import UploadStore
 from captioner_serving.server.unread import UnreadResults
 
 __all__ = ["GradioGuard"]
+
+_LOGGER = logging.getLogger("captioner.server")
 
 
 class GradioGuard:
@@ -31,8 +40,7 @@ class GradioGuard:
     Args:
         app: what serves Gradio's routes.
         store: knows whose file is whose.
-        functions: what each of the page's functions takes for values that a call leaves out, by its
-            number.
+        functions: what each of the page's functions takes, by its number.
         unread: the results that have not been fetched.
 
     """
@@ -41,7 +49,7 @@ class GradioGuard:
         self,
         app: ASGIApp,
         store: UploadStore,
-        functions: Mapping[int, Sequence[Any]],
+        functions: Mapping[int, Sequence[Component]],
         unread: UnreadResults,
     ) -> None:
         self.app = app
@@ -63,7 +71,33 @@ class GradioGuard:
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"origin"]
         if request.method == "POST":
             return await self.app(scope, await self._checked(request), send)
+        route = visit_of(scope).route
+        if route is not None and route.stream:
+            return await self._stream(request, send)
         return await self.app(scope, receive, _with_cookie(request, send))
+
+    async def _stream(self, request: Request, send: Send) -> None:
+        """Pass on what a client hears of its calls.
+
+        Gradio tells the client what goes wrong meanwhile, and then fails: that is a line of the log.
+        """
+        session = request.query_params.get("session_hash")
+        if session is not None and not self._unread.knows(session):
+            raise RouteError("this session has no results: it made no call, or they were given up")
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(request.scope, request.receive, noted)
+        except Exception as error:
+            if not started:
+                raise
+            _LOGGER.error("a stream of results ended with %r", error)  # noqa: TRY400
+            await send({"type": "http.response.body", "body": b""})
 
     async def _checked(self, request: Request) -> Receive:
         """Read a call, and give the application what has been checked, then what comes after it."""
@@ -78,8 +112,12 @@ class GradioGuard:
         if call.fn_index is not None:
             if call.fn_index not in self._functions:
                 raise RequestError(f"the page has no function {call.fn_index}: load it again")
+            inputs = self._functions[call.fn_index]
             # Gradio itself refuses calls from before a function took one more.
-            call.data += self._functions[call.fn_index][len(call.data) :]
+            call.data += [getattr(part, "value", None) for part in inputs[len(call.data) :]]
+            for part, value in zip(inputs, call.data, strict=False):
+                if isinstance(part, gr.Image) and not isinstance(value, CallFile | None):
+                    raise RequestError(f"{part.label} is a file: upload it first")
         if call.fn_index is not None:  # what ends a call has no result
             self._unread.make_room(call.session_hash)
         for file in call.files():

@@ -71,12 +71,14 @@ def _is_cross_site(headers: Headers) -> bool:
     site = headers.get("sec-fetch-site", "").lower()
     if site in ("same-origin", "none", "cross-site"):
         return site == "cross-site"
-    # "same-site" may be another subdomain, which somebody else may have.
+    # "same-site" may be another subdomain, or another port, which somebody else may have.
     origin = headers.get("origin")
     if origin is None:
         return False  # no browser
     try:
-        name = urlsplit(origin).hostname
+        theirs, ours = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
+        usual = {"http": 80, "https": 443}.get(theirs.scheme)
+        same = (theirs.hostname, theirs.port or usual) == (ours.hostname, ours.port or usual)
     except ValueError:
-        name = None
-    return name is None or name != _name(headers.get("host", ""))
+        return True
+    return theirs.hostname is None or not same

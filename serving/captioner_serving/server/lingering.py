@@ -21,7 +21,25 @@ _BYTES = 100_000_000
 
 
 class ClosingConnection(h11.Connection):
-    """Says with an answer that comes before its request's end that it is the connection's last."""
+    """Says with an answer that comes before its request's end that it is the connection's last.
+
+    It also refuses requests that tell their length in two ways: a proxy may have believed the other
+    one, and then what follows is not what it took it for (RFC 9112, 6.1).
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Read on.
+
+        Raises:
+            h11.RemoteProtocolError: this is no request that can be read.
+
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
         """Turn an event of the answer into bytes; `send` joins them."""

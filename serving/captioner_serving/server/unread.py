@@ -26,6 +26,10 @@ class UnreadResults:
         queue.pending_messages_per_session.max_size = _SESSIONS
         queue.pending_event_ids_session = LRUCache(_SESSIONS)
 
+    def knows(self, session: str) -> bool:
+        """Whether there are, or may be, results for a session."""
+        return session in self._queue.pending_messages_per_session
+
     def make_room(self, session: str | None) -> None:
         """See to it that a session's next call has room for its result.
 
