@@ -1,4 +1,4 @@
-"""Giving memory back to the system."""
+"""Memory: giving it back to the system, and knowing when there is none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MemoryCeiling", "bound_arenas", "return_memory"]
+__all__ = ["MemoryCeiling", "bound_arenas", "is_out_of_memory", "return_memory"]
 
 _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether something failed because there is no memory: Python's, torch's or the system's."""
+    words = ("out of memory", "can't allocate memory", "Cannot allocate memory", "memory is short")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def return_memory() -> None:

@@ -79,7 +79,7 @@ class GradioGuard:
     async def _stream(self, request: Request, send: Send) -> None:
         """Pass on what a client hears of its calls.
 
-        Gradio tells the client what goes wrong meanwhile, and then fails: that is a line of the log.
+        What goes wrong meanwhile Gradio tells the client, and then fails: a line of the log.
         """
         session = request.query_params.get("session_hash")
         if session is not None and not self._unread.knows(session):
@@ -96,7 +96,7 @@ class GradioGuard:
         except Exception as error:
             if not started:
                 raise
-            _LOGGER.error("a stream of results ended with %r", error)  # noqa: TRY400
+            _LOGGER.error("a stream of results ended with %r", error)
             await send({"type": "http.response.body", "body": b""})
 
     async def _checked(self, request: Request) -> Receive:

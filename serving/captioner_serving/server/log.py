@@ -18,13 +18,16 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from captioner.errors import CaptionerError
 from captioner.terminal import in_a_line
+from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.batcher import ClosedError
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
     ClientGoneError,
     InternalError,
+    MemoryShortError,
     problem,
     status_of,
 )
@@ -62,6 +65,7 @@ class AccessLog:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start = time.perf_counter()
+        failure: CaptionerError = InternalError()
         answer = _Answer(send)
         try:
             await self.app(scope, receive, answer)
@@ -71,11 +75,14 @@ class AccessLog:
             if not answer.started:
                 await problem(ClosedError())(scope, receive, answer)
             raise
-        except Exception:
+        except Exception as error:
             answer.failed = True
-            _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))
+            if is_out_of_memory(error):
+                failure = MemoryShortError()
+            else:
+                _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))
         if answer.failed and not answer.started:
-            await problem(InternalError())(scope, receive, answer)
+            await problem(failure)(scope, receive, answer)
         return self._record(scope, answer, time.perf_counter() - start)
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:

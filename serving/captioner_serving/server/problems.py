@@ -25,6 +25,7 @@ __all__ = [
     "HostError",
     "InternalError",
     "MediaTypeError",
+    "MemoryShortError",
     "MethodError",
     "NotReadyError",
     "PhotoFailedError",
@@ -143,6 +144,18 @@ class PhotoFailedError(ImageError):
     title = "The server failed on this image"
 
 
+class MemoryShortError(ImageError):
+    """There was no memory for this photo, or for the request."""
+
+    type = "out-of-memory"
+    title = "The server is short of memory"
+
+    def __init__(
+        self, detail: str = "there is no memory for this now: try again in a moment"
+    ) -> None:
+        super().__init__(detail)
+
+
 class InternalError(CaptionerError):
     """Something failed that should not have."""
 
@@ -188,6 +201,7 @@ _STATUS: dict[type[CaptionerError], int] = {
     PhotoFailedError: 500,
     BusyError: 503,
     ClosedError: 503,
+    MemoryShortError: 503,
     NotReadyError: 503,
     CaptionerError: 500,
 }

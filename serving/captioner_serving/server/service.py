@@ -17,12 +17,13 @@ from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import Box
 from captioner.predictor import Captioner, PreparedImage
+from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoReader
-from captioner_serving.server.problems import NotReadyError, PhotoFailedError
+from captioner_serving.server.problems import MemoryShortError, NotReadyError, PhotoFailedError
 
 __all__ = ["CaptionService"]
 
@@ -201,9 +202,12 @@ class CaptionService:
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:
-            _LOGGER.exception("a photo failed")
-            reason = error.detail if isinstance(error, CaptionerError) else "its log says how"
-            result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
+            if is_out_of_memory(error):
+                result = MemoryShortError()
+            else:
+                _LOGGER.exception("a photo failed")
+                reason = error.detail if isinstance(error, CaptionerError) else "its log says how"
+                result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
             return result

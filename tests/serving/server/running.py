@@ -1,31 +1,88 @@
-"""Our connections and what stands before every application, around an application of a test's."""
+"""Servers in the test's own process, over sockets: around an application of its own, or a model."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
+from captioner.predictor import Captioner
 from captioner_serving.server.admission import Admission
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.connections import make_protocol
+from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
+from tests.serving.server.conftest import run_async
+
+
+def until(true: Callable[[], Any], seconds: float = 300.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(true())
+
+
+class Clock:
+    """Time as everybody here sees it; it goes on, and can be put forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
 
 
 @contextlib.contextmanager
 def running(app: ASGIApp, config: ServerConfig, said: list[str]) -> Iterator[int]:
-    """Run a server in a thread; its port."""
+    """Run what stands before every application around one; its port."""
     metrics = Metrics()
     log = AccessLog(Admission(app, config, metrics), metrics, None, said.append)
-    door = Door(log, root_path="", trusted_proxies=[])
+    with listening(Door(log, root_path="", trusted_proxies=[]), config) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(
+    captioner: Captioner,
+    config: ServerConfig | None = None,
+    *,
+    credentials: Credentials | None = None,
+) -> Iterator[str]:
+    """Run the whole server around a model; its URL."""
+    from captioner_serving.server.app import Application  # gradio takes two seconds to import
+
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    config = ServerConfig() if config is None else config
+
+    async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
+        return Application(captioner, config, threads=1, credentials=credentials)
+
+    application = run_async(build())
+    try:
+        with listening(application.asgi, config) as port:
+            yield f"http://127.0.0.1:{port}"
+            application.refuse()
+    finally:
+        application.close()
+        os.environ.pop("GRADIO_TEMP_DIR")
+        if before is not None:
+            os.environ["GRADIO_TEMP_DIR"] = before
+
+
+@contextlib.contextmanager
+def listening(app: ASGIApp, config: ServerConfig) -> Iterator[int]:
+    """Run an application in a thread, with our connections; its port."""
     options = uvicorn.Config(
-        door, log_config=None, log_level="critical", ws="none", http=make_protocol(config)
+        app, log_config=None, log_level="critical", ws="none", http=make_protocol(config)
     )
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", 0)) as listener:

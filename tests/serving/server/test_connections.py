@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import Mock
@@ -24,7 +24,7 @@ from captioner_serving.server.door import Door
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.verbs.serve import _say
-from tests.serving.server.running import running
+from tests.serving.server.running import running, until
 
 PATIENCE = 1.0
 ANSWER = 6_000_000  # bytes; more than the system keeps for a client that takes none
@@ -75,13 +75,6 @@ def ask(port: int, path: str) -> socket.socket:
     peer.connect(("127.0.0.1", port))
     peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return peer
-
-
-def until(true: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + 300
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(true())
 
 
 def test_one_connection_too_many_gets_a_problem(port: int, inside: Inside, said: list[str]) -> None:

@@ -28,7 +28,7 @@ from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import Box
 from captioner.predictor import Captioner
-from captioner_serving.allocator import MemoryCeiling
+from captioner_serving.allocator import MemoryCeiling, is_out_of_memory
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.outcome import Claim, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
@@ -199,7 +199,7 @@ class LocalEngine:
                 check_attention=self._check,
             )
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if len(entries) == 1:
                 raise CaptionerError(
@@ -249,12 +249,6 @@ def caption_decoded(
         return []
     prepared = prepared_images(zip(names, decoded, strict=True))
     return captioner.caption_prepared(prepared, generation, check_attention=check_attention)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        "can't allocate memory" in str(error) or "out of memory" in str(error)
-    )
 
 
 def _suited_batch_size(

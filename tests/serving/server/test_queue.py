@@ -1,0 +1,231 @@
+"""What waits for the model: whose turn it is, what a place costs, and with whom a photo goes."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from captioner.caption import Caption
+from captioner.checkpoint import Checkpoint
+from captioner.generation.config import GenerationConfig
+from captioner.predictor import Captioner, PreparedImage
+from tests.serving.server.running import Clock, serving, until
+
+COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
+
+
+class Model(Captioner):
+    """A model that goes on when it may, fails when it shall, and keeps what it was asked."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.going = threading.Event()
+        self.error: Exception | None = None
+        self.batches: list[tuple[list[int], GenerationConfig, bool]] = []
+
+    def caption_prepared(
+        self,
+        images: Sequence[PreparedImage],
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
+    ) -> list[Caption]:
+        assert config is not None
+        # A photo is of one grey, by which it is known.
+        self.batches.append(([int(one.pixels.max()) for one in images], config, check_attention))
+        assert self.going.wait(60)
+        if self.error is not None:
+            raise self.error
+        return super().caption_prepared(images, config, check_attention=check_attention)
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Checkpoint) -> Iterator[Model]:
+    made = Model(tiny_checkpoint)
+    yield made
+    made.going.set()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def url(model: Model, clock: Clock) -> Iterator[str]:
+    with serving(model) as address:
+        yield address
+        model.going.set()
+
+
+def grey(level: int) -> bytes:
+    Image.new("RGB", (48, 32), (level,) * 3).save(buffer := io.BytesIO(), "PNG")
+    return buffer.getvalue()
+
+
+def client(url: str, address: str = "127.0.0.1") -> httpx.Client:
+    transport = httpx.HTTPTransport(local_address=address, verify=False)
+    return httpx.Client(base_url=url, transport=transport, timeout=60)
+
+
+@contextmanager
+def waiting(
+    url: str, level: int, fields: dict[str, str] | None = None, address: str = "127.0.0.1"
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """Send a photo, and hear of it: how many of the queue come first, at the end its caption."""
+    files = {"photo": ("x.png", grey(level))}
+    with (
+        client(url, address) as made,
+        made.stream("POST", "/page/captions", files=files, data=fields or {}) as answer,
+    ):
+        yield map(json.loads, answer.iter_lines())
+
+
+def last(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    return list(lines)[-1]
+
+
+def test_photos_of_unlike_settings_never_share_a_batch(styled: Checkpoint) -> None:
+    """Nor has one more captions, or other ones, than it asked for."""
+    settings = [
+        {}, {"captions": "3"}, {"beam_size": "2"}, {"style": "short"}, {"check_attention": "true"},
+        {"check_attention": "true", "captions": "3"},
+    ]  # fmt: skip
+    asked = {10 + number: settings[number % 6] for number in range(12)}
+    model = Model(styled)
+    with serving(model) as url, ExitStack() as stack:
+        first = stack.enter_context(waiting(url, 1))
+        assert until(lambda: model.batches)
+        others = {
+            level: stack.enter_context(waiting(url, level, fields))
+            for level, fields in asked.items()
+        }
+        for lines in others.values():
+            next(lines)  # it waits
+        model.going.set()
+        answers = {level: last(lines) for level, lines in others.items()}
+        assert "caption" in last(first)
+    # Those that differ in the number of captions alone go together, and unchecked.
+    sizes = sorted(len(levels) for levels, _, _ in model.batches[1:])
+    assert sizes == [2, 2, 2, 2, 4]
+    for levels, config, check in model.batches[1:]:
+        for level in levels:
+            fields = asked[level]
+            assert check is ("check_attention" in fields)
+            assert config.style == fields.get("style", "long")
+            assert config.beam_size == int(fields.get("beam_size", 5))
+    for level, fields in asked.items():
+        record = answers[level]["record"]
+        assert len(record.get("alternatives", ())) == int(fields.get("captions", 1)) - 1
+        assert ("effect" in record["words"][0]) is ("check_attention" in fields)
+        assert record["style"] == fields.get("style", "long")
+
+
+def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(url: str, model: Model) -> None:
+    with ExitStack() as stack:
+        for level in range(1, 11):
+            lines = stack.enter_context(waiting(url, level, COSTLY if level == 1 else None))
+            next(lines)
+            assert until(lambda: model.batches)
+        other = stack.enter_context(waiting(url, 99, address="127.0.0.2"))
+        assert next(other) == {"ahead": 0}
+        model.going.set()
+        assert "caption" in last(other)
+    assert model.batches[1][0][0] == 99
+
+
+def test_a_photo_that_costs_more_takes_more_places_and_less_company(url: str, model: Model) -> None:
+    with ExitStack() as stack:
+        waits = [stack.enter_context(waiting(url, level, COSTLY)) for level in (1, 2)]
+        assert [next(lines) for lines in waits] == [{"ahead": 0}] * 2
+        third = last(stack.enter_context(waiting(url, 3, COSTLY)))
+        assert third["error"]["type"] == "busy"
+        other = stack.enter_context(waiting(url, 99, address="127.0.0.2"))
+        assert "ahead" in next(other)
+        model.going.set()
+        assert all("caption" in last(lines) for lines in (*waits, other))
+    assert [levels for levels, _, _ in model.batches] == [[1], [99], [2]]
+
+
+def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Response:
+    with client(url) as made:
+        parts = [("image", ("x.png", grey(level))) for level in range(1, count + 1)]
+        return made.post("/api/caption", files=parts, data=fields or {})
+
+
+def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
+    """What is in it, and how long the model has taken of late."""
+
+    @contextmanager
+    def full(fields: dict[str, str] | None = None) -> Iterator[int]:
+        model.going.clear()
+        with ThreadPoolExecutor(1) as pool, client(url) as made:
+            done: Future[httpx.Response] = pool.submit(send, url, 64, fields)
+            assert until(lambda: "captioner_queue_images 64.0" in made.get("/metrics").text)
+            answer = send(url, 5)
+            assert answer.status_code == 503 and answer.json()["type"] == "busy"
+            yield int(answer.headers["retry-after"])
+            model.going.set()
+            assert fields or done.result(60).status_code == 200
+
+    with full() as before:  # anything was captioned
+        pass
+    assert send(url, 64).status_code == send(url, 64).status_code == 200
+    with full() as quick:
+        assert 1 <= quick < before
+    model.error = ValueError("enough")  # what is costly need not be done
+    with full(COSTLY) as costly:
+        assert costly > 2 * quick
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (MemoryError(), 503, "out-of-memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 503, "out-of-memory"),
+        (RuntimeError("index out of range"), 500, "internal-error"),
+    ],
+    ids=["python", "torch", "other"],
+)
+def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(
+    url: str, model: Model, error: Exception, status: int, kind: str
+) -> None:
+    model.going.set()
+    model.error = error
+    answer = send(url, 1)
+    assert (answer.status_code, answer.json()["type"]) == (status, kind)
+    assert ("retry-after" in answer.headers) is (status == 503)
+
+
+def test_health_tells_of_the_model_and_not_of_its_queue(
+    url: str, model: Model, clock: Clock
+) -> None:
+    def health() -> tuple[int, str]:
+        with client(url) as made:
+            answer = made.get("/api/health")
+            return answer.status_code, answer.json().get("type", "")
+
+    with ExitStack() as stack:
+        waits = [stack.enter_context(waiting(url, level)) for level in range(1, 10)]
+        assert until(lambda: model.batches)
+        assert health() == (200, "")  # it is at work, on the first batch of all
+        clock.ahead += 130
+        assert health() == (503, "not-ready")  # for minutes
+        model.going.set()
+        for lines in waits:
+            last(lines)
+    model.error = ValueError("CUDA error")
+    assert health() == (200, "")  # it has just answered
+    clock.ahead += 30
+    assert health() == (503, "not-ready")  # a batch has just ended, without a caption
+    model.error = None
+    assert health() == (200, "")
