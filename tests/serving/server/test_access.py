@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import sys
@@ -10,9 +11,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
 
+from captioner.checkpoint import Checkpoint
+from captioner.predictor import Captioner
+from captioner_serving.server.access import Access
+from captioner_serving.server.credentials import Credentials
+from captioner_serving.server.door import Door
 from tests import launcher
-from tests.serving.server.conftest import SAMPLES, Server, serve
+from tests.serving.server.conftest import SAMPLES, Server, run_async, serve
+from tests.serving.server.running import Clock, serving
 
 SECRET = "ann:correct horse: battery"
 WHO = ("ann", "correct horse: battery")
@@ -83,6 +92,8 @@ def test_nothing_is_open_without_the_password(guarded: Server) -> None:
             "/gradio_api/queue/join",
         ):
             assert client.post(route, files={"image": b"x"}).status_code == 401
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        assert client.get("/gradio_api/queue/data", headers=upgrade).status_code == 401
     photo = (SAMPLES / "coffee.jpg").read_bytes()
     with guarded.client(auth=WHO) as client:
         assert client.get("/").status_code == 200
@@ -141,6 +152,65 @@ def test_a_hash_is_as_good_as_the_password(by_hash: Server) -> None:
         assert [client.get("/api/health").status_code for _ in range(3)] == [200] * 3
     with client_at(by_hash, "127.0.0.2", GUESS) as client:
         assert [client.get("/metrics").status_code for _ in range(11)] == [401] * 10 + [429]
+
+
+@pytest.mark.parametrize("name", ["by_file", "by_hash"])
+def test_the_right_password_of_another_name_is_wrong(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    for user in ("eve", "", "Ann", "ann "):
+        with client_at(request.getfixturevalue(name), "127.0.0.5", (user, WHO[1])) as client:
+            assert client.get("/metrics").status_code == 401, user
+
+
+def test_guesses_are_forgotten_in_a_minute_and_no_sooner(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    credentials = Credentials(user=WHO[0], password=WHO[1])
+    with serving(Captioner(tiny_checkpoint), credentials=credentials) as url:
+
+        def status(who: tuple[str, str]) -> int:
+            return httpx.get(f"{url}/metrics", auth=who, timeout=60).status_code
+
+        assert [status(GUESS) for _ in range(10)] == [401] * 10
+        assert status(WHO) == 429
+        clock.ahead += 45
+        assert status(WHO) == 429
+        clock.ahead += 16
+        assert status(WHO) == 200
+
+
+def test_guesses_are_counted_for_ten_thousand_clients() -> None:
+    """The last that guessed; somebody who has many addresses gets no more memory for it."""
+    credentials = Credentials(user=WHO[0], password=WHO[1])
+    access = Access(PlainTextResponse("fine"), credentials)
+    door = Door(access, root_path="", trusted_proxies=["127.0.0.1"])
+    wrong = ("authorization", "Basic " + base64.b64encode(b"ann:guess").decode())
+
+    async def status(number: int) -> int:
+        forwarded = ("x-forwarded-for", f"10.1.{number // 256}.{number % 256}")
+        headers = [(name.encode(), value.encode()) for name, value in (wrong, forwarded)]
+        scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/metrics"}
+        answers: list[Message] = []
+
+        async def send(message: Message) -> None:
+            answers.append(message)
+
+        async def receive() -> Message:
+            raise AssertionError("nothing more is read")
+
+        await door({**scope, "client": ("127.0.0.1", 1), "headers": headers}, receive, send)
+        return int(answers[0]["status"])
+
+    async def guess() -> list[int]:
+        for client in (0, 1):
+            assert [await status(client) for _ in range(11)] == [401] * 10 + [429]
+        for client in range(2, 10_001):
+            await status(client)
+        return [await status(1), await status(0)]
+
+    assert run_async(guess()) == [429, 401]
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,19 @@ def test_a_body_that_breaks_behind_its_answer_ends_the_connection(
     assert [record.name for record in caplog.records if record.exc_info] == []
 
 
+def test_a_request_that_tells_its_length_in_two_ways_is_the_last(port: int, inside: Inside) -> None:
+    """A proxy may have believed the other one: what follows is not what it took it for."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+        peer.sendall(
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
+        answer = b"".join(iter(lambda: peer.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower() and answer.endswith(b"}")
+
+
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 200_000])
 def test_a_large_answer_goes_out_whole_in_pieces(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)

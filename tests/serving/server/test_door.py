@@ -12,14 +12,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from captioner.checkpoint import Checkpoint
 from captioner.errors import ConfigError
+from captioner.predictor import Captioner
 from captioner_serving.server.addresses import whole_client
+from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import Door
-from captioner_serving.server.hosts import Hosts
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.routes import visit_of
 from tests.serving.server.conftest import run_async
+from tests.serving.server.running import serving
 
 
 class Inside:
@@ -131,46 +134,69 @@ def test_one_table_names_every_request_below_any_prefix(
 NAMES = {
     # where it listens: names that it answers for, and names that it does not
     "127.0.0.1": (["localhost", "127.0.0.1:7860", "[::1]:7860", "Captions.example.org:443",
-                   "a.pages.example.org", "192.168.7.7:80", "[fd00::7]:7860"],
-                  ["evil.example", "192.168.1.5", "localhost.evil.example", "example.org", ""]),
+                   "a.pages.example.org", "192.168.7.7:80", "[fd00::7]:7860", "a.localhost:80"],
+                  ["evil.example", "192.168.1.5", "localhost.evil.example", "example.org", "",
+                   "evilpages.example.org", "pages.example.org", "evillocalhost"]),
     "0.0.0.0": (["192.168.1.5:7860", "localhost"], ["evil.example", "192.168.1.5.evil.example"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("listens", NAMES)
-def test_the_server_answers_for_its_own_names(listens: str) -> None:
+def test_the_server_answers_for_its_own_names(listens: str, tiny_checkpoint: Checkpoint) -> None:
     allowed = ("captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7")
-    app = Hosts(Inside(), host=listens, allowed=allowed)
+    config = ServerConfig(host=listens, allowed_hosts=allowed)
     good, bad = NAMES[listens]
-    assert {name: ask(app, headers={"Host": name}).status_code for name in good} == dict.fromkeys(
-        good, 200
-    )
+    with serving(Captioner(tiny_checkpoint), config) as url, httpx.Client(base_url=url) as client:
+        answers = {name: client.get("/metrics", headers={"Host": name}) for name in (*good, *bad)}
+    assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
     for name in bad:
-        answer = ask(app, headers={"Host": name})
-        assert answer.status_code == 421, name
-        assert answer.json()["type"] == "wrong-host" and "--allowed-host" in answer.text
+        assert answers[name].status_code == 421, name
+        assert (
+            answers[name].json()["type"] == "wrong-host" and "--allowed-host" in answers[name].text
+        )
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("site", "origin", "host", "refused"),
     [
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
-        ({"Origin": "https://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "same-site", "Origin": "https://evil.localhost"}, 403),
-        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 200),
-        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}, 200),
-        ({"Origin": "http://localhost:7860"}, 200),
-        ({}, 200),  # curl
+        ("cross-site", None, "localhost:7860", True),
+        ("cross-site", "http://localhost:7860", "localhost:7860", True),
+        (None, "https://evil.example", "localhost:7860", True),
+        (None, "null", "localhost:7860", True),
+        (None, "http://[", "localhost:7860", True),
+        ("same-site", "https://evil.localhost", "localhost:7860", True),
+        ("same-site", "http://localhost:3000", "localhost:7860", True),  # whoever listens there
+        (None, "http://localhost:3000", "localhost:7860", True),
+        (None, "http://localhost", "localhost:7860", True),
+        (None, "http://localhost:7860", "localhost", True),
+        ("same-origin", "http://localhost:7860", "localhost:7860", False),
+        (None, "http://localhost:7860", "localhost:7860", False),
+        (None, "http://[::1]:7860", "[::1]:7860", False),
+        (None, "http://localhost", "localhost:80", False),
+        (None, "https://localhost", "localhost", False),  # a proxy has the certificate
+        (None, None, "localhost", False),  # curl
     ],
 )
 def test_what_another_site_makes_a_browser_send_is_refused(
-    headers: dict[str, str], status: int
+    api: httpx.Client, site: str | None, origin: str | None, host: str, refused: bool
 ) -> None:
-    app = Hosts(Inside(), host="127.0.0.1", allowed=())
-    assert ask(app, method="POST", headers=headers).status_code == status
-    assert ask(app, method="GET", headers=headers).status_code == 200  # a link to the page
+    sent = {"Host": host, "Sec-Fetch-Site": site, "Origin": origin}
+    headers = {name: value for name, value in sent.items() if value is not None}
+    answer = api.post("/api/caption", headers=headers)
+    assert answer.json()["type"] == ("cross-site" if refused else "media-type")
+    assert api.get("/metrics", headers=headers).status_code == 200  # a link to the page
+
+
+def test_a_websocket_ends_at_the_door() -> None:
+    """Behind it nobody asks one for its password."""
+    inside, sent = Inside(), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    door = Door(inside, root_path="", trusted_proxies=[])
+    run_async(door({"type": "websocket", "path": "/", "headers": []}, nobody, send))
+    assert sent == [{"type": "websocket.close"}] and not inside.scope
 
 
 def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> Door:
@@ -185,20 +211,26 @@ def count(metrics: Metrics, status: int) -> bool:
 
 @pytest.mark.parametrize(
     "inside",
-    [Inside(MemoryError()), Inside(answer=PlainTextResponse("Internal Server Error", 500))],
-    ids=["raised", "answered"],
+    [
+        Inside(KeyError("x")),
+        Inside(answer=PlainTextResponse("Internal Server Error", 500)),
+        Inside(MemoryError()),
+    ],
+    ids=["raised", "answered", "memory"],
 )
 def test_every_failure_is_a_problem_document(
     inside: Inside, caplog: pytest.LogCaptureFixture
 ) -> None:
+    short = isinstance(inside.error, MemoryError)
+    status, kind = (503, "out-of-memory") if short else (500, "internal-error")
     metrics, said = Metrics(), []
     with caplog.at_level(logging.CRITICAL):
         answer = ask(logged(inside, metrics=metrics, said=said), "/api/caption", method="POST")
-    assert answer.status_code == 500
+    assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["type"] == "internal-error"
-    assert count(metrics, 500)
-    assert said == ["127.0.0.1 POST /api/caption: 500"]
+    assert answer.json()["type"] == kind
+    assert count(metrics, status)
+    assert said == [f"127.0.0.1 POST /api/caption: {status}"]
 
 
 async def nobody(*_: Any) -> Any:

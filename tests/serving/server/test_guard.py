@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from captioner_serving.server.app import _http_problem
 from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.running import until
 
 PHOTO = SAMPLES / "coffee.jpg"
 
@@ -203,6 +205,67 @@ def test_what_gradio_refuses_is_a_problem_as_everywhere_and_no_cache_keeps_it(
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store"
     assert "traceback" not in answer.json()["detail"].lower()
+
+
+def said_of(server: Server, do: Callable[[httpx.Client], object]) -> list[str]:
+    """What the server says when a stranger does something; it tells each path that it lacks."""
+    before, after = secrets.token_hex(8), secrets.token_hex(8)
+    with server.client() as client:
+        client.get(f"/{before}")
+        server.said(0, before)
+        do(client)
+        client.get(f"/{after}")
+        server.said(0, after)
+    first, last = (
+        next(at for at, line in enumerate(server.lines) if mark in line) for mark in (before, after)
+    )
+    return server.lines[first + 1 : last]
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "request_", "status"),
+    [
+        ("GET", "queue/data", {"params": {"session_hash": "nobody"}}, 404),
+        ("GET", "queue/data", {"headers": {"Connection": "Upgrade", "Upgrade": "websocket"}}, 400),
+        ("POST", "queue/join", {"json": {"data": ["x"], "fn_index": 0, "session_hash": "s"}}, 400),
+        ("POST", "queue/join", {"json": {"data": [7], "fn_index": 0, "session_hash": "s"}}, 400),
+        ("POST", "queue/join", {"json": {"data": [], "fn_index": 0, "session_hash": ""}}, 400),
+    ],
+    ids=["no session", "websocket", "text for an image", "number", "empty session"],
+)
+def test_what_a_stranger_gets_wrong_is_a_line_at_most(
+    server: Server, method: str, route: str, request_: dict[str, Any], status: int
+) -> None:
+    answers: list[httpx.Response] = []
+    lines = said_of(
+        server, lambda it: answers.append(it.request(method, f"/gradio_api/{route}", **request_))
+    )
+    assert answers[0].status_code == status
+    assert answers[0].headers["content-type"] == "application/problem+json"
+    assert len(lines) <= 1, lines
+
+
+def test_two_who_hear_of_one_session_and_leave_make_no_traceback(server: Server) -> None:
+    """Gradio forgets the session for each of them."""
+    session = secrets.token_hex(5)
+
+    def listen(client: httpx.Client) -> AbstractContextManager[httpx.Response]:
+        return client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session})
+
+    def status(client: httpx.Client) -> int:
+        with listen(client) as answer:
+            return answer.status_code
+
+    def leave(client: httpx.Client) -> None:
+        assert call(client, None, session).status_code == 200
+        result(client, session)
+        with ExitStack() as stack:
+            for _ in range(2):
+                other = stack.enter_context(server.client())
+                assert stack.enter_context(listen(other)).status_code == 200
+        assert until(lambda: status(client) == 404)  # it has heard that they left
+
+    assert not any("Traceback" in line for line in said_of(server, leave))
 
 
 def test_a_full_queue_of_gradios_says_when_to_come_again() -> None:
