@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from captioner_serving.decoding.pool import DecodePool
 
 from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
+from captioner.decoding.pool import DecodePool
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
