@@ -165,7 +165,7 @@ def test_images_that_are_damaged_or_missing_are_reported_together(
     assert not (to / "manifest.json").exists() and not list(to.glob("*.tar"))
     result = run_captioner("prepare", "coco", "--to", to, "--mirror", url, "--skip-bad")
     assert result.returncode == 0, result.stderr
-    assert "13 of 13 images were prepared by an earlier run" in result.stderr
+    assert "13 of 13 images were resized by an earlier run" in result.stderr
     manifest = Manifest.load(to)
     assert manifest.skipped == {"missing image": 1, "corrupt image": 2}
     assert {split: found.images for split, found in manifest.splits.items()} == {

@@ -344,7 +344,7 @@ def test_a_repaired_data_set_is_taken_up(run_captioner: Run, photos: Path, tmp_p
     (photos / "b" / "4.jpg").write_bytes(whole)
     result = run_captioner("prepare", *command, "--to", tmp_path / "to")
     assert result.returncode == 0, result.stderr
-    assert "4 of 6 images were prepared by an earlier run" in result.stderr
+    assert "4 of 6 images were resized by an earlier run" in result.stderr
 
 
 def test_photos_are_stored_as_a_viewer_sees_them(run_captioner: Run, tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import subprocess
+import tarfile
+import unicodedata
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +109,178 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     twice = f"which one of {tmp_path}/set/4.jpg, {inner}/4.jpg?"
     assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
     assert f"looked in {tmp_path}/set and its subfolders; --images PLACE names other places" in said
+
+
+def rows(to: Path) -> dict[str, tuple[str, ...]]:
+    """Read the names and captions of all splits."""
+    splits = Manifest.load(to).splits
+    found = [row for split in splits for row in Manifest.load(to).rows(to, split)]
+    return {row.file_name: row.captions for row in found}
+
+
+def by_macos(text: str) -> str:
+    """Write a name as macOS does: ü as two characters."""
+    return unicodedata.normalize("NFD", text)
+
+
+@pytest.fixture
+def books(photos: Path) -> Path:
+    """The same photos, called as macOS calls them; their captions have names by other systems."""
+    for n in range(8):
+        (photos / f"{n}.jpg").rename(photos / by_macos(f"Bück {n}.jpg"))
+        (photos / f"{n}.txt").rename(photos / f"Bück {n}.txt")
+    return photos
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "coco-json", "flickr8k", "folder", "zip", "tar"])
+@pytest.mark.parametrize("listed", [str, by_macos])
+def test_names_that_look_the_same_are_the_same(
+    run_captioner: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
+) -> None:
+    names = [listed(f"Bück {n}.jpg") for n in range(8)]
+    table = tmp_path / f"{kind}.jsonl"
+    arguments: list[object] = ["jsonl", table, "--images", books]
+    table.write_text("\n".join(json.dumps({"image": each, "caption": "a"}) for each in names))
+    if kind == "csv":
+        table.write_text("image,caption\n" + "".join(f"{each},a\n" for each in names))
+        arguments[0] = "csv"
+    elif kind == "coco-json":
+        images = [{"id": n, "file_name": each} for n, each in enumerate(names)]
+        captions = [{"image_id": n, "caption": "a"} for n in range(8)]
+        table.write_text(json.dumps({"images": images, "annotations": captions}))
+        arguments[0] = kind
+    elif kind == "flickr8k":
+        texts = "".join(f"Bück {n}.jpg#0\ta\n" for n in range(8))
+        (books / "Flickr8k.token.txt").write_text(texts)
+        for split, part in (("train", names[:6]), ("dev", names[6:])):
+            (books / f"Flickr_8k.{split}Images.txt").write_text("\n".join(part))
+        arguments = [kind, books]
+    elif kind == "folder":
+        for n in range(8):
+            (books / f"Bück {n}.txt").rename(books / listed(f"Bück {n}.txt"))
+        arguments = [kind, books]
+    elif kind == "zip":
+        arguments[-1] = tmp_path / "photos.zip"
+        with zipfile.ZipFile(arguments[-1], "w") as archive:
+            for photo in books.glob("*.jpg"):
+                archive.write(photo, photo.name)
+    elif kind == "tar":
+        arguments[-1] = tmp_path / "photos.tar"
+        with tarfile.open(arguments[-1], "w") as tar:
+            tar.add(books, "inner")
+    said = prepare(run_captioner, tmp_path / "to", *arguments)
+    assert len(rows(tmp_path / "to")) == 8
+    assert not [line for line in said.splitlines() if line.startswith("note: images")]
+
+
+def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
+    run_captioner: Run, books: Path, tmp_path: Path
+) -> None:
+    books.rename(tmp_path / "a")
+    table = tmp_path / "captions.csv"
+    names = ["Bück 1.jpg", "a/Bück 1.jpg", by_macos("Bück 1.jpg"), "./a/Bück 1.jpg", "Bück 1"]
+    lines = [f"{name},caption {n}," for n, name in enumerate(names)]
+    lines[1] += "test"  # so all of them are
+    table.write_text("image,caption,split\n" + "\n".join([*lines, "Bück 2.jpg,other,train"]))
+    prepare(run_captioner, tmp_path / "to", "csv", table, "--skip-bad")
+    assert rows(tmp_path / "to") == {
+        "Bück 1.jpg": tuple(f"caption {n}" for n in range(5)),
+        "Bück 2.jpg": ("other",),
+    }
+    # What is nowhere called so, and what two names could mean, is not guessed.
+    table.write_text("image,caption\nBück 1.jpg,a\nb/Bück 1.jpg,b\nc/Bück 2.jpg,c\nBuck 3.jpg,d")
+    said = prepare(run_captioner, tmp_path / "no", "csv", table, "--skip-bad")
+    assert "left out: missing image: 2\n" in said
+    assert rows(tmp_path / "no") == {"Bück 1.jpg": ("a",), "c/Bück 2.jpg": ("c",)}
+
+
+def test_where_the_file_system_folds_names_capital_letters_do_not_count(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    os.link(photos / "0.jpg", photos / "0.JPG")  # what it looks like where names are folded
+    table = photos / "captions.csv"
+    table.write_text("image,caption\n0.jpg,one\n0.JPG,two\n1.jpg,three\n")
+    prepare(run_captioner, tmp_path / "to", "csv", table)
+    assert rows(tmp_path / "to") == {"0.jpg": ("one", "two"), "1.jpg": ("three",)}
+    (photos / "1.jpg").rename(photos / "A.jpg")
+    (photos / "1.txt").rename(photos / "a.TXT")
+    prepare(run_captioner, tmp_path / "folder", "folder", photos)
+    assert rows(tmp_path / "folder")["A.jpg"] == ("caption 1",)
+
+
+@pytest.mark.parametrize("kind", ["coco-json", "jsonl"])
+def test_a_table_fetches_no_photo_from_elsewhere(
+    run_captioner: Run, photos: Path, tmp_path: Path, kind: str
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    for n in range(4):
+        (photos / f"{n}.jpg").rename(private / f"secret {n}.jpg")
+    (photos / "link.jpg").symlink_to(private / "secret 2.jpg")
+    (photos / "album").symlink_to(private)
+    names = [f"{private}/secret 0.jpg", "../private/secret 1.jpg", "link.jpg", "album/secret 3.jpg"]
+    names += [f"{photos}/4.jpg", "../photos/5.jpg", "6.jpg"]
+    table = tmp_path / "table"
+    if kind == "jsonl":
+        table.write_text("\n".join(json.dumps({"image": one, "caption": "a"}) for one in names))
+    else:
+        images = [{"id": n, "file_name": one} for n, one in enumerate(names)]
+        captions = [{"image_id": n, "caption": "a"} for n in range(len(names))]
+        table.write_text(json.dumps({"images": images, "annotations": captions}))
+    command = (kind, table, "--images", photos)
+    said = prepare(run_captioner, tmp_path / "no", *command, status=1)
+    told = "; ".join(
+        f"{one} (outside: {private}/secret {n}.jpg)" for n, one in enumerate(names[:4])
+    )
+    assert f"missing image: 4 ({told})\n" in said
+    prepare(run_captioner, tmp_path / "to", *command, "--skip-bad")
+    assert set(rows(tmp_path / "to")) == set(names[4:])
+    prepare(run_captioner, tmp_path / "all", *command, private)  # by its owner's word
+    assert set(rows(tmp_path / "all")) == set(names)
+
+
+def test_a_name_without_a_suffix_is_told_as_such_and_drawn_as_with_it(
+    run_captioner: Run, books: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "table.csv"
+    vals = []
+    for suffix, book in ((".jpg", by_macos("Bück")), ("", "Bück")):
+        table.write_text("image,caption\n" + "".join(f"{book} {n}{suffix},a\n" for n in range(8)))
+        to = tmp_path / f"to{suffix}"
+        said = prepare(run_captioner, to, "csv", table, "--images", books, "--val", 0.4)
+        val = Manifest.load(to).rows(to, "val")
+        vals.append([row.file_name.removesuffix(suffix)[-1] for row in val])
+    assert vals[0] == vals[1]
+    assert "note: images whose names lack the suffix: 8 (Bück 0 is " in said
+    assert "subfolder" not in said
+    (books / by_macos("Bück 0.jpg")).rename(books / "Bück 0.JPG")
+    table.write_text("image,caption\nBück 0.jpg,a\n")
+    said = prepare(run_captioner, tmp_path / "other", "csv", table, "--images", books, "--val", 0)
+    assert (
+        "note: images whose names differ in capital letters: 1 (Bück 0.jpg is Bück 0.JPG)" in said
+    )
+
+
+def test_nothing_was_prepared_by_a_run_that_says_so(
+    run_captioner: Run, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "train").mkdir()
+    (photos / "val").mkdir()
+    for n in range(8):
+        for suffix in ("jpg", "txt"):
+            (photos / f"{n}.{suffix}").rename(
+                photos / ("val" if n > 5 else "train") / f"{n}.{suffix}"
+            )
+    shutil.copy(photos / "val" / "7.jpg", photos / "train" / "0.jpg")
+    command = ("folder", photos, "--shard-images", 3)
+    said = prepare(run_captioner, tmp_path / "to", *command, status=1)
+    assert "has problems, and nothing was prepared from it" in said
+    said = prepare(run_captioner, tmp_path / "to", *command, "--skip-bad")
+    assert "8 of 8 images were resized by an earlier run\n" in said and "were prepared" not in said
+    # This one has no run before it, though it writes some shards anew.
+    said = prepare(run_captioner, tmp_path / "once", *command, "--skip-bad")
+    assert "left out: image in two splits: 1" in said and "earlier run" not in said
+    assert sorted(rows(tmp_path / "once")) == sorted(rows(tmp_path / "to"))
 
 
 def test_archives_are_searched_by_name_and_nothing_is_guessed(

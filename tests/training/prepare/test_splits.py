@@ -72,7 +72,7 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / name, "w", kind) as archive:
             archive.writestr(f"{name[0]}.jpg", one)
     files = ImageFiles([tmp_path])
-    places = [files.find(f"{letter}.jpg") for letter in "abcdef"]
-    groups = equal_images([place for place in places if place])
+    found = [files.find(f"{letter}.jpg") for letter in "abcdef"]
+    groups = equal_images([one.location for one in found if one])
     # A zip file's checksum is not compared with bytes outside of zip files.
     assert groups == [[0, 3], [1], [2], [4, 5]]

@@ -114,7 +114,7 @@ def _write_shards(plans: Sequence[Plan], options: Options, work: Path) -> None:
     total = sum(len(plan.images) for plan in plans)
     done = total - sum(len(plan.images) for plan in pending)
     if done:
-        print(f"{done:,} of {total:,} images were prepared by an earlier run", file=sys.stderr)
+        print(f"{done:,} of {total:,} images were resized by an earlier run", file=sys.stderr)
     if not pending:
         return
     images = (
@@ -178,9 +178,10 @@ def _resolve_equal_images(
                 leave_out[split].update(names)
     if not leave_out or not options.skip_bad:
         return plans
-    plans = [_without(plan, leave_out[plan.split]) for plan in plans]
-    _write_shards(plans, options, work)
-    return plans
+    kept = [_without(plan, leave_out[plan.split]) for plan in plans]
+    changed = [plan for plan, before in zip(kept, plans, strict=True) if plan is not before]
+    _write_shards(changed, options, work)
+    return kept
 
 
 def _without(plan: Plan, names: set[str]) -> Plan:

@@ -12,6 +12,7 @@ from captioner.errors import DataError
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.prepare.csv_rows import csv_rows
 from captioner_training.prepare.images import ListedImage
+from captioner_training.prepare.names import composed
 from captioner_training.prepare.places import walk
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.texts import read_json, read_text
@@ -96,7 +97,7 @@ def _captions(folder: Path, by_name: dict[str, Path], problems: Problems) -> dic
             f"{folder} has none of dataset_flickr8k.json, Flickr8k.token.txt, captions.txt"
         )
     for name, caption in pairs:
-        captions[name.split("#")[0]].append(caption)
+        captions[composed(name.split("#")[0])].append(caption)
     return captions
 
 
@@ -115,7 +116,8 @@ def _with_lists(
         return
     listed = 0
     for split, path in lists.items():
-        for image in filter(None, map(str.strip, read_text(path, problems).splitlines())):
+        names = map(str.strip, composed(read_text(path, problems)).splitlines())
+        for image in filter(None, names):
             listed += image in captions
             yield ListedImage(image, image, tuple(captions.get(image, ())), split)
     if listed < len(captions):

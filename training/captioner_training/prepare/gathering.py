@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from captioner.paths import is_web_address
 from captioner_training.prepare.images import FoundImage, ListedImage
-from captioner_training.prepare.places import ImageFiles, Location
+from captioner_training.prepare.names import (
+    base_name,
+    composed,
+    folded,
+    folders_of,
+    image_suffix,
+    stem,
+)
+from captioner_training.prepare.places import Found, ImageFiles
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import Fractions, keep_rank, split_name
 from captioner_training.prepare.texts import has_word
@@ -26,28 +35,21 @@ def gather(
 
     """
     checked = list(_checked(listed, problems))
-    locations = _locate([image.file_name for image in checked], files, problems)
+    by_name = _find((image.file_name for image in checked), files, problems)
+    images = [image for image in checked if image.file_name in by_name and image.captions]
+    found = [by_name[image.file_name] for image in images]
     usable = [
-        (image, location)
-        for image, location in zip(checked, locations, strict=True)
-        if location is not None and image.captions
-    ]
-    images = [image for image, _ in usable]
-    places = [location for _, location in usable]
-    found = [
         FoundImage(
             id=image.id,
             file_name=_text(image.file_name),
-            location=location,
+            location=one.location,
             captions=image.captions,
             split=split,
             licence=image.licence,
         )
-        for image, location, split in zip(
-            images, places, _splits(images, places, fractions), strict=True
-        )
+        for image, one, split in zip(images, found, _splits(images, found, fractions), strict=True)
     ]
-    return _one_split_each(found, problems)
+    return list(_one_record_each(_one_split_each(usable, problems)))
 
 
 def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterable[ListedImage]:
@@ -73,53 +75,67 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _locate(
-    names: Sequence[str], files: ImageFiles, problems: Problems
-) -> Sequence[Location | None]:
-    """Find the images where their names say, else where there is one file of that name."""
-    places = [files.find(name) for name in names]
-    taken = set(filter(None, places))
-    claims: dict[Location, set[str]] = defaultdict(set)
-    elsewhere: dict[str, Location] = {}
-    for name, place in zip(names, places, strict=True):
-        if place is None and (other := files.find_elsewhere(name)) and other not in taken:
-            elsewhere[name] = other
-            claims[other].add(name)
-    # A file that two names could mean is neither's.
-    sure = {name: place for name, place in elsewhere.items() if len(claims[place]) == 1}
-    places = [place or sure.get(name) for name, place in zip(names, places, strict=True)]
-    for name, place in zip(names, places, strict=True):
-        if place is None:
+def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[str, Found]:
+    """Find the images by their names; tell those that are missing, and what was not exact."""
+    found = {name: files.find(name) for name in dict.fromkeys(names)}
+    claims = Counter(
+        place for _, place in {(composed(name), one.location) for name, one in found.items() if one}
+    )
+    for name, one in found.items():
+        # In other folders than the name says it is a guess: not where another name means it too.
+        if one and _is_moved(name, one) and folders_of(name) and claims[one.location] > 1:
+            found[name] = one = None
+        if one is None:
             problems.add("missing image", name + files.why_not(name))
-    for name, place in sure.items():
-        if not files.is_archive(place.path):  # there, folders before the names are usual
-            problems.note("images found in a subfolder, by file name", f"{name} at {place.path}")
+        elif one.location.is_loose and _is_moved(name, one):  # in archives that is usual
+            example = f"{name} at {one.location.path}"
+            problems.note("images found in a subfolder, by file name", example)
+        elif stem(base_name(one.name)) == folded(base_name(name)):
+            problems.note("images whose names lack the suffix", f"{name} is {one.name}")
+        elif composed(base_name(one.name)) != composed(base_name(name)):
+            problems.note("images whose names differ in capital letters", f"{name} is {one.name}")
     hint = f"looked in {files}"
-    if any(is_web_address(name) for name in names):
+    if any(map(is_web_address, found)):
         hint += "; what is named by URL has to be downloaded before"
     problems.explain("missing image", hint)
-    return places
+    return {name: one for name, one in found.items() if one}
+
+
+def _is_moved(name: str, found: Found) -> bool:
+    """Whether an image was found in other folders than its name says."""
+    return folders_of(name) != folders_of(found.name)
 
 
 def _splits(
-    images: Sequence[ListedImage], places: Sequence[Location], fractions: Fractions
+    images: Sequence[ListedImage], found: Sequence[Found], fractions: Fractions
 ) -> list[str]:
     """Take over the splits that are named, and draw the others; equal images stay together."""
     splits = [image.split for image in images]
     if None in splits:
-        groups = equal_images(places)
+        groups = equal_images([one.location for one in found])
         named = [
             min(filter(None, (splits[index] for index in one)), key=keep_rank, default=None)
             for one in groups
         ]
         open_groups = [one for one, split in zip(groups, named, strict=True) if split is None]
-        keys = [min((images[index].id for index in one), key=str) for one in open_groups]
+        keys = [
+            min((_drawn_by(images[index], found[index]) for index in one), key=str)
+            for one in open_groups
+        ]
         drawn = iter(fractions.draw(keys))
         for group, split in zip(groups, named, strict=True):
             chosen = split or next(drawn)
             for index in group:
                 splits[index] = splits[index] or chosen
     return [split or "train" for split in splits]
+
+
+def _drawn_by(image: ListedImage, found: Found) -> int | str:
+    """Give what decides the split: the id; where it is a file name, composed and with a suffix."""
+    if image.id != image.file_name:
+        return image.id
+    name = composed(image.file_name)
+    return name if image_suffix(name) else name + image_suffix(found.name)
 
 
 def _one_split_each(images: list[FoundImage], problems: Problems) -> list[FoundImage]:
@@ -137,6 +153,18 @@ def _one_split_each(images: list[FoundImage], problems: Problems) -> list[FoundI
                 where = ", ".join(sorted(found))
                 problems.add("image in two splits", f"{image.file_name} in {where}")
     return kept
+
+
+def _one_record_each(images: Iterable[FoundImage]) -> Iterable[FoundImage]:
+    """Put together what is said of an image that the data set names in several ways."""
+    records: dict[object, FoundImage] = {}
+    for image in images:
+        # Where an id is more than the file's name, somebody may ask for it.
+        key = _place(image) if image.id == image.file_name else image.id, image.split
+        if known := records.get(key):
+            image = replace(known, captions=known.captions + image.captions)
+        records[key] = image
+    return records.values()
 
 
 def _place(image: FoundImage) -> tuple[str, int, str | None]:

@@ -108,7 +108,9 @@ def _gathered(
             "the captions are written without spaces between words: train with "
             "--data.tokenizer characters"
         )
-    images = gather(listed, ImageFiles(places), problems, fractions=chosen)
+    # A folder's own links may lead anywhere; a table's names may come from a stranger.
+    files = ImageFiles(places, links="images" not in source)
+    images = gather(listed, files, problems, fractions=chosen)
     problems.explain(
         "missing image",
         "--images PLACE names other places"

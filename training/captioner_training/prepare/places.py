@@ -7,16 +7,16 @@ import stat
 import tarfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
-from captioner.readers import IMAGE_SUFFIXES
+from captioner_training.prepare.names import base_name, composed, folded, image_suffix, stem
 
-__all__ = ["ImageFiles", "Location", "read_location", "walk"]
+__all__ = ["Found", "ImageFiles", "Location", "read_location", "walk"]
 
 _ARCHIVES = (".tar", ".zip")
 _TOLD = 5  # places; a data set in a hundred tar files would fill the screen
@@ -31,6 +31,18 @@ class Location(NamedTuple):
     member: str | None  # of a zip file, where they may be compressed
     stamp: int  # changes when the image does: modification time, or a zip file's own checksum
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether it is a file by itself: in archives a header comes before."""
+        return self.member is None and self.offset == 0
+
+
+class Found(NamedTuple):
+    """An original image: its path in its folder or archive, and where its bytes are."""
+
+    name: str
+    location: Location
+
 
 class ImageFiles:
     """Finds images by the names that a data set calls them.
@@ -38,18 +50,19 @@ class ImageFiles:
     Args:
         places: folders, tar files, zip files, or globs of them. The archives that lie directly
             in a folder count as well, so that a folder of tar files can be named as it is.
+        links: whether a link in a folder may lead out of all of them. A name never may: a table
+            from somebody else is not to fetch the photos that lie beside the folder.
 
     Raises:
         DataError: nothing is there, or an archive is damaged.
 
     """
 
-    def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
+    def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
-        self._members: dict[str, Location] = {}
-        self._contested: dict[str, tuple[Location, Location]] = {}  # members that are not the same
-        self._by_basename: dict[str, Location | None] = {}  # None: several have that name
+        self._members: list[Found] = []
+        self._spelled: dict[tuple[int, int, str], Location] = {}
         for place in places:
             pattern = expanded(place)
             # A name with brackets is itself before it is a pattern.
@@ -58,6 +71,9 @@ class ImageFiles:
                 raise DataError(there_is_no("file or folder", pattern))
             for path in paths:
                 self._add(path)
+        resolved: Callable[[Path], str] = os.path.abspath if links else os.path.realpath
+        self._resolved = lru_cache(resolved)  # most images share their folder with others
+        self._roots = [self._resolved(folder) for folder in self._folders]
 
     def _add(self, path: Path) -> None:
         if not path.is_dir():
@@ -72,12 +88,7 @@ class ImageFiles:
         self._archives.append(path)
         try:
             members = _zip_members if zipfile.is_zipfile(path) else _tar_members
-            for name, location in members(path):
-                if (other := self._members.get(name)) and not _same(other, location):
-                    self._contested[name] = (other, location)
-                self._members[name] = location
-                base = _base(name)
-                self._by_basename[base] = None if base in self._by_basename else location
+            self._members += members(path)
         except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
             raise DataError(
                 f"{path} cannot be read as a zip file or an uncompressed tar file: {error}"
@@ -90,77 +101,91 @@ class ImageFiles:
         more = len(places) - _TOLD
         return ", ".join(places[:_TOLD]) + (f" and {more} more places" if more > 0 else "")
 
-    def find(self, name: str) -> Location | None:
-        """Look for an image by its path; None: it is not there, or several different ones are."""
-        name = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
-        if loose := self._beside(name):
-            return loose[0] if all(_same(loose[0], other) for other in loose[1:]) else None
-        inside = name.removeprefix("./")
-        if inside in self._contested:
-            return None
-        return self._members.get(inside)
+    def find(self, name: str) -> Found | None:
+        """Look for an image by its path; where it is not, for the one that is called most like it.
 
-    def _beside(self, name: str) -> list[Location]:
-        places = (_loose(folder / name) for folder in self._folders)
-        return [place for place in places if place is not None]
-
-    def find_elsewhere(self, name: str) -> Location | None:
-        """Look for an image by its base name in all subfolders, then in the archives.
-
-        In subfolders letters may be in the other case, and a name without a suffix is that of an
-        image. None: there is not exactly one.
+        That is a path with other capital letters or with a suffix, then one with the same base
+        name. None: nothing is, or several different ones are.
         """
-        if found := self._named(name):
-            return _loose(found[0]) if len(found) == 1 else None
-        return self._by_basename.get(_base(name))
-
-    def is_archive(self, path: str) -> bool:
-        """Whether what lies at this path is a tar or zip file of images."""
-        return Path(path) in self._archives
+        found = self._called(name)
+        same = bool(found) and all(_same(found[0].location, one.location) for one in found[1:])
+        return found[0] if same else None
 
     def why_not(self, name: str) -> str:
-        """Say what is known of an image that was not found: nothing, or that it has namesakes."""
-        found = [*map(str, self._named(name))]
-        found += [place.path for place in self._contested.get(name.removeprefix("./"), ())]
-        return f" (which one of {found[0]}, {found[1]}?)" if len(found) > 1 else ""
+        """Say what is known of an image that was not found: nothing, or why it was not taken."""
+        for folder in self._folders:
+            path = folder / _slashed(name)
+            if path.is_file() and not self._is_inside(path):
+                return f" (outside: {os.path.realpath(path)})"
+        found = self._called(name)
+        if len(found) < 2:
+            return ""
+        return f" (which one of {found[0].location.path}, {found[1].location.path}?)"
 
-    def _named(self, name: str) -> list[Path]:
-        base = _base(name)
-        return self._loose.get(base) or self._loose_alike.get(base.lower()) or []
+    def _called(self, name: str) -> list[Found]:
+        path = _slashed(name)
+        # First as it is written: folders are not walked without need.
+        places = (self._loose(folder / path) for folder in self._folders)
+        return [Found(path, place) for place in places if place] or self._nearest(path)
+
+    def _nearest(self, name: str) -> list[Found]:
+        near: dict[tuple[int, bool], list[Found]] = defaultdict(list)
+        for path, place in self._known.get(stem(base_name(name)), ()):
+            location = self._loose(place) if isinstance(place, Path) else place
+            distance = _distance(path, name)
+            if location and distance is not None:
+                near[distance, not location.is_loose].append(Found(path, location))
+        return near[min(near)] if near else []
 
     @cached_property
-    def _loose(self) -> dict[str, list[Path]]:
-        """The images of the folders and their subfolders by base name; read when needed."""
-        names: dict[str, list[Path]] = defaultdict(list)
+    def _known(self) -> dict[str, list[tuple[str, Path | Location]]]:
+        """All images by the stems of their base names, loose ones first; read when needed."""
+        known: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         for folder in self._folders:
             for parent, folders, files in os.walk(folder):  # what cannot be read is passed over
                 folders[:] = sorted(one for one in folders if not one.startswith("."))
-                for name in files:
-                    if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES:
-                        names[name].append(Path(parent, name))
-        return names
+                above = Path(parent).relative_to(folder)
+                for name in filter(image_suffix, files):
+                    known[stem(name)].append(((above / name).as_posix(), Path(parent, name)))
+        for member in self._members:
+            known[stem(base_name(member.name))].append(member)
+        return known
 
-    @cached_property
-    def _loose_alike(self) -> dict[str, list[Path]]:
-        names: dict[str, list[Path]] = defaultdict(list)
-        for name, paths in self._loose.items():
-            names[name.lower()] += paths
-            names[PurePosixPath(name).stem.lower()] += paths
-        return names
+    def _loose(self, path: Path) -> Location | None:
+        try:
+            status = path.stat()
+        except (OSError, ValueError):  # ValueError: a name with NUL
+            return None
+        if not stat.S_ISREG(status.st_mode) or not self._is_inside(path):
+            return None
+        place = Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+        # What the file system takes for two spellings of one name is one place.
+        return self._spelled.setdefault((status.st_dev, status.st_ino, folded(str(path))), place)
+
+    def _is_inside(self, path: Path) -> bool:
+        """Whether a file lies in one of the folders, after all `..` and links."""
+        folder = Path(self._resolved(path) if path.is_symlink() else path).parent
+        return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
 
 
-def _base(name: str) -> str:
-    return name.replace("\\", "/").rsplit("/", 1)[-1]
+def _slashed(name: str) -> str:
+    path = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
+    return path.removeprefix("./")
 
 
-def _loose(path: Path) -> Location | None:
-    try:
-        status = path.stat()
-    except (OSError, ValueError):  # ValueError: a name with NUL
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+def _distance(path: str, name: str) -> int | None:
+    """Say how far a path is from the name of an image: 0 is the same, None something else."""
+    equal = (
+        is_equal
+        for one, other in ((path, name), (base_name(path), base_name(name)))
+        for is_equal in (
+            one == other,
+            composed(one) == composed(other),
+            folded(one) == folded(other),
+            stem(one) == folded(other),
+        )
+    )
+    return next((at for at, is_equal in enumerate(equal) if is_equal), None)
 
 
 def _same(one: Location, other: Location) -> bool:
@@ -173,22 +198,22 @@ def _same(one: Location, other: Location) -> bool:
         return False
 
 
-def _tar_members(path: Path) -> Iterator[tuple[str, Location]]:
+def _tar_members(path: Path) -> Iterator[Found]:
     stamp = path.stat().st_mtime_ns
     with tarfile.open(path, "r:") as tar:
         for member in tar:
             if member.isfile():
                 place = Location(str(path), member.offset_data, member.size, None, stamp)
-                yield member.name.removeprefix("./"), place
+                yield Found(member.name.removeprefix("./"), place)
             tar.members = []  # type: ignore[attr-defined]  # or it keeps every member in memory
 
 
-def _zip_members(path: Path) -> Iterator[tuple[str, Location]]:
+def _zip_members(path: Path) -> Iterator[Found]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if not member.is_dir():
                 place = Location(str(path), 0, member.file_size, member.filename, member.CRC)
-                yield member.filename.removeprefix("./"), place
+                yield Found(member.filename.removeprefix("./"), place)
 
 
 def read_location(location: Location) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from captioner.errors import DataError
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_training.prepare.images import ListedImage
+from captioner_training.prepare.names import composed, folded
 from captioner_training.prepare.places import walk
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import SPLIT_NAMES
@@ -48,12 +49,15 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
     if others:
         problems.note(f"files that were not taken: {others}")
     tops = {path.relative_to(folder).parts[0].lower() for path in images}
+    spelled = folded if _folds(images[0]) else composed
+    by_spelling = {spelled(str(path)): path for path in sorted(sidecars)}
     listed = []
     used = set()
     for path in images:
         beside = [path.with_suffix(suffix) for suffix in _SIDECARS]
         beside += [path.with_name(path.name + suffix) for suffix in _SIDECARS]
-        texts = [sidecar for sidecar in beside if sidecar in sidecars]
+        named = (one if one in sidecars else by_spelling.get(spelled(str(one))) for one in beside)
+        texts = list(filter(None, named))
         used.update(texts)
         name = path.relative_to(folder).as_posix()
         captions = _captions(texts, folder, problems)
@@ -65,6 +69,12 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
         if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
             problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
     return listed
+
+
+def _folds(path: Path) -> bool:
+    """Whether the file system takes names in other capital letters for the same."""
+    other = path.with_name(path.name.swapcase())
+    return other.exists() and other.samefile(path)
 
 
 def _kinds(paths: Iterable[Path]) -> str:
