@@ -139,6 +139,31 @@ def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
     assert "<b>dog</b>" not in text and "&lt;b&gt;dog" in text
 
 
+def test_names_and_captions_neither_run_nor_steer(tmp_path: Path) -> None:
+    lively = "<img src=x onerror=alert(1)> \x1b[2J\x9b31m\u202e ![x](http://x/x.png) `a` **b**"
+    names = [f"{n} {lively.replace('/', '')}\x07.jpg" for n in range(4)]
+    images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
+    notes = [{"image_id": n, "caption": f"a dog {lively} \ud800\n"} for n in range(4)]
+    said = [{"image_id": at, "caption": f"the dog {lively} \ud800"} for at in (0, 1, 2, 3, lively)]
+    (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
+    (tmp_path / "said <b>.json").write_text(json.dumps(said))
+    done = launcher.run(
+        "evaluate", "--captions", "captions.json", "--score", "said <b>.json", "--report", "report",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    markdown, page = (
+        (tmp_path / "report" / f"report.{kind}").read_text(encoding="utf-8")
+        for kind in ("md", "html")
+    )
+    for text in (markdown, page, done.stdout, done.stderr):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+    assert r"**the dog \<img src=x onerror=alert(1)\> \\x1b\[2J" in markdown
+    assert not re.search(r"(?<!\\)<|(?<!\\)!?\[[a-z]|(?<!\\)`|(?<!\\)\*\*b", markdown)
+    assert "the dog &lt;img src=x onerror=alert(1)&gt; \\x1b[2J" in page
+    assert "<img src=x" not in page and "<b>.json" not in page
+
+
 @pytest.fixture(scope="module")
 def page(evaluated: Evaluated, browser: Any) -> Iterator[Any]:
     page = browser.new_page(viewport={"width": 390, "height": 844})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from captioner.errors import CaptionerError
+from captioner.terminal import printable
 from captioner_training.evaluation.facts import describe_split, hash_split
 from captioner_training.evaluation.plain import as_json
 from captioner_training.evaluation.predictions import Target
@@ -77,7 +78,7 @@ def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], ob
         except CaptionerError as error:
             failed = True
             report[name] = {"error": error.record()}
-            print(f"captioner: {name}: {error}", file=sys.stderr)
+            print(f"captioner: {name}: {printable(str(error))}", file=sys.stderr)
     return 1 if failed else 0
 
 

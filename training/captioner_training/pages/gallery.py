@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from captioner.geometry import Framing
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.image_row import ImageRow, best_and_worst
 from captioner_training.pages.pictures import draw_looks, open_small, picture_address
+from captioner_training.pages.text import in_html
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds, and captions of a file need none
     from captioner_training.evaluation.captioned import Captioned
@@ -83,13 +83,13 @@ def looked_at(rows: Sequence[ImageRow], gallery: Gallery) -> str:
         looks, picture = gallery.looks(at), gallery.picture(at)
         if not looks or picture is None:
             continue
-        name = escape(rows[at].name)
+        name = in_html(rows[at].name)
         shown = [
             f'<figure><img src="{picture}" alt="{name}"><figcaption>photo</figcaption></figure>'
         ]
         shown += [
-            f'<figure><img src="{address}" alt="where it looked for {escape(word)}">'
-            f"<figcaption>{escape(word)}</figcaption></figure>"
+            f'<figure><img src="{address}" alt="where it looked for {in_html(word)}">'
+            f"<figcaption>{in_html(word)}</figcaption></figure>"
             for word, address in looks
         ]
         found.append(f'<div class="looks"><p>{_said(rows[at])}</p>{"".join(shown)}</div>')
@@ -118,8 +118,8 @@ def best_and_worst_photos(rows: Sequence[ImageRow], gallery: Gallery) -> str:
 
 def _photo(row: ImageRow, gallery: Gallery, at: int) -> str:
     address = gallery.picture(at)
-    shown = "" if address is None else f'<img src="{address}" alt="{escape(row.name)}">'
-    lines = "".join(f"<li>{escape(text)}</li>" for text in row.references)
+    shown = "" if address is None else f'<img src="{address}" alt="{in_html(row.name)}">'
+    lines = "".join(f"<li>{in_html(text)}</li>" for text in row.references)
     return (
         f'<article class="photo">{shown}<div><span class="cider" title="CIDEr-D">{row.cider:.0f}'
         f"</span><strong>{_said(row)}</strong><ul>{lines}</ul></div></article>"
@@ -127,7 +127,7 @@ def _photo(row: ImageRow, gallery: Gallery, at: int) -> str:
 
 
 def _said(row: ImageRow) -> str:
-    return escape(row.caption) if row.caption.strip() else "<em>without a word</em>"
+    return in_html(row.caption) if row.caption.strip() else "<em>without a word</em>"
 
 
 def all_images(rows: Sequence[ImageRow]) -> str:
@@ -139,12 +139,12 @@ def all_images(rows: Sequence[ImageRow]) -> str:
     lines = []
     for row in rows:
         cells = [
-            f"<td>{escape(row.name)}</td><td>{_said(row)}</td>",
+            f"<td>{in_html(row.name)}</td><td>{_said(row)}</td>",
             _cell(row.cider, 0),
             _cell(row.rouge_l, 0),
         ]
         cells += [_cell(row.score, 2)] * scored + [_cell(row.familiarity, 2)] * known
-        lines.append(f"<tr>{''.join(cells)}<td>{escape(', '.join(row.invented))}</td></tr>")
+        lines.append(f"<tr>{''.join(cells)}<td>{in_html(', '.join(row.invented))}</td></tr>")
     top = "".join(f'<th><button type="button">{head}</button></th>' for head in heads)
     return (
         f"<h2>All images</h2><details><summary>{len(rows):,} captions, one by one</summary>"

@@ -8,6 +8,7 @@ from typing import Any
 from captioner_training.evaluation.image_row import ImageRow, best_and_worst
 from captioner_training.pages.figures import part_of, problem_of, told_value
 from captioner_training.pages.sections import SCORES
+from captioner_training.pages.text import in_markdown
 from captioner_training.pages.title import made_how, notes, title
 
 __all__ = ["write_markdown"]
@@ -20,10 +21,10 @@ _SHOWN = 5  # best, and as many worst
 def write_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
     """Write the report; arguments as of draw_page."""
     heading, lead = title(report)
-    parts = [f"# {heading}", lead, *notes(report)]
+    parts = [f"# {in_markdown(heading)}", *map(in_markdown, (lead, *notes(report)))]
     for name in report:
         if (problem := problem_of(report, name)) is not None:
-            parts.append(f"{name} is missing: {problem}")
+            parts.append(f"{name} is missing: {in_markdown(problem)}")
     parts += [
         "\n".join(lines) for lines in (list(_scores(report)), list(_numbers(report))) if lines
     ]
@@ -31,7 +32,7 @@ def write_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
     for name, places in (("Best", best), ("Worst", worst)):
         parts.append(f"## {name}")
         parts.append("\n".join(_image(rows[at]) for at in places))
-    facts = "\n".join(f"- {name}: {value}" for name, value in made_how(report))
+    facts = "\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_how(report))
     return "\n\n".join([*parts, "## How it was made", facts]) + "\n"
 
 
@@ -87,5 +88,6 @@ def _told(values: Mapping[str, Any], *, digits: int = 2) -> str:
 
 
 def _image(row: ImageRow) -> str:
-    caption = row.caption.strip() or "(without a word)"
-    return f"- {row.name}, CIDEr-D {row.cider:.0f}: **{caption}** — {row.references[0]}"
+    name, caption, reference = map(in_markdown, (row.name, row.caption, row.references[0]))
+    said = f"**{caption}**" if caption else "(without a word)"
+    return f"- {name}, CIDEr-D {row.cider:.0f}: {said} — {reference}"

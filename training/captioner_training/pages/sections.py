@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
@@ -15,6 +14,7 @@ from captioner_training.pages.plots import (
     histogram,
     reliability_plot,
 )
+from captioner_training.pages.text import in_html
 
 __all__ = ["SCORES", "attention", "captions", "cards", "confidence", "scores"]
 
@@ -76,7 +76,7 @@ def scores(report: Report) -> str:
         f'</p><div class="figures"><figure>{plot}<figcaption><span class="key model"></span>model'
         '<span class="key people"></span>people</figcaption></figure><figure><div class="scroll">'
         f"<table><tr><th></th><th>model</th><th>people</th></tr>{''.join(lines)}</table></div>"
-        f"<figcaption>Tokens: {escape(str(model.values.get('tokenizer', '')))}</figcaption>"
+        f"<figcaption>Tokens: {in_html(str(model.values.get('tokenizer', '')))}</figcaption>"
         "</figure></div>"
     )
 

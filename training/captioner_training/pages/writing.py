@@ -34,4 +34,4 @@ def write_report(
     }
     for name, text in texts.items():
         with replace_file(folder / name) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))  # a name need not be text

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
+from captioner.terminal import printable
 from captioner_training.prepare.images import FoundImage, SourceData
 from captioner_training.prepare.manifest import (
     IndexRow,
@@ -80,7 +81,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
 
 def _tell_notes(problems: Problems) -> None:
     for note in problems.notes():
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
 
 
 def _plans(images: Sequence[FoundImage], options: Options) -> Iterator[Plan]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
 from captioner.paths import expanded
+from captioner.terminal import printable
 from captioner.verbs.machine import add_machine_arguments
 from captioner_training.verbs.evaluate_files import PATHS, EvaluateFiles, read_files
 
@@ -166,7 +167,7 @@ def _score(arguments: argparse.Namespace, files: EvaluateFiles, read: Prediction
 
     there = CaptionsElsewhere(read, files.split, corpus=files.corpus)
     for problem in there.problems:
-        print(f"captioner: {problem}", file=sys.stderr)
+        print(f"captioner: {printable(problem)}", file=sys.stderr)
     report: dict[str, object] = {
         **describe_data(
             arguments.data or arguments.captions,
