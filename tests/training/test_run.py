@@ -192,7 +192,7 @@ def test_evaluate_looks_at_everything_first(
     boxes.write_text(json.dumps(content))
     result = run_captioner(
         "evaluate", place / "data", *best, "--boxes", boxes,
-        "--predictions", tmp_path / "out.jsonl",
+        "--predictions", tmp_path / "out.jsonl", "--json",
     )  # fmt: skip
     report = json.loads(result.stdout)
     assert result.returncode == 1 and report["person_boxes"]["error"]["type"] == "data-error"

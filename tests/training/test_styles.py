@@ -101,7 +101,7 @@ def test_each_split_is_scored_in_its_own_style(
 ) -> None:
     def report(name: str, style: str) -> dict[str, Any]:
         options = ("--checkpoint", trained, "--style", style, "--calibration", "--deletion")
-        result = run_captioner("evaluate", data / name, *options)
+        result = run_captioner("evaluate", data / name, *options, "--json")
         assert result.returncode == 0, result.stderr
         told: dict[str, Any] = json.loads(result.stdout)
         assert told["style"] == style
@@ -154,7 +154,7 @@ def evaluated(
     run_captioner: Run, checkpoint: Path, folder: Path, style: str
 ) -> tuple[float, int, float]:
     """Nats a token of people's captions, how many tokens, and the model's words a caption."""
-    options = ("--checkpoint", checkpoint, "--style", style, "--calibration")
+    options = ("--checkpoint", checkpoint, "--style", style, "--calibration", "--json")
     result = run_captioner("evaluate", folder, *options)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
@@ -249,7 +249,7 @@ def test_a_style_of_no_set_is_learned_from_all(
     assert "captions are learned as any, plain, loud" in result.stderr
     last = tmp_path / "run" / "last.safetensors"
     assert load_checkpoint(last).vocabulary.styles == ("any", "plain", "loud")
-    options = ("--checkpoint", last, "--calibration")
+    options = ("--checkpoint", last, "--calibration", "--json")
     nats: dict[str, dict[str, float]] = {}
     for style in ("any", "plain", "loud"):
         for name in ("plain", "loud"):

@@ -77,7 +77,7 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     result = run_captioner(
         "evaluate", "--captions", out / "scenes" / "captions_val.json",
         "--images", out / "scenes" / "val-*.tar", "--checkpoint", best,
-        "--predictions", tmp_path / "predictions.jsonl", "--calibration",
+        "--predictions", tmp_path / "predictions.jsonl", "--calibration", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
@@ -225,7 +225,7 @@ def test_bundled_checkpoint_reaches_its_scores(run_captioner: Run) -> None:
     data = Path(os.environ["CAPTIONER_DATA"])
     result = run_captioner(
         "evaluate", "--captions", data / "flickr8k" / "captions_val.json",
-        "--images", data / "flickr8k" / "val*.tar", timeout=900,
+        "--images", data / "flickr8k" / "val*.tar", "--json", timeout=900,
     )  # fmt: skip
     scores = json.loads(result.stdout)["nltk"]
     assert scores["BLEU-1"] >= 66 and scores["BLEU-4"] >= 23

@@ -174,7 +174,7 @@ def test_the_command_scores_what_can_be_scored(
     right = tmp_path / "right.json"
     write_predictions(right, SPLIT, [one.references[0] for one in SPLIT], [0.0] * 3)
     options = ("--captions", captions, "--score", right)
-    result = run_captioner("evaluate", *options, "--training", captions)
+    result = run_captioner("evaluate", *options, "--training", captions, "--json")
     report = json.loads(result.stdout)
     assert (result.returncode, result.stderr) == (0, "")
     assert report["nltk"]["BLEU-1"] == pytest.approx(100)
@@ -184,7 +184,7 @@ def test_the_command_scores_what_can_be_scored(
     assert report["split"]["hash"] == hash_split(SPLIT) and report["captions"]["novel"] == 0
 
     part = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog runs"})
-    result = run_captioner("evaluate", "--captions", captions, "--score", part)
+    result = run_captioner("evaluate", "--captions", captions, "--score", part, "--json")
     report = json.loads(result.stdout)
     assert result.returncode == 1 and report["scored"] == 1
     assert "no caption for 2 of 3 images" in result.stderr and report["problems"]

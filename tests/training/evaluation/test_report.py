@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -75,7 +77,8 @@ class Evaluated:
     def evaluate(self, captions: Path, *more: object) -> CompletedProcess[str]:
         return launcher.run(
             "evaluate", "--captions", captions, "--images", self.folder / "photos",
-            "--checkpoint", self.checkpoint, "--device", "cpu", "--dtype", "float32", *more,
+            "--checkpoint", self.checkpoint, "--device", "cpu", "--dtype", "float32", "--json",
+            *more,
         )  # fmt: skip
 
     def printed(self) -> dict[str, Any]:
@@ -98,6 +101,48 @@ def test_the_three_files_say_what_is_printed(evaluated: Evaluated) -> None:
     surprise = f"{printed['calibration']['cross_entropy']:.3f}"
     assert f"Cross-entropy: {surprise} [" in (evaluated.report / "report.html").read_text()
     assert "report.html" in evaluated.done.stderr
+
+
+def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated) -> None:
+    """On a terminal as on a pipe; all numbers are printed for those who ask."""
+    folder = evaluated.folder / "val of four"
+    folder.mkdir()
+    (folder / "captions_val.json").write_bytes(evaluated.captions.read_bytes())
+    (folder / "val").symlink_to(evaluated.folder / "photos")
+    command = (
+        "evaluate", folder, "--split", "val", "--checkpoint", evaluated.checkpoint, "--device",
+        "cpu", "--dtype", "float32", "--beam-size", 2,
+        "--compare", evaluated.report / "report.json",
+    )  # fmt: skip
+    ours, theirs = pty.openpty()
+    try:
+        with launcher.start(*command, stdout=theirs) as process:
+            _, said = process.communicate(timeout=120)
+        table = os.read(ours, 1 << 16).decode().replace("\r\n", "\n")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == 0, said
+    report = json.loads(launcher.run(*command, "--json").stdout)
+    lines = table.splitlines()
+    assert lines[0].split()[:3] == ["split", "val", "of"] and max(map(len, lines)) <= 80
+    assert f"{folder}: 4 images, 8 captions by people" in " ".join(table.split())
+    assert "tiny, version 1, beam size 2, float32" in table and "on Treebank tokens" in table
+    for name in ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"):
+        row = next(line.split() for line in lines if line.startswith(name))
+        for at, scores in ((1, report["nltk"]), (4, report["nltk"]["human"])):
+            low, high = scores["intervals"][name]
+            assert row[at : at + 3] == [f"{scores[name]:.1f}", f"[{low:.1f},", f"{high:.1f}]"]
+    assert f"CIDEr {report['comparison']['CIDEr']:+.1f} [" in table and len(lines) <= 22
+
+
+def test_a_table_without_a_model(evaluated: Evaluated) -> None:
+    said = evaluated.folder / "two.json"
+    said.write_text(json.dumps([{"image_id": at, "caption": "a dog"} for at in range(2)]))
+    done = launcher.run("evaluate", "--captions", evaluated.captions, "--score", said)
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 1 and f"captions {said}, for 2 of the images: no score" in told
+    assert "checkpoint" not in told and "CIDEr" in told and "{" not in told
 
 
 def test_deletion_through_the_command(evaluated: Evaluated) -> None:
@@ -247,7 +292,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(evaluated: 
     with_boxes, without = (
         json.loads(
             launcher.run(
-                "evaluate", "--captions", evaluated.captions, "--score", said, *more
+                "evaluate", "--captions", evaluated.captions, "--score", said, "--json", *more
             ).stdout
         )["captions"]["hallucination"]
         for more in (("--boxes", evaluated.boxes), ())

@@ -334,7 +334,7 @@ def test_a_prepared_set_is_trained_on_and_scored(
     assert "60 training images, 20 validation images" in result.stderr
     result = run_captioner(
         "evaluate", prepared, "--split", "val", "--checkpoint", result.stdout.strip(),
-        "--predictions", tmp_path / "p.jsonl",
+        "--predictions", tmp_path / "p.jsonl", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["images"] == 20

@@ -20,6 +20,7 @@ def describe_data(
     data: Path,
     split: Sequence[Target],
     *,
+    name: str | None,
     corpus: Sequence[Target] | None = None,
     scored: int | None = None,
 ) -> dict[str, object]:
@@ -28,12 +29,13 @@ def describe_data(
     Args:
         data: where the split is.
         split: the images.
+        name: of the split; None where `data` is a file of one.
         corpus: the images of the whole split, whose references CIDEr's document frequencies come
             from; None: they are those of `split`.
         scored: how many have a caption; None: all.
 
     """
-    told = describe_split(split)
+    told = ({} if name is None else {"name": name}) | describe_split(split)
     whole = split if corpus is None else corpus
     return {
         "data": str(data),

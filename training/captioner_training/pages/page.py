@@ -25,7 +25,7 @@ def draw_page(report: Mapping[str, Any], rows: Sequence[ImageRow], gallery: Gall
     """Write the page.
 
     Args:
-        report: what `captioner evaluate` prints.
+        report: what `captioner evaluate --json` prints.
         rows: the images.
         gallery: their photos.
 

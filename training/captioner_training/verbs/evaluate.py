@@ -28,9 +28,10 @@ EXAMPLES = """examples:
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
 
-The scores are printed as one JSON object, with their 95 % bootstrap intervals over images. Without
---official they are on lower-case Treebank tokens without punctuation: not to be compared with
-published ones; --official adds those on COCO's tokens, and METEOR."""
+The scores are printed as a table, with their 95 % bootstrap intervals over images; --json prints
+all numbers as one JSON object. Without --official they are on lower-case Treebank tokens without
+punctuation: not to be compared with published ones; --official adds those on COCO's tokens, and
+METEOR."""
 
 _OF_A_CHECKPOINT = (
     "calibration",
@@ -120,6 +121,7 @@ def _measure_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _output_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print all numbers, for programs")
     parser.add_argument(
         "--predictions",
         type=Path,
@@ -172,6 +174,7 @@ def _score(arguments: argparse.Namespace, files: EvaluateFiles, read: Prediction
         **describe_data(
             arguments.data or arguments.captions,
             files.split,
+            name=arguments.split if arguments.data else None,
             corpus=files.corpus,
             scored=len(there.places),
         ),
@@ -195,7 +198,8 @@ def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
     from captioner_training.pages.gallery import photos_of
 
     data = arguments.data or arguments.captions
-    described = describe_data(data, files.split, corpus=files.corpus)
+    name = arguments.split if arguments.data else None
+    described = describe_data(data, files.split, name=name, corpus=files.corpus)
     if files.other is not None:  # captioning takes minutes
         check_comparable(described, files.other)
     captioner = Captioner.from_pretrained(
@@ -237,13 +241,14 @@ def _finish(
     """Measure the parts, compare, write the report and print it; 1 where something failed."""
     from captioner_training.evaluation.comparison import compare_reports
     from captioner_training.evaluation.report import measure_parts, print_report
+    from captioner_training.pages.table import draw_table
     from captioner_training.pages.writing import write_report
 
     asked = dict(parts)
     if other is not None:
         asked["comparison"] = lambda: compare_reports(report, rows(), other)
     failed = measure_parts(report, asked)
-    print_report(report)
+    print_report(report) if arguments.json else print(draw_table(report))
     if arguments.report is not None:
         write_report(arguments.report, report, rows(), gallery)
         print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)

@@ -1,0 +1,114 @@
+"""The report as a table for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from captioner.terminal import in_a_line
+from captioner_training.pages.figures import Part, part_of
+from captioner_training.pages.sections import SCORES, main_scores
+
+__all__ = ["draw_table"]
+
+Report = Mapping[str, Any]
+
+_COLUMNS = 80
+_NAMES = 15  # columns, for what a line is about
+_CELL = 26  # columns, for a score and its interval
+
+
+def draw_table(report: Report) -> str:
+    """Say what was scored, and how; then the scores; then what else was measured, a line each.
+
+    Args:
+        report: what `captioner evaluate --json` prints.
+
+    """
+    rest = "\n".join(_line(*each) for each in _measures(report))
+    parts = ["\n".join(_line(*each) for each in _head(report)), "\n".join(_scores(report)), rest]
+    end = "In brackets: 95 % intervals over images. All numbers: --json, --report DIR."
+    return "\n\n".join(filter(None, [*parts, end]))
+
+
+def _line(name: str, text: str) -> str:
+    """Write a line; what is too long for it goes on below."""
+    return textwrap.fill(
+        in_a_line(text),
+        _COLUMNS,
+        initial_indent=name.ljust(_NAMES),
+        subsequent_indent=" " * _NAMES,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _head(report: Report) -> Iterator[tuple[str, str]]:
+    split, checkpoint = report["split"], report.get("checkpoint")
+    of = f"{split['name']} of " if "name" in split else ""
+    many = f"{split['images']:,} images, {split['references']:,} captions by people"
+    yield "split", f"{of}{report['data']}: {many}"
+    if checkpoint:
+        style = f", style {report['style']}" if "style" in report else ""
+        how = f"beam size {report['beam_size']}{style}, {report['dtype']}"
+        yield "checkpoint", f"{_name(checkpoint)}, {how}"
+    else:
+        part = f", for {report['scored']:,} of the images: no score of the split"
+        yield "captions", f"{report['predictions']}{part * (report['scored'] < split['images'])}"
+    if part_of(report, "pycocoevalcap") is not None:
+        yield "scorer", "pycocoevalcap, on COCO's tokens (PTB)"
+    else:
+        yield "scorer", "on Treebank tokens: published scores are on COCO's (--official)"
+    frequencies = report["document_frequencies"]
+    if frequencies["hash"] != split["hash"]:
+        yield "", f"CIDEr with the document frequencies of {frequencies['images']:,} images"
+
+
+def _name(made_by: object) -> str:
+    """Call a checkpoint, or a file of captions, by its name."""
+    if isinstance(made_by, Mapping):
+        return f"{made_by['name']}, version {made_by['version']}"
+    return str(made_by)
+
+
+def _scores(report: Report) -> Iterator[str]:
+    model, people = main_scores(report)
+    if model is None:
+        return
+    columns = {"model": model} | ({} if people is None else {"people": people})
+    yield (" " * _NAMES + "".join(f"{head:>6}".ljust(_CELL) for head in columns)).rstrip()
+    for name in filter(model.__contains__, SCORES):
+        cells = "".join(_cell(part, name).ljust(_CELL) for part in columns.values())
+        yield (name.ljust(_NAMES) + cells).rstrip()
+
+
+def _cell(part: Part, name: str) -> str:
+    value, _, interval = part.told(name).partition(" ")
+    return f"{value:>6}  {interval}"
+
+
+def _measures(report: Report) -> Iterator[tuple[str, str]]:
+    if (part := part_of(report, "captions")) is not None:
+        words, novel = part.values["words"], part.values.get("novel")
+        new = "" if novel is None else f", {novel:.1f} % new"
+        length = f"{words['mean']:.1f} words, {words['shortest']} to {words['longest']}"
+        yield "captions", f"{length}; {part['distinct']:.1f} % distinct{new}"
+    if (part := part_of(report, "captions", "hallucination")) is not None and "CHAIR_i" in part:
+        yield "CHAIR-i", f"{part.told('CHAIR_i')} % of the objects named are not there"
+    if (part := part_of(report, "calibration")) is not None:
+        yield "calibration", f"{part.told('error')} percentage points off"
+        yield "cross-entropy", f"{part.told('cross_entropy', 3)} nats a token"
+    for key, name in (("person_boxes", "people"), ("object_boxes", "other objects")):
+        if (part := part_of(report, key)) is not None:
+            uniform = part.told("uniform", 2).partition(" ")[0]
+            yield "attention", f"{part.told('attention', 2)} on {name}, if uniform {uniform}"
+    if (part := part_of(report, "deletion", "content")) is not None:
+        yield "deletion", f"words for things lose {part.told('effect', 3)} nats"
+    if (part := part_of(report, "familiarity")) is not None:
+        unlike = f", AUROC {part.told('auroc', 3)}" if "auroc" in part else ""
+        yield "familiarity", f"{part.told('rank_correlation', 2)} correlation with CIDEr{unlike}"
+    if (part := part_of(report, "comparison")) is not None:
+        yield "compared with", _name(part.values["with"])
+        for name in ("CIDEr", "ROUGE-L"):
+            yield "", f"{name} {'+' * (part[name] > 0)}{part.told(name)}"
