@@ -75,7 +75,6 @@ class RunFolder:
             lock = locked(out / "lock", verb="train", what=out)
             processes.main_alone(lambda: stack.enter_context(lock))
             folder = processes.main_first(lambda: cls._read(recipe, out, processes, shared))
-            processes.wait()  # all have read before anyone writes
             there = folder._there()
             folder.recipe = settled(recipe, processes, before=there and with_defaults(there[0]))
             yield folder

@@ -120,7 +120,7 @@ class CachedGrids:
         missing = processes.broadcast([n for n, path in enumerate(paths) if not path.exists()])
         still = sum(len(_share(images, number)) for number in missing)
         room = 2 * shape[1] * shape[2] * still
-        processes.main_first(lambda: _check_room(folder, room) if processes.main else None)
+        processes.main_alone(lambda: _check_room(folder, room))
         if mine := missing[processes.rank :: processes.world]:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
             shares = {paths[number]: _share(images, number) for number in mine}

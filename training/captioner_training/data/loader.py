@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from captioner_training.data.dataset import (
 )
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.sampler import BucketSampler
+from captioner_training.machinery.interrupts import SIGNALS
 
 __all__ = ["Loader", "make_loader", "make_split_loader"]
 
@@ -46,7 +48,9 @@ class Loader(Generic[Loaded]):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Loaded]:
-        for batch in self._loader:
+        with _signals_held():
+            batches = iter(self._loader)
+        for batch in batches:
             if isinstance(batch, CaptionerError):
                 raise batch
             yield batch
@@ -129,7 +133,7 @@ def make_loader(
         collate_fn=_Sound(_Collate(captions, starts, maximum_length)),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
-        worker_init_fn=_leave_interrupts,
+        worker_init_fn=_leave_signals,
     )
     return Loader(loader)
 
@@ -144,11 +148,32 @@ def make_split_loader(
         num_workers=min(workers, cores()),
         collate_fn=_Sound(default_collate),
         generator=torch.Generator(),  # of its own: see make_loader
-        worker_init_fn=_leave_interrupts,
+        worker_init_fn=_leave_signals,
     )
     return Loader(loader)
 
 
-def _leave_interrupts(_: int) -> None:
-    """Leave Ctrl-C to the main process, which asks for the rest of its step first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Keep signals from workers that are about to start, until they can leave them alone.
+
+    They inherit this, and it costs them nothing; the main process hears of its own afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals(_: int) -> None:
+    """Leave Ctrl-C and SIGTERM to the main process, which asks for the rest of its step first.
+
+    torchrun, systemd and a terminal send them to all processes. A worker ends when its loader is
+    done, and within seconds of the main process's death.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

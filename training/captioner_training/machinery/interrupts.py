@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupts"]
+__all__ = ["SIGNALS", "Interrupts"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""That ask for the end of a run."""
 
 
 class Interrupts:
@@ -26,7 +27,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,6 +22,8 @@ __all__ = ["Processes", "start_processes"]
 
 Value = TypeVar("Value")
 
+_LOOK_AGAIN = 0.05  # seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
@@ -31,6 +35,8 @@ class Processes:
     device: torch.device
     rank: int = 0
     world: int = 1
+    store: dist.Store | None = None  # where they have met
+    _meetings: Iterator[int] = field(default_factory=count, repr=False)
 
     @property
     def main(self) -> bool:
@@ -75,15 +81,20 @@ class Processes:
     def main_first(self, work: Callable[[], Value]) -> Value:
         """Do something in the main process, which may write files, and then in the others.
 
+        All go on when all have done it, however long it takes.
+
         Raises:
             CaptionerError: it failed in the main process; the others end without a word.
 
         """
         result = self.main_alone(work)
-        return cast(Value, result) if self.main else work()
+        try:
+            return cast(Value, result) if self.main else work()
+        finally:
+            self._meet()
 
     def main_alone(self, work: Callable[[], Value]) -> Value | None:
-        """Do something in the main process; the others wait for it, and get None.
+        """Do something in the main process; the others wait, however long, and get None.
 
         Raises:
             CaptionerError: it failed; the others end without a word.
@@ -95,6 +106,7 @@ class Processes:
                 result = work()
             except CaptionerError as error:
                 problem = error
+        self._meet()
         failed = self.broadcast(problem is not None)
         if problem is not None:
             raise problem
@@ -106,6 +118,16 @@ class Processes:
         """Go on only when all have come this far."""
         if self.world > 1:
             dist.barrier()
+
+    def _meet(self) -> None:
+        """Wait for the others as long as their work takes, where a barrier would give up."""
+        if self.store is None:
+            return
+        place = f"captioner/{next(self._meetings)}"
+        there = self.store.add(place, 1)
+        while there < self.world:
+            time.sleep(_LOOK_AGAIN)
+            there = self.store.add(place, 0)
 
 
 @contextmanager
@@ -139,11 +161,15 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
             )
         found = torch.device("cuda", local)
         torch.cuda.set_device(found)
+    store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group(
         "nccl" if found.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
         device_id=found if found.type == "cuda" else None,
     )
     try:
-        yield Processes(device=found, rank=dist.get_rank(), world=dist.get_world_size())
+        yield Processes(device=found, rank=rank, world=world, store=store)
     finally:
         dist.destroy_process_group()
