@@ -23,10 +23,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from captioner.caption import Caption
+from captioner.decoding.turns import Turns
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import PreparedImage
-from captioner_serving.decoding.turns import Turns
 
 __all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
 
