@@ -12,11 +12,12 @@ from captioner.decoding.fair_threads import FairThreads
 
 def test_a_client_with_much_work_keeps_nobody_waiting() -> None:
     order: list[str] = []
-    begin = threading.Event()
+    taken, begin = threading.Event(), threading.Event()
     with FairThreads(1, name="test") as threads:
-        first = threads.submit(begin.wait, "many")
+        first = threads.submit(lambda: taken.set() or begin.wait(), "many")
         waiting = [threads.submit(lambda: order.append("many"), "many") for _ in range(5)]
         waiting.append(threads.submit(lambda: order.append("few"), "few"))
+        taken.wait()
         time.sleep(0.05)  # so that the first one has taken some time
         begin.set()
         for future in (first, *waiting):

@@ -203,7 +203,7 @@ def _size(path: Path) -> int:
 def _kill_when(arguments: list[object], ready: Callable[[], bool]) -> None:
     """Start the command and kill -9 it at a moment of its work."""
     process = start(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(30_000):
+    for _ in range(150_000):
         if ready() or process.poll() is not None:
             break
         time.sleep(0.002)

@@ -132,7 +132,8 @@ def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit
     assert tab.locator(".heat").get_attribute("data-word") == "-1"
     assert "the photo" in tab.inner_text(".phase")
     assert tab.locator(".viewer").get_attribute("aria-busy") == "true"
-    tab.wait_for_timeout(100)
+    while not held:
+        tab.wait_for_timeout(10)
     held[0].continue_()
     visit.settled()
     assert visit.tab.locator(".json").get_attribute("download") == "rocket.json"

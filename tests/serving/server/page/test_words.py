@@ -156,7 +156,8 @@ def test_the_sentence_that_was_chosen_last_is_shown(visit: Visit) -> None:
     tab.route(late, lambda route: held.append(route))
     for last in (third, first):  # the latter is there already
         second.click()
-        tab.wait_for_timeout(50)
+        while not held:
+            tab.wait_for_timeout(10)
         said = last.inner_text()
         last.click()
         tab.wait_for_function("said => document.querySelector('.photo').alt === said", arg=said)
