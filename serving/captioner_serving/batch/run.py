@@ -12,9 +12,11 @@ from typing import Any
 from captioner.closing import Closing
 from captioner.digest import digest
 from captioner.errors import OutputError
+from captioner.familiarity_file import UNFAMILIAR
 from captioner.generation.config import GenerationConfig
 from captioner.header import bundled_checkpoint, read_generation
 from captioner.predictor import Captioner
+from captioner.terminal import in_a_line
 from captioner_serving.batch.checks import check_run, run_settings
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import LocalEngine
@@ -31,6 +33,7 @@ from captioner_serving.batch.progress import duration
 
 __all__ = ["BatchRun", "caption_batch"]
 
+_NAMED = 10  # photos in the summary; the records have the others
 _COMMIT_SECONDS = 1.0  # of work at most are lost when the machine is; a commit waits for the disk
 
 Record = dict[str, Any]
@@ -115,7 +118,8 @@ class BatchRun(Closing):
         except BaseException:
             self.journal.close()
             raise
-        self.resumed = self.twins = self.made = 0
+        self.resumed = self.twins = self.made = self._unlike = 0
+        self._unlike_names: list[str] = []  # of the first of them
         self._failed_before = len(self.journal.failed)
         self._gone = set(self.journal.failed)  # as far as is known, not among the inputs any more
         self._started = time.monotonic()
@@ -184,6 +188,8 @@ class BatchRun(Closing):
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
+        if self._unlike:
+            lines.append(self._unlike_line())
         if again := self._failed_before - len(self._gone):
             lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")
         if gone := len(self._gone):
@@ -191,6 +197,15 @@ class BatchRun(Closing):
             lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
         lines.append(str(self.left_out))
         return "\n".join(filter(None, lines))
+
+    def _unlike_line(self) -> str:
+        noun = "photo is" if self._unlike == 1 else "photos are"
+        more = self._unlike - len(self._unlike_names)
+        names = ", ".join(map(in_a_line, self._unlike_names)) + (f" and {more:,} more" * (more > 0))
+        return (
+            f"{self._unlike:,} {noun} unlike those that the model has learned from (familiarity "
+            f"below {UNFAMILIAR}), and a caption of such may be wrong altogether: {names}"
+        )
 
     def _commit(self) -> None:
         self.journal.batch_size = self.engine.batch_size
@@ -219,6 +234,10 @@ class BatchRun(Closing):
         """Write what belongs to a photo, and last its record."""
         photo = outcome.photo
         file, record = self._sorted(outcome)
+        if record.get("familiarity", 1.0) < UNFAMILIAR:
+            self._unlike += 1
+            if self._unlike <= _NAMED:
+                self._unlike_names.append(photo.name)
         problem: Record = {}
         if file == RECORDS:
             try:

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from captioner import Captioner
+from captioner.familiarity import Familiarity
+from captioner.familiarity_file import digest_encoder, familiarity_file
 from captioner_serving.batch import BatchConfig, caption_batch
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -136,6 +140,55 @@ def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) ->
     assert "1 failed" in result.stderr and "bad.jpg" in result.stderr
     result = run_batch(folder, "--output", output, "--captions", 2)
     assert result.returncode == 1 and "1 of these failed in an earlier run" in result.stderr
+
+
+def test_names_out_of_a_table_of_ours_are_what_they_were(
+    run_batch: Run, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = photos(1) / "p000.jpg"
+    monkeypatch.chdir(tmp_path)
+    names = ["x;=1+1;.jpg", "'=1.jpg", "=1.jpg", "a\x1b.jpg", r"a\x1b.jpg", "\udcff-.jpg"]
+    for name in names:
+        shutil.copy(photo, name)
+    run_batch(*names, "--output", "c.csv")
+    assert b"x;'=1+1;.jpg" in Path("c.csv").read_bytes()
+    result = run_batch("c.csv", "--column", "image", "--output", "-")
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["image"] for line in result.stdout.splitlines()] == names
+
+
+def test_the_summary_names_the_photos_that_are_unlike_the_training(
+    run_captioner: Run, lively_file: Path, photos: Photos, tmp_path: Path
+) -> None:
+    checkpoint, folder, output = tmp_path / "seen.safetensors", photos(40), tmp_path / "c.csv"
+    shutil.copy(lively_file, checkpoint)
+    captioner = Captioner.from_pretrained(checkpoint, dtype="float32")
+    seen = torch.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
+    means = captioner.encode(seen).features.mean(dim=1)
+    wider = 2 * means - means.mean(dim=0)  # or the outermost of them would be unlike the others
+    known = Familiarity.fit(means, wider, encoder=digest_encoder(checkpoint))
+    known.save(familiarity_file(checkpoint))
+    for number in range(12):
+        board = Image.frombytes("L", (2, 2), bytes((number, 255, 255, number)))
+        board.resize((96, 96), 0).save(folder / f"strange {number:02}.png")
+
+    def run(*more: object) -> str:
+        arguments = (*more, "--output", output, "--checkpoint", checkpoint, "--dtype", "float32")
+        result = run_captioner("batch", *arguments)
+        assert result.returncode == 0, result.stderr
+        return " ".join(result.stderr.split())
+
+    assert "unlike" not in run(folder / "p007.jpg")
+    strange = str(folder / "strange 00.png")
+    said = run(strange)
+    assert "1 photo is unlike those that the model has learned from (familiarity below" in said
+    assert f"altogether: {strange}" in said
+    said = run(folder)
+    assert "11 photos are unlike" in said and said.count(".png") == 10 and "and 1 more" in said
+    with output.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    unlike = [row["image"] for row in rows if float(row["familiarity"]) < 0.01]
+    assert len(rows) == 52 and all("strange" in name for name in unlike) and len(unlike) == 12
 
 
 def test_coco_results_load_in_pycocotools(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

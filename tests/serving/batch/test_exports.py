@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,25 @@ import pytest
 from captioner import OutputError
 from captioner.digest import digest
 from captioner_serving.batch import BatchConfig
+from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.journal.journal import RECORDS, Journal
-from captioner_serving.batch.outputs.exports import export
+from captioner_serving.batch.outputs.exports import export, write_records
+
+
+def record(name: str, caption: str) -> dict[str, Any]:
+    return {
+        "image": name,
+        "caption": caption,
+        "score": -0.5,
+        "alternatives": [{"caption": "@home"}],
+        "model": {"name": "tiny", "version": "1"},
+    }
 
 
 def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> None:
     with Journal(str(output), BatchConfig(), {}) as journal:
         for name in names:
-            record = {
-                "image": name,
-                "caption": caption,
-                "score": -0.5,
-                "alternatives": [{"caption": "@home"}],
-                "model": {"name": "tiny", "version": "1"},
-            }
-            journal.add(digest(name), b"", RECORDS, record)
+            journal.add(digest(name), b"", RECORDS, record(name, caption))
         journal.commit()
         export(str(output), journal, **options)
 
@@ -65,6 +70,26 @@ def test_formulas_are_neutralised(tmp_path: Path, keep: bool, mark: str) -> None
     assert [first["image"], second["image"]] == [f"{mark}=1+1.jpg", f"{mark}-a.jpg"]
     assert first["caption"] == f"{mark}+cmd|'/c calc'!A0"
     assert (first["alternatives"], first["score"]) == (f"{mark}@home", "-0.5")
+
+
+def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> None:
+    """And what reads the table gets each name as it was."""
+    parts = ["x", "'", "=1+1", ";", ",", '"', "\n", " ", "|", "\t", "@", r"\x1b", "\x1b", "\\", "t"]
+    names = ["x;=1+1;.jpg", *map("".join, product(parts, repeat=3))]
+    output = tmp_path / "c.csv"
+    with output.open("wb") as file:
+        write_records(file, ".csv", (record(name, name) for name in names))
+    for separator, quote in product(",;|\t", '"\0'):
+        with output.open(encoding="utf-8", newline="") as file:
+            for row in csv.reader(file, delimiter=separator, quotechar=quote):
+                for cell in row:
+                    begins = cell.lstrip(' "\n')
+                    assert not begins.startswith(("=", "+", "@")), (row, separator)
+    assert list(table_names(str(output), "image")) == names
+    assert list(table_names(str(output), "caption")) == names
+    # A table of somebody else is read as it is.
+    (tmp_path / "t.csv").write_text("image,caption\n'=1.jpg,a dog\n")
+    assert list(table_names(str(tmp_path / "t.csv"), "image")) == ["'=1.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from captioner.errors import DataError, MissingExtraError
+from captioner_serving.batch.cells import COLUMNS, text_of
 from captioner_serving.batch.inputs.photos import LostPhoto
 
 __all__ = ["TABLES", "list_names", "table_names"]
@@ -88,9 +89,12 @@ def _csv(path: str, column: str) -> Iterator[Any]:
     csv.field_size_limit(sys.maxsize)
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
-        _check_column(path, column, list(rows.fieldnames or ()))
+        names = list(rows.fieldnames or ())
+        _check_column(path, column, names)
+        ours = set(COLUMNS) <= set(names)
         for row in rows:
-            yield row[column]
+            cell = row[column]
+            yield text_of(cell) if ours and cell is not None else cell
 
 
 def _jsonl(path: str, column: str) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from captioner.errors import ConfigError, MissingExtraError, OutputError
 from captioner.files import replace_file
 from captioner.json_line import json_line
-from captioner.terminal import printable
+from captioner_serving.batch.cells import COLUMNS, cell_of
 from captioner_serving.batch.journal.journal import Journal
 
 __all__ = ["check_output", "export", "without_apostrophe", "write_records"]
@@ -25,8 +25,7 @@ __all__ = ["check_output", "export", "without_apostrophe", "write_records"]
 Record = dict[str, Any]
 
 _ROWS = 10_000  # of Parquet written together
-# What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
-_FORMULA = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_COLUMNS = (*COLUMNS, "familiarity")
 
 
 def check_output(output: str) -> None:
@@ -110,29 +109,28 @@ def _row(record: Record) -> Record:
         "score": record["score"],
         "alternatives": [other["caption"] for other in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
+        "familiarity": record.get("familiarity"),
     }
 
 
 def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = False) -> None:
     """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are.
 
-    A text that a spreadsheet would run as a formula gets an apostrophe in front, and control
-    characters of a name are written out.
+    What a spreadsheet would run as a formula gets an apostrophe in front, and control characters of
+    a name are written out; see captioner_serving.batch.cells.
     """
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("image", "caption", "score", "alternatives", "model"))
+        writer.writerow(_COLUMNS)
         for record in records:
             row = _row(record)
             cells = {**row, "alternatives": "\n".join(row["alternatives"])}
-            writer.writerow(cells.values() if keep_formulas else map(_harmless, cells.values()))
-
-
-def _harmless(cell: Any) -> Any:
-    if not isinstance(cell, str):
-        return cell
-    text = printable(cell)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+            if not keep_formulas:
+                cells = {
+                    name: cell_of(cell) if isinstance(cell, str) else cell
+                    for name, cell in cells.items()
+                }
+            writer.writerow(cells.values())
 
 
 def without_apostrophe(cell: str) -> str:
@@ -152,6 +150,7 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
             ("score", pyarrow.float32()),
             ("alternatives", pyarrow.list_(pyarrow.string())),
             ("model", pyarrow.string()),
+            ("familiarity", pyarrow.float32()),
         ]
     )
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
