@@ -93,10 +93,14 @@ class Client:
         )
         return "\r\n".join((*lines, "", "")).encode()
 
-    def upload(self, photo: bytes, path: str = "/api/caption", name: str = "image") -> bytes:
+    def upload(
+        self, photo: bytes, path: str = "/api/caption", name: str = "image", **fields: object
+    ) -> bytes:
         """Make a whole request with a photo."""
-        part = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="x.jpg"'
-        body = f"{part}\r\n\r\n".encode() + photo + f"\r\n--{_BOUNDARY}--\r\n".encode()
+        part = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name='
+        texts = "".join(f'{part}"{key}"\r\n\r\n{value}\r\n' for key, value in fields.items())
+        body = f'{texts}{part}"{name}"; filename="x.jpg"\r\n\r\n'.encode() + photo
+        body += f"\r\n--{_BOUNDARY}--\r\n".encode()
         kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
         return self.head("POST", path, len(body), kind) + body
 
@@ -150,6 +154,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
     photo = client.upload(honest_photos()[0])
     asset = client.head("GET", "/static-offline-docs/swagger-ui-bundle.js")
     backslashes = "\\" * 50_000
+    costly = client.upload(honest_photos()[0], beam_size=20, captions=20, check_attention="true")
     stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
     guesser = Client(f"http://{client.host}:{client.port}", "127.0.3.1")
 
@@ -158,8 +163,8 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         asked = guesser.head("GET", "/metrics", 0, f"Authorization: Basic {wrong}")
         await guesser.exchange(asked)
 
-    async def several(heads: list[bytes]) -> None:
-        await asyncio.gather(*map(client.exchange, heads))
+    async def several(requests: list[bytes]) -> None:
+        await asyncio.gather(*map(client.exchange, requests))
 
     return {
         **{
@@ -180,6 +185,11 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         "streams": lambda: client.hold_many(stream, 40, 5),
         "nested call": lambda: client.exchange(client.call([[[]] * 4000, 1, 1], "s")),
         "calls": lambda: _calls(client),
+        "text for an image": lambda: client.exchange(client.call(["x"], "s")),
+        "results of nobody": lambda: client.exchange(
+            client.head("GET", "/gradio_api/queue/data?session_hash=nobody")
+        ),
+        "costly photos": lambda: several([costly] * 4),
         "upload for the store": lambda: client.exchange(
             client.upload(wasted, "/gradio_api/upload", "files")
         ),
@@ -192,6 +202,12 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         "no such path": lambda: client.exchange(client.head("GET", f"/x{random.random()}")),
         "a cookie of backslashes": lambda: client.exchange(
             client.head("GET", "/page/captions/x", 0, f'Cookie: a="{backslashes}"')
+        ),
+        "another port": lambda: client.exchange(
+            client.head("POST", "/api/caption", 0, "Origin: http://127.0.0.1:3000")
+        ),
+        "two lengths": lambda: client.exchange(
+            client.head("POST", "/api/caption", 5, "Transfer-Encoding: chunked") + b"0\r\n\r\n"
         ),
         "no HTTP": lambda: client.exchange(b"\0" * 100 + b"\r\n\r\n"),
     }

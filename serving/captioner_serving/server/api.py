@@ -51,7 +51,7 @@ class Records(BaseModel):
 
 
 class Health(BaseModel):
-    """The server is ready: its model has answered within the last seconds."""
+    """The server is ready: its model lives, however many wait for it."""
 
     status: Literal["ready"]
     version: str
@@ -89,7 +89,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         415: "not an image in a known format, or not multipart/form-data",
         422: "a broken, empty or too large image, or a field out of range",
         500: "the server failed; its log says how",
-        503: "busy or shutting down; Retry-After says when to come again",
+        503: "busy, short of memory or shutting down; Retry-After says when to come again",
     }.items()
 }
 
@@ -118,11 +118,11 @@ def make_router(service: CaptionService) -> APIRouter:
         "/api/health",
         response_model=Health,
         responses={503: _PROBLEMS[503]},
-        summary="Whether the model answers",
+        summary="Whether the model lives",
         tags=["operation"],
     )
     async def health() -> dict[str, Any]:
-        """Say ready only when the model has made a caption within the last seconds."""
+        """Say ready when the model has just made a caption, is at work, or makes one now."""
         await service.check()
         name = service.captioner.name
         model = {"name": name.name, "version": name.version}

@@ -41,7 +41,8 @@ class ServerConfig:
     max_upload: Annotated[int, Ge(1000)] = 20_000_000
     # Images encoded and decoded together. Beyond 16 a batch gains little and delays its first.
     max_batch: Annotated[int, Interval(ge=1, le=1024)] = 16
-    # Images accepted and not yet answered. Over it, 503: better than answers nobody waits for.
+    # Places for images accepted and not yet answered; a costly one takes several (batcher.Order).
+    # Over it, 503: better than answers nobody waits for.
     queue: Positive = 64
     # The path under which a proxy shows the server, such as /captioner.
     root_path: str = ""

@@ -118,7 +118,7 @@ def _add_client_endpoint(page: PageCaptions) -> None:
             config = own.asked(beam_size=beam, captions=count, style=str(style or ""))
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await page.service.caption(
-                [path], config, client=client, check_attention=check_attention
+                [path], config, client=client, check_attention=bool(check_attention)
             )
             if not isinstance(caption, Caption):
                 raise caption

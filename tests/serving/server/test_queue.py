@@ -171,10 +171,12 @@ def test_retry_after_follows_the_queue(url: str, model: Model) -> None:
         with ThreadPoolExecutor(1) as pool, client(url) as made:
             done: Future[httpx.Response] = pool.submit(send, url, 64, fields)
             assert until(lambda: "captioner_queue_images 64.0" in made.get("/metrics").text)
-            answer = send(url, 5)
-            assert answer.status_code == 503 and answer.json()["type"] == "busy"
-            yield int(answer.headers["retry-after"])
-            model.going.set()
+            try:
+                answer = send(url, 5)
+                assert answer.status_code == 503 and answer.json()["type"] == "busy"
+                yield int(answer.headers["retry-after"])
+            finally:
+                model.going.set()
             assert fields or done.result(60).status_code == 200
 
     with full() as before:  # anything was captioned
