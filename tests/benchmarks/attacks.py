@@ -97,7 +97,7 @@ class Client:
         self, photo: bytes, path: str = "/api/caption", name: str = "image", **fields: object
     ) -> bytes:
         """Make a whole request with a photo."""
-        part = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name='
+        part = f"--{_BOUNDARY}\r\nContent-Disposition: form-data; name="
         texts = "".join(f'{part}"{key}"\r\n\r\n{value}\r\n' for key, value in fields.items())
         body = f'{texts}{part}"{name}"; filename="x.jpg"\r\n\r\n'.encode() + photo
         body += f"\r\n--{_BOUNDARY}--\r\n".encode()

@@ -128,7 +128,7 @@ class Batcher:
         self._capacity = capacity
         self._before_batch = before_batch
         self._on_batch = on_batch
-        # For the order alone: a thread takes a batch when it can, and none is left for others.
+        # One worker: batches are short, so that no thread need be kept free for other clients.
         self._turns: Turns[_Job] = Turns(1)
         self._changed = threading.Condition()
         self._admitted = 0  # places taken

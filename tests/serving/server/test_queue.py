@@ -145,15 +145,17 @@ def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(url: str, mod
 
 def test_a_photo_that_costs_more_takes_more_places_and_less_company(url: str, model: Model) -> None:
     with ExitStack() as stack:
-        waits = [stack.enter_context(waiting(url, level, COSTLY)) for level in (1, 2)]
-        assert [next(lines) for lines in waits] == [{"ahead": 0}] * 2
-        third = last(stack.enter_context(waiting(url, 3, COSTLY)))
+        first = stack.enter_context(waiting(url, 50, address="127.0.0.2"))
+        assert until(lambda: model.batches)
+        costly = [stack.enter_context(waiting(url, level, COSTLY)) for level in (1, 2)]
+        assert [next(lines) for lines in costly] == [{"ahead": 0}, {"ahead": 1}]
+        third = next(stack.enter_context(waiting(url, 3, COSTLY)))
         assert third["error"]["type"] == "busy"
-        other = stack.enter_context(waiting(url, 99, address="127.0.0.2"))
-        assert "ahead" in next(other)
+        other = stack.enter_context(waiting(url, 99, address="127.0.0.3"))
+        assert next(other) == {"ahead": 1}
         model.going.set()
-        assert all("caption" in last(lines) for lines in (*waits, other))
-    assert [levels for levels, _, _ in model.batches] == [[1], [99], [2]]
+        assert all("caption" in last(lines) for lines in (first, *costly, other))
+    assert [levels for levels, _, _ in model.batches] == [[50], [1], [99], [2]]
 
 
 def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Response:
