@@ -23,11 +23,14 @@ from captioner.metadata import shorten_exif
 from captioner.paths import is_web_address
 from captioner.readers import check_size, read_header
 
-__all__ = ["MAX_PIXELS", "ImageSource", "open_image"]
+__all__ = ["MAX_PIXELS", "FileSource", "ImageSource", "image_bytes", "open_image", "source_name"]
 
-ImageSource = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+FileSource = str | os.PathLike[str] | bytes
+ImageSource = FileSource | BinaryIO | Image.Image
 
 MAX_PIXELS = 100_000_000
+
+_LARGEST = 1 << 30  # bytes of a file; more is a disk image, a film, or has no end
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -74,7 +77,7 @@ def open_image(
     """
     if max_pixels < 1 or (at_least is not None and at_least < 1):
         raise ValueError(f"at_least ({at_least}) and max_pixels ({max_pixels}) must be 1 or more")
-    name = _name(source)
+    name = source_name(source)
     if isinstance(source, Image.Image):
         with _as_image_error(name):
             check_size(source.size, name, max_pixels)
@@ -90,7 +93,27 @@ def open_image(
         return _picture(image, name)
 
 
-def _name(source: object) -> str:
+def image_bytes(source: FileSource) -> bytes:
+    """Read a file whole, without a look at what is in it.
+
+    Raises:
+        ImageNotFoundError: no such file, or it cannot be read.
+        ImageTooLargeError: it has more than a gigabyte.
+
+    """
+    if isinstance(source, bytes):
+        return bytes(source)  # and no class of its own, which another process may not know
+    name = source_name(source)
+    with _stream(source, name) as stream, _as_image_error(name):
+        data = stream.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise errors.ImageTooLargeError(
+            f"{name} has more than {_LARGEST:,} bytes: is it a photo? Export it again, smaller"
+        )
+    return data
+
+
+def source_name(source: object) -> str:
     """Say what the errors call the image."""
     if isinstance(source, str | os.PathLike):
         return os.fsdecode(source) or "''"
@@ -119,7 +142,7 @@ def _stream(source: str | os.PathLike[str] | bytes | BinaryIO, name: str) -> Bin
             if file.seekable():
                 return file
             with file:
-                data = file.read()
+                data = file.read(_LARGEST + 1)
         else:
             # The readers seek to offsets from zero, and libtiff moves the descriptor itself.
             data = source.read()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import torch
+from PIL import Image
 
 from captioner.caption import Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.decoding.pool import SECONDS
+from captioner.decoding.prepared import PreparedImage, square_pixels
+from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
 from captioner.device import find_device
 from captioner.encoder import Grid
@@ -30,25 +34,11 @@ from captioner.precision import find_dtype
 from captioner.preparation import prepare_model
 from captioner.sentence import read_sentence
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
-from captioner.transforms import Box, Transform
+from captioner.transforms import Transform
 
-__all__ = ["BATCH", "Captioner", "PreparedImage", "prepare_image"]
+__all__ = ["BATCH", "Captioner", "PreparedImage"]
 
 BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedImage:
-    """An image on its way to the encoder: small, and ready to travel between processes.
-
-    source: what it was made from.
-    pixels: uint8 (3, size, size), the square that the encoder sees.
-    box: the part of the photo that the square covers.
-    """
-
-    source: ImageSource
-    pixels: torch.Tensor
-    box: Box
 
 
 class Captioner:
@@ -64,6 +54,8 @@ class Captioner:
         dtype: of weights and arithmetic: "auto" (bfloat16 where the hardware has it), "float32",
             "bfloat16", or a torch.dtype. Scores and attention are softmaxed in float32 always.
         max_pixels: larger photos are refused before they are decoded.
+        seconds: that one photo may take to be decoded.
+        in_process: open photos in this process, without its limits; see Reader.
 
     """
 
@@ -74,6 +66,8 @@ class Captioner:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
+        seconds: float = SECONDS,
+        in_process: bool = False,
         _keep: bool = True,
     ) -> None:
         self.familiarity: Familiarity | None = None  # of from_pretrained, where the file is there
@@ -81,6 +75,9 @@ class Captioner:
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
+        self.reader = Reader(
+            checkpoint.transform, max_pixels=max_pixels, seconds=seconds, in_process=in_process
+        )
         model = copy.deepcopy(checkpoint.model) if _keep else checkpoint.model
         self.model = prepare_model(model, device=self.device, dtype=self.dtype)
         self._origin: Checkpoint | Path = checkpoint
@@ -97,6 +94,8 @@ class Captioner:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
+        seconds: float = SECONDS,
+        in_process: bool = False,
     ) -> Captioner:
         """Load a checkpoint file, or the one that comes with Captioner.
 
@@ -109,7 +108,13 @@ class Captioner:
         path = bundled_checkpoint() if path is None else path
         # Nobody else has what is loaded here: it need not be copied, which takes a while.
         captioner = cls(
-            load_checkpoint(path), device=device, dtype=dtype, max_pixels=max_pixels, _keep=False
+            load_checkpoint(path),
+            device=device,
+            dtype=dtype,
+            max_pixels=max_pixels,
+            seconds=seconds,
+            in_process=in_process,
+            _keep=False,
         )
         captioner._origin = expanded(path).absolute()  # in place of weights in float32
         captioner.familiarity = Familiarity.beside(path)
@@ -217,7 +222,19 @@ class Captioner:
 
     def prepare(self, source: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
-        return prepare_image(rereadable(source), self.transform, max_pixels=self.max_pixels)
+        source = rereadable(source)
+        if isinstance(source, Image.Image):
+            open_photo = partial(open_image, source, max_pixels=self.max_pixels)
+            photo = open_photo()
+            pixels, box = self.transform.pixels(photo), self.transform.box(*photo.size)
+            return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
+        (decoded := self.reader.square(source)).check()
+        return PreparedImage(
+            image=image_name(source),
+            pixels=square_pixels(decoded),
+            box=decoded.box,
+            open_photo=partial(self.reader.picture, source),
+        )
 
     def caption_prepared(
         self,
@@ -276,23 +293,8 @@ class Captioner:
             score=best.score,
             words=best.words,
             alternatives=tuple(others),
-            image=image_name(prepared.source),
+            image=prepared.image,
             model=self.name,
             box=prepared.box,
-            open_photo=partial(open_image, prepared.source, max_pixels=self.max_pixels),
+            open_photo=prepared.open_photo,
         )
-
-
-def prepare_image(
-    source: ImageSource, transform: Transform, *, max_pixels: int = MAX_PIXELS
-) -> PreparedImage:
-    """Decode an image no larger than needed and bring it to the encoder's square.
-
-    Raises:
-        ImageError: it cannot be opened.
-
-    """
-    photo = open_image(source, at_least=transform.at_least, max_pixels=max_pixels)
-    return PreparedImage(
-        source=source, pixels=transform.pixels(photo), box=transform.box(*photo.size)
-    )

@@ -118,6 +118,13 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+@pytest.fixture(autouse=True)
+def twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding processes of calls from Python are forks, as those of commands are."""
+    if launcher.forks():
+        monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
+
+
 def make_tiny() -> Checkpoint:
     """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
     import torch

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
+from PIL import Image
 
 from captioner.decoding.decoder import Decoded
-from captioner.predictor import PreparedImage
+from captioner.errors import ImageNotFoundError
+from captioner.geometry import Box
 
-__all__ = ["prepared_images"]
+__all__ = ["PreparedImage", "prepared_images", "square_pixels"]
+
+
+def _not_kept() -> Image.Image:
+    raise ImageNotFoundError("the photo was not kept: open it again to draw on it")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedImage:
+    """An image on its way to the encoder: small, and ready to travel between processes.
+
+    image: what records call it; None where it has no name.
+    pixels: uint8 (3, size, size), the square that the encoder sees.
+    box: the part of the photo that the square covers.
+    open_photo: opens the whole photo, for pictures of it.
+    """
+
+    image: str | None
+    pixels: torch.Tensor
+    box: Box
+    open_photo: Callable[[], Image.Image] = _not_kept
 
 
 def prepared_images(decoded: Iterable[tuple[str, Decoded]]) -> list[PreparedImage]:
@@ -20,12 +43,12 @@ def prepared_images(decoded: Iterable[tuple[str, Decoded]]) -> list[PreparedImag
 
     """
     return [
-        PreparedImage(
-            source=name,
-            pixels=torch.frombuffer(bytearray(one.pixels), dtype=torch.uint8)
-            .view(one.shape[1], one.shape[0], 3)
-            .permute(2, 0, 1),
-            box=one.box,
-        )
-        for name, one in decoded
+        PreparedImage(image=name, pixels=square_pixels(one), box=one.box) for name, one in decoded
     ]
+
+
+def square_pixels(decoded: Decoded) -> torch.Tensor:
+    """Give the pixels of a square as uint8 (3, size, size)."""
+    # A bytearray, since torch warns about memory that it may not write to.
+    pixels = torch.frombuffer(bytearray(decoded.pixels), dtype=torch.uint8)
+    return pixels.view(decoded.shape[1], decoded.shape[0], 3).permute(2, 0, 1)

@@ -12,11 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner.decoding.pool import SECONDS
+from captioner.decoding.reader import Reader, check_limits
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
-from captioner.image import MAX_PIXELS, open_image
+from captioner.header import (
+    bundled_checkpoint,
+    check_head,
+    check_style_of,
+    read_header,
+    read_transform,
+)
+from captioner.image import MAX_PIXELS, image_bytes
 from captioner.json_line import json_line
 from captioner.paths import expanded, is_web_address
 from captioner.terminal import in_a_line
@@ -99,6 +107,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}",
     )
+    model.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help=f"photos that take longer to be decoded are refused; default: {SECONDS:g}",
+    )
+    model.add_argument(
+        "--in-process",
+        action="store_true",
+        help="open the photos in the command's own process, without limits of time and memory",
+    )
     add_machine_arguments(model)
 
 
@@ -154,8 +174,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
     if arguments.check_attention and not (arguments.json or arguments.sheet):
         raise ConfigError("--check-attention is told by --json and on --sheet FILE: name one")
-    if arguments.max_pixels < 1:
-        raise ConfigError(f"--max-pixels {arguments.max_pixels} is out of range: it is at least 1")
+    check_limits(arguments.max_pixels, arguments.seconds)
 
 
 def _absent(photo: str) -> ImageError | None:
@@ -166,7 +185,7 @@ def _absent(photo: str) -> ImageError | None:
         is_folder = stat.S_ISDIR(Path(photo).stat().st_mode)
     except (OSError, ValueError):
         try:
-            open_image(photo)  # to fail as any photo that cannot be read
+            image_bytes(photo)  # to fail as any photo that cannot be read
         except ImageError as error:
             return error
         return None  # it has come meanwhile
@@ -181,14 +200,22 @@ def _absent(photo: str) -> ImageError | None:
 def _captions(
     photos: list[str], checkpoint: Path, config: GenerationConfig, arguments: argparse.Namespace
 ) -> Iterator[Caption | ImageError]:
+    settings: dict[str, Any] = {
+        "max_pixels": arguments.max_pixels,
+        "seconds": arguments.seconds,
+        "in_process": arguments.in_process,
+    }
+    reader = Reader(read_transform(checkpoint), **settings)
+    reader.start()  # while torch is imported
     from captioner.predictor import BATCH, Captioner
 
     captioner = Captioner.from_pretrained(
         checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
-        max_pixels=arguments.max_pixels,
+        **settings,
     )
+    captioner.reader = reader
     for start in range(0, len(photos), BATCH):
         batch = photos[start : start + BATCH]
         yield from captioner.caption(

@@ -23,10 +23,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from captioner.caption import Caption
+from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.turns import Turns
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
-from captioner.predictor import PreparedImage
 
 __all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
 

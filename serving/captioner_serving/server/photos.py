@@ -14,10 +14,9 @@ from PIL import Image
 
 from captioner.decoding.decoder import EncodedPhoto
 from captioner.decoding.pool import DecodePool
-from captioner.decoding.prepared import prepared_images
+from captioner.decoding.prepared import PreparedImage, prepared_images
 from captioner.errors import ImageNotFoundError
 from captioner.geometry import TransformConfig
-from captioner.predictor import PreparedImage
 
 __all__ = ["PhotoReader", "is_ordinary"]
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from captioner.caption import Caption
+from captioner.decoding.prepared import PreparedImage
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.geometry import Box
-from captioner.predictor import Captioner, PreparedImage
+from captioner.predictor import Captioner
 from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Order
 from captioner_serving.server.config import ServerConfig
@@ -161,7 +162,7 @@ class CaptionService:
     async def _ask(self) -> None:
         side = self.captioner.transform.config.size
         pixels = torch.full((3, side, side), 128, dtype=torch.uint8)
-        blank = PreparedImage(source=b"", pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
+        blank = PreparedImage(image=None, pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
         own = self.captioner.generation
         short = replace(own, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
         try:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner import predictor
 from captioner.cli import main
+from captioner.decoding.decoder import Decoded, Decoder, EncodedPhoto
 from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError, OutputError
-from captioner.image import open_image
 from captioner.verbs.pictures import make_folders, plan_pictures
 
 
@@ -117,14 +116,16 @@ def test_all_pictures_of_a_photo_open_it_once(
     tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
+    decode = Decoder.__call__
 
-    def counting(source: object, **options: object) -> Image.Image:
-        opened.append(options.get("at_least"))
-        return open_image(source, **options)  # type: ignore[arg-type]
+    def counting(self: Decoder, photo: EncodedPhoto, **options: object) -> Decoded:
+        opened.append(options["longest"])
+        return decode(self, photo, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(predictor, "open_image", counting)
+    monkeypatch.setattr(Decoder, "__call__", counting)
     pictures = ("--sheet", "s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)
-    assert main(["caption", str(photo), "--checkpoint", str(tiny_file), *pictures]) == 0
-    assert [at_least is None for at_least in opened] == [False, True]  # small, then whole
+    command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--in-process"]
+    assert main([*command, *pictures]) == 0
+    assert [longest is None for longest in opened] == [True, False]  # a square, then whole
     assert {"s.png", "o.png", "a.gif"} <= {path.name for path in photo.parent.iterdir()}

@@ -30,13 +30,6 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
     return image
 
 
-@pytest.fixture(autouse=True)
-def twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding processes of calls from Python are forks, as those of commands are."""
-    if launcher.forks():
-        monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Callable[..., Path]:
     """Make a folder of so many photos, p000.jpg and on."""

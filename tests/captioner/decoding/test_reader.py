@@ -1,0 +1,137 @@
+"""How Captioner opens files: in a process of its own, with limits."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageChops
+
+from captioner import Captioner, ConfigError, ImageError, ImageNotFoundError, ImageTooLargeError
+from captioner.decoding.decoder import Decoded
+from captioner.decoding.prepared import prepared_images
+from captioner.geometry import Box
+from captioner.image import open_image
+from tests.captioner import bombs
+from tests.launcher import environment
+from tests.process_tree import children
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def captioner(saved_tiny: Path) -> Captioner:
+    return Captioner.from_pretrained(saved_tiny)
+
+
+def test_what_is_open_already_starts_no_process_and_files_start_one(
+    saved_tiny: Path, photo: Path
+) -> None:
+    captioner = Captioner.from_pretrained(saved_tiny)
+    before = set(children(os.getpid()))
+    with Image.open(photo) as image:
+        captioner.caption([image, np.asarray(image)])
+    assert set(children(os.getpid())) == before
+    captioner.caption([photo, photo.read_bytes(), io.BytesIO(photo.read_bytes())])
+    (process,) = set(children(os.getpid())) - before
+    os.kill(process, signal.SIGKILL)
+    assert captioner.caption(photo).text  # another takes its place
+    del captioner
+    gc.collect()
+    assert set(children(os.getpid())) == before
+
+
+def test_a_photo_has_a_limit_of_time(saved_tiny: Path, tmp_path: Path, run_captioner: Run) -> None:
+    large = tmp_path / "large.png"
+    Image.new("RGB", (4000, 4000)).save(large)
+    said = f"{large} takes more than 0.001 s to decode: export it again, smaller"
+    with pytest.raises(ImageTooLargeError, match=re.escape(said)):
+        Captioner.from_pretrained(saved_tiny, seconds=1e-3).caption(large)
+    done = run_captioner("caption", large, "--checkpoint", saved_tiny, "--seconds", "0.001")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"captioner: {said}\n")
+    done = run_captioner("caption", large, "--seconds", "nan")
+    assert done.returncode == 2 and "--seconds nan is out of range: use" in done.stderr
+
+
+def test_in_this_process_it_is_the_same(
+    saved_tiny: Path, captioner: Captioner, photo: Path
+) -> None:
+    here = Captioner.from_pretrained(saved_tiny, in_process=True)
+    before = set(children(os.getpid()))
+    ours, theirs = here.caption(photo), captioner.caption(photo)
+    assert ours.record(attention=True) == theirs.record(attention=True)
+    assert not ImageChops.difference(ours.open_photo(), theirs.open_photo()).getbbox()
+    assert len(set(children(os.getpid())) - before) <= 1
+    bad = photo.with_name("bad.jpg")
+    for data in (photo.read_bytes()[:300], b"", b"text", bombs.comments()):
+        bad.write_bytes(data)
+        said = [one.caption([bad], errors="return")[0] for one in (here, captioner)]
+        assert isinstance(said[0], ImageError)
+        assert said[0].record() == said[1].record()
+
+
+def test_pictures_outlive_the_captioner(saved_tiny: Path, photo: Path) -> None:
+    caption = Captioner.from_pretrained(saved_tiny).caption(photo)
+    gc.collect()
+    assert caption.overlay(1).size == (120, 80)
+    assert pickle.loads(pickle.dumps(caption)).overlay(1).size == (120, 80)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+def test_a_fork_has_a_process_of_its_own(captioner: Captioner, photo: Path) -> None:
+    assert captioner.prepare(photo).box == Box(0, 0, 1, 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if captioner.prepare(photo).pixels.any() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert captioner.prepare(photo).pixels.any()
+
+
+def test_a_script_is_run_once(saved_tiny: Path, photo: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from captioner import Captioner\n"
+        "print('once', flush=True)\n"
+        f"Captioner.from_pretrained({str(saved_tiny)!r}).caption({str(photo)!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert (done.stdout, done.stderr) == ("once\n", "")
+
+
+def test_what_is_no_plain_file_is_read_too(captioner: Captioner, photo: Path) -> None:
+    """As with `captioner caption <(curl ...)`."""
+    reading, writing = os.pipe()
+    os.write(writing, photo.read_bytes())
+    os.close(writing)
+    assert captioner.prepare(f"/dev/fd/{reading}").box == Box(0, 0, 1, 1)
+    os.close(reading)
+
+
+def test_a_photo_that_was_not_kept_is_no_file_of_that_name(
+    captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photo.parent)
+    photo.rename("the image")
+    square = captioner.transform.square(open_image("the image"))
+    decoded = Decoded(b"", (120, 80), square.tobytes(), square.size, Box(0, 0, 1, 1))
+    (caption,) = captioner.caption_prepared(prepared_images([("the image", decoded)]))
+    with pytest.raises(ImageNotFoundError, match="not kept"):
+        caption.overlay(1)
+
+
+def test_limits_that_are_none_are_refused(saved_tiny: Path) -> None:
+    for settings in ({"max_pixels": 0}, {"seconds": 0}, {"seconds": float("inf")}):
+        with pytest.raises(ConfigError, match="out of range"):
+            Captioner.from_pretrained(saved_tiny, **settings)  # type: ignore[arg-type]
