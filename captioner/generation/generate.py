@@ -71,7 +71,7 @@ def generate(
         constraints=constraints,
         choose=choose,
         starts=begin,
-    ).read_all()
+    ).read_all(length_penalty=config.length_penalty)
 
 
 def _sampler(config: GenerationConfig, device: torch.device) -> Sampler:

@@ -99,13 +99,21 @@ class Trace:
         taken._looks = {name: [step[rows] for step in steps] for name, steps in self._looks.items()}
         return taken
 
-    def read_all(self) -> list[list[Hypothesis]]:
-        """Read every hypothesis of a trace without parents up to its first <end>."""
+    def read_all(self, *, length_penalty: float) -> list[list[Hypothesis]]:
+        """Read every hypothesis of a trace without parents up to its first <end>.
+
+        Args:
+            length_penalty: a in their score, sum / length^a.
+
+        """
         steps = (self.words == END).int().argmax(dim=-1)
-        logs = torch.stack(self._logs, dim=-1).gather(-1, steps.unsqueeze(-1)).squeeze(-1)
+        every, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
+        logs = every.gather(-1, last).squeeze(-1)
+        totals = every.cumsum(dim=-1).gather(-1, last).squeeze(-1)
         images, count = steps.shape
         numbers = torch.arange(max(images, count), device=steps.device)
-        ends = Ends(torch.zeros_like(logs), steps, numbers[:count].expand_as(steps), logs)
+        scores = totals / (steps + 1) ** length_penalty
+        ends = Ends(scores, steps, numbers[:count].expand_as(steps), logs)
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
@@ -174,7 +182,7 @@ def _hypothesis(parts: dict[str, Tensor]) -> Hypothesis:
     logs = torch.cat([parts["logs"][:length], parts["end"].unsqueeze(0)])
     return Hypothesis(
         parts["tokens"][:length].long().tolist(),
-        float(logs.mean()),
+        float(parts["score"]),
         logs,
         # Copies, or each would keep the whole batch in memory.
         **{name: parts[name][:length].clone() for name in _LOOKS if name in parts},

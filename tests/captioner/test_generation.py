@@ -160,9 +160,9 @@ def test_a_beam_that_holds_everything_is_exhaustive_search(penalty: float, capti
         for hypothesis, (score, _) in zip(hypotheses, expected, strict=False):
             # Two sentences may be as good as each other, but for float32.
             assert scores[tuple(hypothesis.tokens)] == pytest.approx(score, abs=1e-5)
-            count = len(hypothesis.tokens) + 1
-            total = scores[tuple(hypothesis.tokens)] * count**penalty
-            assert hypothesis.score == pytest.approx(total / count, abs=1e-5)
+            assert hypothesis.score == pytest.approx(score, abs=1e-5)
+        ranked = [hypothesis.score for hypothesis in hypotheses]
+        assert ranked == sorted(ranked, reverse=True)
     # Pools that are filled close images early; the one that takes every sentence does not.
     assert (model.rows < len(images) * (longest + 1)) == (captions < 780)
 
@@ -265,16 +265,18 @@ def test_a_decoder_without_attention_says_the_same(method: dict[str, object]) ->
         assert other.attention is other.gate is other.heads is None
 
 
-def test_probabilities_are_the_models() -> None:
+@pytest.mark.parametrize("method", [{"beam_size": 3}, {"beam_size": 1}, {"sample": True}])
+def test_probabilities_are_the_models(method: dict[str, Any]) -> None:
     model = Historian()
-    config = GenerationConfig(beam_size=3, maximum_length=5, no_repeat_ngram=0)
+    config = GenerationConfig(**{"seed": 1, "maximum_length": 5, "no_repeat_ngram": 0, **method})
     (hypothesis,) = generate(model, features(4), config)[0]
     history, expected = START, []
     for word in (*hypothesis.tokens, END):
         expected.append(model.logits(4, history).log_softmax(-1)[word].item())
         history = extend(history, word)
     assert hypothesis.log_probabilities.tolist() == pytest.approx(expected, abs=1e-5)
-    assert hypothesis.score == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+    # What ranks captions is what is told of them.
+    assert hypothesis.score == pytest.approx(sum(expected) / len(expected) ** 0.5, abs=1e-5)
 
 
 def test_greedy_takes_the_likeliest_word_each_time() -> None:

@@ -50,7 +50,7 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
 
 
 def test_the_words_carry_what_is_known_of_them(captioner: Captioner, photo: Path) -> None:
-    caption = captioner.caption(photo, GenerationConfig(captions=3, length_penalty=1.0))
+    caption = captioner.caption(photo, GenerationConfig(captions=3))
     assert isinstance(caption, Caption)
     assert " ".join(word.text for word in caption.words) == caption.text
     assert len(caption.alternatives) == 2
@@ -70,7 +70,8 @@ def test_an_alternative_can_be_chosen_with_its_own_words(captioner: Captioner, p
     assert [other.text for other in second.alternatives] == [best.text, best.alternatives[0].text]
     assert second.words[0].attention.sum().item() == pytest.approx(1, abs=1e-5)
     said = sum(math.log(word.probability) for word in second.words)
-    assert second.score * (len(second.words) + 1) < said < 0  # the score counts the end as well
+    # The score counts the end as well.
+    assert second.score * (len(second.words) + 1) ** 0.5 < said < 0
     assert best.choose(0) is best
     for number in (-1, 3):
         with pytest.raises(ConfigError, match="this caption has 2"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,8 @@ def describe(
         "first": caption.find_word() if caption.words else -1,
         "sentence": sentence,
         "sentences": [
-            {"text": kept.caption.text, "score": kept.caption.score},
-            *({"text": each.text, "score": each.score} for each in kept.caption.alternatives),
+            {"text": each.text, "average": _average(each.words)}
+            for each in (kept.caption, *kept.caption.alternatives)
         ],
         "settings": {
             "beam_size": kept.beam_size,
@@ -129,3 +130,10 @@ def _describe_word(word: Word, box: Box, head: int | None) -> dict[str, Any]:
 def _data_url(image: Image.Image) -> str:
     image.save(buffer := io.BytesIO(), "PNG", compress_level=1)  # a visitor waits for it
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _average(words: Sequence[Word]) -> float:
+    """The geometric mean of the words' probabilities; 0 where one is impossible, 1 of no words."""
+    if not all(word.probability for word in words):
+        return 0.0
+    return math.exp(sum(math.log(word.probability) for word in words) / max(len(words), 1))

@@ -1,9 +1,9 @@
-"""Whether a caption's own score tells how good it is.
+"""Whether a caption's own probability tells how good it is.
 
 Four questions about the captions that a model made: are its words in a reference as often as their
-probabilities say; the same of whole captions, for the mean share of their words; does a higher
-score come with a higher CIDEr-D; and how good are the captions that are left when those with the
-lowest scores are kept back (the risk-coverage curve of El-Yaniv and Wiener 2010, upside down).
+probabilities say; the same of whole captions, for the mean share of their words; does a higher mean
+log-probability come with a higher CIDEr-D; and how good are the captions that are left when those
+with the lowest are kept back (the risk-coverage curve of El-Yaniv and Wiener 2010, upside down).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def measure_confidence(
         quality: CIDEr-D of each caption, in percent.
 
     Returns:
-        `words` and `captions`: see _calibrated; `rank_correlation` of score and CIDEr-D over the
-        images (Spearman), with its interval; `coverage`: see coverage_curve.
+        `words` and `captions`: see _calibrated; `rank_correlation` of the mean log-probability and
+        CIDEr-D over the images (Spearman), with its interval; `coverage`: see coverage_curve.
 
     """
-    scores = np.array([one.hypothesis.score for one in captioned])
+    means = np.array([float(one.hypothesis.log_probabilities.mean()) for one in captioned])
     probabilities, right, owner = [], [], []
     for at, one in enumerate(captioned):
         known = {word for words in one.image.words for word in words}
@@ -53,14 +53,14 @@ def measure_confidence(
     count = np.maximum(np.bincount(image, minlength=len(captioned)), 1)
     share = np.bincount(image, true, minlength=len(captioned)) / count
     values = np.asarray(quality, np.float64)
-    found = rank_correlation(scores, values)
+    found = rank_correlation(means, values)
     return {
         "words": _calibrated(np.array(probabilities), true, image, images=len(captioned)),
         "captions": _calibrated(
-            np.exp(scores), share, np.arange(len(captioned)), images=len(captioned)
+            np.exp(means), share, np.arange(len(captioned)), images=len(captioned)
         ),
         **told({"rank_correlation": found}),
-        "coverage": coverage_curve(scores, values),
+        "coverage": coverage_curve(means, values),
     }
 
 

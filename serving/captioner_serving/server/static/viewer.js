@@ -112,7 +112,7 @@ export function start(element, props) {
         button.type = "button";
         button.textContent = each.text;
         button.onclick = () => { choose(number, value.head); };
-        item.append(button, term("average", percent(Math.exp(each.score)) + " a word"));
+        item.append(button, term("average", percent(each.average) + " a word"));
         return item;
       }));
     }
