@@ -225,7 +225,7 @@ class Captioner:
         source = rereadable(source)
         if isinstance(source, Image.Image):
             open_photo = partial(open_image, source, max_pixels=self.max_pixels)
-            photo = open_photo()
+            photo = open_photo(at_least=self.transform.at_least)
             pixels, box = self.transform.pixels(photo), self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
         (decoded := self.reader.square(source)).check()

@@ -258,9 +258,9 @@ def test_a_transform_travels_to_a_worker():
 
 
 def test_at_least():
-    assert Transform(TransformConfig(size=192)).at_least == 192
-    assert Transform(TransformConfig(size=192, resize=232)).at_least == 232
-    assert Transform(TransformConfig(size=192, mode="pad")).at_least == 192
+    assert Transform(TransformConfig(size=192)).at_least == 6 * 192
+    assert Transform(TransformConfig(size=192, resize=232)).at_least == 6 * 232
+    assert Transform(TransformConfig(size=192, mode="pad")).at_least == 6 * 192
 
 
 @pytest.mark.parametrize(

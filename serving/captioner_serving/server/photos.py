@@ -24,7 +24,7 @@ __all__ = ["PhotoReader", "is_ordinary"]
 _SECONDS = 20.0
 # Of the system's time: the model comes first, and ordinary photos with it.
 _NICE = 5
-_ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at an eighth in 30 ms
+_ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at a half in 65 to 130 ms
 _SEGMENTS = 1000  # before the pixels; a reader takes its time for each, and cameras write a few
 _BESIDE = 4_000_000  # bytes before the pixels; a profile has one to three
 

@@ -18,7 +18,8 @@ import pytest
 from PIL import Image, ImageChops
 
 from captioner import Captioner, ConfigError, ImageError, ImageNotFoundError, ImageTooLargeError
-from captioner.decoding.decoder import Decoded
+from captioner.decoding.decoder import Decoded, EncodedPhoto
+from captioner.decoding.pool import DecodePool
 from captioner.decoding.prepared import prepared_images
 from captioner.geometry import Box
 from captioner.image import open_image
@@ -78,6 +79,35 @@ def test_in_this_process_it_is_the_same(
         said = [one.caption([bad], errors="return")[0] for one in (here, captioner)]
         assert isinstance(said[0], ImageError)
         assert said[0].record() == said[1].record()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_path: Path) -> None:
+    """Twelve times the square, but for a pixel; larger JPEGs may be decoded smaller."""
+    noise = Image.effect_noise((200, 150), 90).resize((1600, 1151), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise.convert("RGB").save(path := tmp_path / f"photo.{format}", format, exif=exif)
+    data = path.read_bytes()
+    with Image.open(path) as opened, Image.open(path) as loaded:
+        loaded.load()
+        sources = (path, str(path), data, io.BytesIO(data), opened, loaded, opened)
+        squares = [captioner.prepare(source) for source in sources]
+    with DecodePool(captioner.transform.config, workers=1) as pool:  # as server and batch
+        squares += prepared_images([("", pool.submit(EncodedPhoto("", data)).result())])
+    assert all(one.pixels.equal(squares[0].pixels) and one.box == squares[0].box for one in squares)
+
+
+def test_a_large_jpeg_is_the_same_open_and_closed(captioner: Captioner) -> None:
+    noise = Image.effect_noise((200, 150), 90).resize((3200, 2400), Image.Resampling.BICUBIC)
+    noise.save(buffer := io.BytesIO(), "JPEG")
+    with Image.open(buffer) as opened:
+        before = buffer.tell()
+        square = captioner.prepare(opened).pixels
+        assert square.equal(captioner.prepare(buffer.getvalue()).pixels)
+        assert opened.tile and buffer.tell() == before, "it is left as it was"
+        opened.load()
+        assert (captioner.prepare(opened).pixels.float() - square.float()).abs().mean() < 1
 
 
 def test_pictures_outlive_the_captioner(saved_tiny: Path, photo: Path) -> None:
