@@ -20,7 +20,7 @@ from captioner.json_line import json_line
 from captioner_serving.batch.cells import COLUMNS, cell_of
 from captioner_serving.batch.journal.journal import Journal
 
-__all__ = ["check_output", "export", "without_apostrophe", "write_records"]
+__all__ = ["check_output", "export", "write_records"]
 
 Record = dict[str, Any]
 
@@ -131,11 +131,6 @@ def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = F
                     for name, cell in cells.items()
                 }
             writer.writerow(cells.values())
-
-
-def without_apostrophe(cell: str) -> str:
-    """Take off the apostrophe that a table has before what looks like a formula."""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from captioner.errors import DataError
-from captioner_serving.batch.outputs.exports import without_apostrophe
+from captioner_serving.batch.cells import text_of
 from captioner_serving.batch.outputs.wording import CONTROL
 
 __all__ = ["read_captions", "read_table"]
@@ -63,7 +63,7 @@ def read_table(path: Path) -> Iterator[Record]:
 
 
 def _of_row(row: dict[str, str | None], place: str) -> Record:
-    image, caption = (without_apostrophe(row[column] or "") for column in ("image", "caption"))
+    image, caption = (text_of(row[column] or "") for column in ("image", "caption"))
     if not image or not _is_name(image):
         raise DataError(f"{place} has no image")
     try:
