@@ -136,6 +136,12 @@ class CommitLog:
         self.part = new_part()
         self._append({"format": _FORMAT, "settings": settings, "part": self.part})
 
+    def begin_once(self, settings: Mapping[str, Any]) -> None:
+        """Write the first line, if there is none yet, or half of one."""
+        if settings_of(self.path) is None:
+            self.clear()
+            self.begin(settings)
+
     def append(self, commit: Commit) -> None:
         """Write a commit; when this returns it is on the disk."""
         packed = b"".join(_ENTRY.pack(*entry) for entry in commit.entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from captioner.errors import ConfigError, OutputError
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.journal.commits import settings_of
 
-__all__ = ["RunFiles", "check_free"]
+__all__ = ["RunFiles", "check_free", "file_digest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,12 @@ class RunFiles:
 def _seen_from(place: Path, path: Path) -> str:
     """Name a file by its way from another one: the same, whatever the current folder is."""
     return os.path.relpath(os.path.realpath(path), os.path.realpath(place.absolute().parent))
+
+
+def file_digest(path: Path) -> str:
+    """Digest what is in a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_free(path: Path) -> None:

@@ -15,7 +15,6 @@ wherever a run was killed, and going on reads no record and no photo.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,14 +26,8 @@ from captioner.errors import OutputError
 from captioner.files import sync_folder
 from captioner.json_line import json_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.journal.commits import (
-    Commit,
-    CommitLog,
-    Entry,
-    check_settings,
-    settings_of,
-)
-from captioner_serving.batch.journal.files import RunFiles, check_free
+from captioner_serving.batch.journal.commits import Commit, CommitLog, Entry, check_settings
+from captioner_serving.batch.journal.files import RunFiles, check_free, file_digest
 from captioner_serving.batch.journal.lines import LineFiles, changed, parsed
 from captioner_serving.batch.journal.written import WrittenFiles
 
@@ -81,12 +74,8 @@ class Journal(Closing):
         self._lines = LineFiles(self.paths)
         with self._writing():
             self._log = CommitLog(self.files.progress)
-        owner = self.files.review_owner
-        self._owner: CommitLog | None = None
+        self._owner: CommitLog | None = None  # of the review
         try:
-            if owner is not None:
-                with self._writing():
-                    self._owner = CommitLog(owner)
             with self._writing():
                 self._open(settings, restart=config.restart)
                 if config.retry_errors and self._failed:
@@ -179,7 +168,7 @@ class Journal(Closing):
         path = self.files.output
         if path == self.files.records or not self._exported or not path.exists():
             return
-        if _file_digest(path) not in self._exported:
+        if file_digest(path) not in self._exported:
             raise OutputError(
                 f"{path} was changed after the run that wrote it: move it away, and the same "
                 "command writes it again, or start over with --restart, which deletes it"
@@ -187,7 +176,7 @@ class Journal(Closing):
 
     def note_export(self, path: Path) -> None:
         """Remember a file that is about to become the output."""
-        if (told := _file_digest(path)) not in self._exported:
+        if (told := file_digest(path)) not in self._exported:
             self._exported.add(told)
             with self._writing():
                 self._log.append_export(told)
@@ -227,14 +216,14 @@ class Journal(Closing):
             if entry.content != _NOTHING and self._contents.get(entry.content) is None:
                 self._contents[entry.content] = entry
 
-    # Opening
-
     def _open(self, settings: Mapping[str, Any], *, restart: bool) -> None:
-        owner = self.files.check_review()
+        if self.files.review_owner is not None:
+            self._owner = CommitLog(self.files.review_owner)
+        own = self.files.check_review()
         lines = self._log.read()
         known = next(lines, None)
         self.written.part = self._log.part
-        self._remove_parts()
+        self.written.remove_part(self.files.output)
         if isinstance(known, dict) and restart:
             self._forget(known, settings)
             known = None
@@ -250,21 +239,14 @@ class Journal(Closing):
             self.files.check_unused()
         self._lines.open(self._ends, whole=self._log.whole)
         self._log.settle()
-        if self._owner is not None and settings_of(self._owner.path) is None:
-            self._owner.clear()  # of a line that was torn
-            self._owner.begin({"review_of": owner})
+        if self._owner is not None:
+            self._owner.begin_once({"review_of": own})
         if known is None:
             self._log.begin(settings)
             self.written.part = self._log.part
         self._log.whole = True  # when it is closed, but for what is pending then
         for file in filter(None, self.paths):
             sync_folder(file.absolute().parent)  # or a power cut could take a new file
-
-    def _remove_parts(self) -> None:
-        """Remove what the run was writing when it was killed: beside a photo, or its output."""
-        self.written.remove_part()
-        if self.written.part is not None:
-            self.files.output.with_name(self.written.part).unlink(missing_ok=True)
 
     def _forget(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Remove what the known run wrote; files of others stay, and are refused."""
@@ -316,8 +298,3 @@ class Journal(Closing):
                 f"{self.output} cannot be written{what}: {error.strerror}. What was done stays: "
                 "fix that, and the same command goes on from there"
             ) from error
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -33,8 +33,12 @@ class WrittenFiles:
         self._file: BinaryIO | None = None
         self.part: str | None = None
 
-    def remove_part(self) -> None:
-        """Remove what was being written when the run was killed: the last file that it noted."""
+    def remove_part(self, output: Path) -> None:
+        """Remove what the run was writing when it was killed: the last file noted, or `output`."""
+        if self.part is None:
+            return
+        with suppress(OSError):
+            output.with_name(self.part).unlink()
         with (
             # Nothing noted, or half a line: then nothing was begun.
             suppress(OSError, ValueError, KeyError, TypeError),
@@ -42,8 +46,7 @@ class WrittenFiles:
             mmap(file.fileno(), 0, access=ACCESS_READ) as lines,
         ):
             last = json.loads(lines[lines.rfind(b"\n", 0, len(lines) - 1) + 1 :])
-            if self.part is not None:
-                Path(last["path"]).with_name(self.part).unlink()
+            Path(last["path"]).with_name(self.part).unlink()
 
     def note(
         self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None = None
@@ -150,6 +153,6 @@ def written_beside(records: Path) -> Iterator[WrittenFiles | None]:
     with closing(log), closing(WrittenFiles(run.written)) as written:
         next(log.read(), None)
         written.part = log.part
-        written.remove_part()
+        written.remove_part(run.output)
         yield written
         written.sync()
