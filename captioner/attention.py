@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from captioner.errors import ConfigError
 from captioner.masks import masked_softmax
+from captioner.score_names import problem_of_heads
 from captioner.scores import ProductScore, build_score, split_heads
 
 __all__ = [
@@ -169,8 +170,8 @@ class Attention(nn.Module):
             attention_dim=attention_dim,
             heads=heads,
         )
-        if self.value_dim % heads:
-            raise ConfigError(f"heads {heads} do not divide values of {self.value_dim} numbers")
+        if problem := problem_of_heads(heads, "value_dim", self.value_dim):
+            raise ConfigError(problem)
         self.value: nn.Module = nn.Identity()
         if value_dim is not None:
             self.value = nn.Linear(entering, value_dim, bias=value_bias)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from captioner.errors import ConfigError
 
-__all__ = ["SCORE_NAMES", "check_score"]
+__all__ = ["SCORE_NAMES", "check_score", "problem_of_heads"]
 
 SCORE_NAMES: Final = ("additive", "multiplicative", "dot", "scaled_dot", "none")
 """The names of captioner.scores.SCORES."""
+
+_MANY = 1000  # heads: more are not offered
 
 
 def check_score(
@@ -38,10 +39,19 @@ def check_score(
             f"score 'dot' multiplies a query of {query_dim} numbers with a key of {key_dim}: make "
             "the two equal, or choose 'multiplicative' or 'scaled_dot', which project them"
         )
-    width, what = (query_dim, "query") if name == "dot" else (attention_dim, "attention_dim")
-    if width % heads:
-        lower = math.gcd(width, heads)
-        raise ConfigError(
-            f"heads {heads} do not divide the {what} of {width} numbers into equal parts: "
-            f"{lower} would"
-        )
+    width, what = (query_dim, "query_dim") if name == "dot" else (attention_dim, "attention_dim")
+    if problem := problem_of_heads(heads, what, width):
+        raise ConfigError(problem)
+
+
+def problem_of_heads(heads: int, what: str, width: int) -> str | None:
+    """Say that heads do not divide a width into equal parts, and which numbers near would."""
+    if width % heads == 0:
+        return None
+    fit = [number for number in range(1, min(width, _MANY) + 1) if width % number == 0]
+    near = [*[number for number in fit if number < heads][-1:]]
+    near += [number for number in fit if number > heads][:1]
+    return (
+        f"heads {heads} do not divide {what} {width} into equal parts: "
+        f"{' and '.join(map(str, near))} would"
+    )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from captioner.bounds import Fraction, OneOf, Positive, check_bounds
 from captioner.decoders.kinds import KINDS
 from captioner.errors import ConfigError
-from captioner.score_names import check_score
+from captioner.score_names import check_score, problem_of_heads
 
 __all__ = ["DecoderConfig"]
 
@@ -55,8 +55,8 @@ class DecoderConfig:
         if self.query == "current" and self.kind != "lstm":
             yield f"query 'current' is a choice of kind lstm alone, not of {self.kind}"
         if self.kind == "transformer":
-            if self.hidden_dim % self.heads:
-                yield f"heads {self.heads} do not divide hidden_dim {self.hidden_dim}"
+            if problem := problem_of_heads(self.heads, "hidden_dim", self.hidden_dim):
+                yield problem
             if self.positions == "sine" and self.hidden_dim < 4:
                 yield (
                     f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
@@ -70,8 +70,9 @@ class DecoderConfig:
             )
             return
         values = self.value_dim or self.hidden_dim
-        if self.value_dim is not None and values % self.heads:
-            yield f"heads {self.heads} do not divide value_dim {values}"
+        problem = problem_of_heads(self.heads, "value_dim", values)
+        if self.value_dim is not None and problem:
+            yield problem
         try:
             check_score(
                 self.score,

@@ -91,11 +91,15 @@ class TrainState:
     def stage_is_over(self, stage: Stage) -> bool:
         """Whether the stage has had its steps, or has not become better for long enough."""
         progress = self.progress
-        if stage.patience is not None and progress.stale >= stage.patience:
+        if self.is_out_of_patience(stage):
             return True
         # A dry run's steps may end inside an epoch, which is validated like any other.
         dry = progress.step == 0 and progress.taken >= self.steps
         return progress.epoch >= stage.epochs or dry
+
+    def is_out_of_patience(self, stage: Stage) -> bool:
+        """Whether as many epochs as the stage allows have brought no better score."""
+        return stage.patience is not None and self.progress.stale >= stage.patience
 
     def count_step(self, values: Tensor) -> None:
         """Take down a step: the (4,) values that it returned."""

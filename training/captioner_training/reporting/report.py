@@ -172,7 +172,7 @@ class Report:
                 "note: CIDEr is 0 so far: of such epochs the one with the lowest cross-entropy on "
                 "validation is the best"
             )
-        if stage.patience is not None and progress.stale >= stage.patience:
+        if self.state.is_out_of_patience(stage) and progress.taken < self.state.steps:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
 
