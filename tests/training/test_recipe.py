@@ -225,19 +225,42 @@ def test_texts_are_read_as_they_are_typed() -> None:
         load_recipe("own", {"stages": "none"})
 
 
-def test_what_is_merged_may_be_set_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        # Two kilobytes of these would take more memory than there is.
+        (
+            "a: &a [x]\nb: [*a, *a]",
+            "line 1, is not YAML as recipes are: anchors, aliases and merge",
+        ),
+        ("b: [x]\na: {<<: *b}", "line 2, is not YAML as recipes are: anchors, aliases and merge"),
+        ("<<: {seed: 1}", "<<: there is no such field"),
+        ("seed: !!int x", "tags (!) are not read"),
+        ("seed: 2024-99-99", "seed: should be a valid integer"),
+        (f"seed: {'9' * 5000}", "is no number with up to 40 digits"),
+        ("seed: 0x_", "0x_ is no number"),
+        (f"seed: {'[' * 3000}", "more than 10 lists and mappings lie inside each other"),
+        (f"{'? ' * 3000}", "more than 10 lists and mappings lie inside each other"),
+        (f"seed: [{'1,' * 25_000}]", "more than 50,000 bytes"),
+    ],
+)
+def test_what_yaml_says_beyond_json_is_refused_in_a_sentence(
+    tmp_path: Path, text: str, told: str
+) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "data: {scenes: {}}\nstages:\n- &a {epochs: 1, batch_size: 8}\n- {<<: *a, epochs: 2}\n"
-    )
-    assert [(one.epochs, one.batch_size) for one in load_recipe(str(path)).stages] == [
-        (1, 8),
-        (2, 8),
-    ]
-    merged = "data: {scenes: &b {<<: {train: 30}, train: 40}}\nstages: [{epochs: 1}]\nx: {<<: *b}"
-    path.write_text(merged)
-    with pytest.raises(ConfigError, match="x: there is no such field"):
-        load_recipe(str(path))
+    path.write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+        load_recipe(str(path), {"data.scenes": "{}", "stages": "[{epochs: 1}]"})
+    assert len(str(caught.value)) < 300
+    value = text.partition(": ")[2]
+    with pytest.raises(ConfigError, match="seed: should be a"):  # as an option, too
+        load_recipe("smoke", {"seed": value})
+
+
+def test_a_date_is_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: 2024-02-31\ndata: {scenes: {}}\nstages: [{epochs: 1}]\n")
+    assert load_recipe(str(path)).name == "2024-02-31"
 
 
 def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:

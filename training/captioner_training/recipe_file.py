@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +21,10 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["load_recipe", "recipe_text", "shipped_recipes"]
 
+_LONGEST = 50_000  # bytes of a file; the longest that is shipped has 3,000
+_DEEPEST = 10  # lists and mappings inside each other; a recipe has five
+_DIGITS = 40  # of a number
+_PLAIN = (":null", ":bool", ":int", ":float")  # what is neither text, list nor mapping
 _LOOKS = 4  # at what wrong fields hide: what lacks one, the parts of a stage, a stage, all of it
 
 
@@ -63,7 +67,11 @@ def recipe_text(name: str) -> str:
     """
     source = _source(name)
     try:
-        return source.read_text(encoding="utf-8")
+        with source.open("rb") as file:
+            text = file.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ConfigError(f"recipe {source} is no recipe: it has more than {_LONGEST:,} bytes")
+        return text.decode()
     except FileNotFoundError as error:
         raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
     except OSError as error:
@@ -87,16 +95,52 @@ def _source(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML, but for a key that comes twice, of which it would take the last without a word."""
+    """YAML that says what JSON could say, since a few lines of more can take the whole memory.
+
+    A date is a text. Of a key that comes twice YAML would take the last without a word.
+
+    Raises:
+        YAMLError: it is not YAML, or says more.
+
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
+        sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(_PLAIN)]
+        for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read a value as it is written; refuse what a recipe does not need."""
+        event: Any = self.peek_event()
+        odd = None
+        if event.anchor is not None:
+            odd = "anchors, aliases and merge keys (&, *, <<) are not read: write the values out"
+        elif event.tag is not None:
+            odd = f"tags (!) are not read: write the value without {event.tag!a}"
+        elif self._depth > _DEEPEST:
+            odd = f"more than {_DEEPEST} lists and mappings lie inside each other"
+        if odd:
+            raise yaml.composer.ComposerError(None, None, odd, event.start_mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Make the value; a number that is none, or too long to print, is told with its line."""
+        try:
+            if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
+                raise ValueError
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            odd = f"{node.value[:_DIGITS]} is no number with up to {_DIGITS} digits"
+            raise yaml.constructor.ConstructorError(None, None, odd, node.start_mark) from error
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping as it is written. Raises YAMLError where a key comes twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        names = [
-            key.value
-            for key, _ in node.value
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
-        ]
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise yaml.composer.ComposerError(
                 None, None, f"{twice[0]} comes twice", node.start_mark
@@ -109,7 +153,10 @@ def _read(name: str) -> dict[str, Any]:
     try:
         values = yaml.load(recipe_text(name), _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {source} is not YAML: {error}") from error
+        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}," if mark else ""
+        said = said or str(error).splitlines()[0]
+        raise ConfigError(f"recipe {source}{line} is not YAML as recipes are: {said}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
     values.setdefault("name", source.stem)
@@ -143,7 +190,7 @@ def _set(values: dict[str, Any], key: str, text: str) -> str | None:
 def _value(text: str, kinds: set[Any]) -> Any:
     """Read what was typed for a field: a text as it stands, and anything else as YAML."""
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         value = text
     if str in kinds:  # a path may hold " #", or be called 2024
