@@ -66,6 +66,21 @@ def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_model_is_no_view_of_its_file(
+    tiny_checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Somebody may write over the file while the model is at work."""
+    path = tmp_path / "tiny.safetensors"
+    tiny_checkpoint.save(path, dtype=dtype)
+    model = load_checkpoint(path).model
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    for name, tensor in tiny_checkpoint.model.state_dict().items():
+        expected = tensor.to(dtype).to(tensor.dtype) if tensor.ndim > 1 else tensor
+        assert torch.equal(model.state_dict()[name], expected), name
+
+
 def test_half_precision_halves_the_matrices_and_spares_the_vectors(
     tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

@@ -87,6 +87,13 @@ def test_build_counts_and_orders() -> None:
     assert Vocabulary.build(captions, minimum_count=2).words == (*SPECIAL_TOKENS, "b", "a")
 
 
+def test_words_as_frequent_as_each_other_stand_in_the_order_of_the_alphabet() -> None:
+    """Whatever comes first in the data: so that its order does not decide a word's number."""
+    captions = [["d", "b", "b"], ["c", "a"]]
+    for given in (captions, captions[::-1]):
+        assert Vocabulary.build(given, minimum_count=1).ordinary_words == ("b", "a", "c", "d")
+
+
 def test_encode_and_decode() -> None:
     vocabulary = Vocabulary(["dog", "a"])
     assert vocabulary.encode(["a", "zebra", "dog"]) == [5, UNK, 4]

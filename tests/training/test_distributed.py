@@ -56,13 +56,21 @@ def torchrun(*arguments: object, where: Sequence[object] = ONE_MACHINE) -> subpr
 
 
 def pair(*arguments: object) -> list[subprocess.Popen[str]]:
-    """Two processes with what torchrun tells its own, without the starts that it takes."""
+    """Two processes with what torchrun tells its own, without the starts that it takes.
+
+    Each has a group of its own, as there.
+    """
     world = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     return [
-        start(*arguments, env=environment(**world, RANK=rank, LOCAL_RANK=rank)) for rank in "01"
+        start(
+            *arguments,
+            env=environment(**world, RANK=rank, LOCAL_RANK=rank),
+            start_new_session=True,
+        )
+        for rank in "01"
     ]
 
 
@@ -161,21 +169,55 @@ def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path:
     assert furthest(alone, tmp_path / "run") < 1e-5
 
 
+def wait_for_lines(process: subprocess.Popen[str], out: Path, *, more_than: int) -> None:
+    log = out / "log.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > more_than):
+        time.sleep(0.01)
+
+
+def same(one: Path, two: Path) -> None:
+    assert records(one) == records(two)
+    ours, theirs = newest_state(one)["model"], newest_state(two)["model"]
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.slow)])
+def test_two_processes_and_their_workers_hear_a_signal(
+    recipe: Path, together: Path, tmp_path: Path, workers: int
+) -> None:
+    out = tmp_path / "run"
+    command = ("train", recipe, "--out", out, "--data.workers", workers)
+    two = pair(*command)
+    wait_for_lines(two[0], out, more_than=2)
+    for process in two:
+        os.killpg(process.pid, signal.SIGTERM)
+    said = [process.communicate(timeout=300)[1] for process in two]
+    assert [process.returncode for process in two] == [130, 130], said
+    step = newest_state(out)["progress"]["total"]
+    assert f"stopped after step {step}: the same command goes on" in said[0]
+    assert "Traceback" not in "".join(said)
+    assert f"going on after step {step} " in "".join(map(finish, pair(*command)))
+    same(out, together)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes in /proc")
-def test_two_killed_processes_go_on(recipe: Path, together: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_torchrun_is_ended_and_goes_on(
+    recipe: Path, together: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     out = tmp_path / "run"
     process = torchrun("train", recipe, "--out", out)
-    log = out / "log.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 14):
-        time.sleep(0.01)
-    for pid in processes_of(out):  # torchrun, and its workers, which have sessions of their own
-        os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=300)
+    wait_for_lines(process, out, more_than=14)
+    if number == signal.SIGTERM:
+        process.terminate()
+    else:
+        for pid in processes_of(out):  # torchrun, and its workers, which have sessions of their own
+            os.kill(pid, number)
+    _, errors = process.communicate(timeout=300)
+    assert number == signal.SIGKILL or "stopped after step" in errors
     assert "going on after step" in finish(torchrun("train", recipe, "--out", out))
-    assert records(out) == records(together)
-    ours, theirs = newest_state(out)["model"], newest_state(together)["model"]
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    same(out, together)
 
 
 @pytest.mark.slow

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from captioner.errors import DataError
+from captioner_training.machinery.processes import Processes
+from captioner_training.recipe_file import load_recipe
+from captioner_training.train import train
 from tests.launcher import start
+from tests.process_tree import children
 from tests.training.runs import RECIPE, newest_state, records
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 STEPS = 24  # 2 x 6 frozen, 6 of fine-tuning, 6 self-critical
+WITHIN = (3, 15, 22)  # steps, one in each stage; states are saved after each fourth and each epoch
+
+
+@contextmanager
+def acting(acts: Mapping[int, Callable[[], object]]) -> Iterator[None]:
+    """Do something within steps of a run in this process, counted from its start here."""
+    steps = count(1)
+    hook = register_optimizer_step_post_hook(lambda *_: acts.get(next(steps), lambda: None)())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def go(recipe: Path, out: Path, *, workers: int = 0) -> None:
+    """Run, or go on, in this process. Grids and scenes are shared by all such runs."""
+    fields = {"data.workers": str(workers)}
+    processes = Processes(device=torch.device("cpu"))
+    train(
+        load_recipe(str(recipe), fields), out=out, processes=processes, shared=recipe.parent / "all"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +63,26 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(recipe: Path) -> Path:
-    """A run that nothing happened to."""
+    """A run that nothing happened to. Beside it is its folder as it was within some steps.
+
+    That is what the run would have left behind had it been killed there.
+    """
     out = recipe.parent / "unbroken"
-    process = start("train", recipe, "--out", out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    keep = partial(shutil.copytree, out)
+    with acting({step: partial(keep, recipe.parent / f"{step}") for step in WITHIN}):
+        go(recipe, out)
     assert newest_state(out)["progress"]["total"] == STEPS
     return out
+
+
+@pytest.fixture
+def killed(unbroken: Path, tmp_path: Path) -> Callable[[int], Path]:
+    """Give the folder of a run that was killed within a step."""
+
+    def copy(step: int) -> Path:
+        return Path(shutil.copytree(unbroken.parent / f"{step}", tmp_path / "run"))
+
+    return copy
 
 
 def same(one: Path, two: Path) -> None:
@@ -54,36 +99,121 @@ def same(one: Path, two: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("step", "workers"), [(3, 2), (15, 0), (15, 2), (22, 0)])
+def test_killed_within_a_step(
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path], step: int, workers: int
+) -> None:
+    out = killed(step)
+    states = sorted((out / "state").glob("step-*.pt"))  # two are kept
+    assert [int(path.stem[5:]) for path in states] == {3: [], 15: [8, 12], 22: [18, 20]}[step]
+    random.seed(step)
+    np.random.seed(step)
+    others = random.getstate(), repr(np.random.get_state())
+    go(recipe, out, workers=workers)
+    same(unbroken, out)
+    # Random numbers that no state has: the run neither draws from them nor moves them.
+    assert (random.getstate(), repr(np.random.get_state())) == others
+
+
+def signal_group() -> None:
+    """Send SIGTERM to this process and to those that it has started, as torchrun does."""
+    for process in multiprocessing.active_children():
+        os.kill(process.pid or 0, signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(partial(os.kill, os.getpid(), signal.SIGINT), id="SIGINT"),
+        pytest.param(partial(os.kill, os.getpid(), signal.SIGTERM), id="SIGTERM"),
+        pytest.param(signal_group, id="SIGTERM to the group"),
+    ],
+)
+def test_a_signal_saves_the_step_at_hand(
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path], act: Callable[[], None],
+    workers: int,
+) -> None:  # fmt: skip
+    out, there = killed(22), []
+
+    def stop() -> None:
+        there.extend(multiprocessing.active_children())
+        act()
+
+    with acting({2: stop}), pytest.raises(KeyboardInterrupt):  # it goes on after step 20
+        go(recipe, out, workers=workers)
+    assert len(there) == workers and not multiprocessing.active_children()
+    assert newest_state(out)["progress"]["total"] == 22
+    go(recipe, out, workers=workers)
+    same(unbroken, out)
+
+
 def lines(out: Path) -> int:
     log = out / "log.jsonl"
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def kill_after(process: subprocess.Popen[str], out: Path, *, grown: int, delay: float) -> bool:
-    """Kill once the log has grown by so many lines and a moment has passed; False: it ended."""
+def wait_for_lines(process: subprocess.Popen[str], out: Path, *, grown: int) -> None:
+    """Wait until the log has grown by so many lines, or the process has ended."""
     target = lines(out) + grown
     while process.poll() is None and lines(out) < target:
         time.sleep(0.01)
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode != 0
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(recipe: Path, unbroken: Path, tmp_path: Path, kills: int) -> None:
-    seed = random.randrange(2**32)
+def is_at_work(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_ended_by_every_signal_in_turn(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
+    """As processes of their own; the workers of one that was killed end too."""
+    out, orphans = tmp_path / "run", list[int]()
+    for send, number in (
+        (os.kill, signal.SIGKILL),
+        (os.kill, signal.SIGINT),
+        (os.kill, signal.SIGTERM),
+        (os.killpg, signal.SIGTERM),
+    ):
+        process = start("train", recipe, "--out", out, start_new_session=True)
+        wait_for_lines(process, out, grown=2)
+        if number == signal.SIGKILL:
+            orphans = children(process.pid)
+        send(process.pid, number)
+        _, errors = process.communicate(timeout=300)
+        if number == signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL, errors
+        else:
+            assert process.returncode == 130 and "Traceback" not in errors, errors
+            step = newest_state(out)["progress"]["total"]
+            assert f"stopped after step {step}: the same command goes on from" in errors
+    process = start("train", recipe, "--out", out)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    same(unbroken, out)
+    deadline = time.monotonic() + 60
+    while any(map(is_at_work, orphans)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
+    seed, kills = random.randrange(2**32), 12
     print("moments from seed", seed)  # shown where the test fails
     chance = random.Random(seed)
     out, done = tmp_path / "run", 0
-    while done < kills:
+    while done < kills and not (out / "finished.json").exists():
         process = start("train", recipe, "--out", out)
         # Now before anything is logged, now in the middle of an epoch, a validation or a save.
-        grown = chance.randint(0, 2 * STEPS // kills)
-        done += kill_after(process, out, grown=grown, delay=chance.uniform(0, 0.2))
-        if (out / "finished.json").exists():
-            break
+        wait_for_lines(process, out, grown=chance.randint(0, 2 * STEPS // kills))
+        time.sleep(chance.uniform(0, 0.2))
+        process.kill()
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode in (0, -signal.SIGKILL), errors
+        done += process.returncode != 0
     process = start("train", recipe, "--out", out)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -104,19 +234,16 @@ def test_killed_between_its_last_stage_and_its_end(
 
 @pytest.mark.parametrize("kept", [None, 0, 5])
 def test_a_log_that_was_taken_away_is_begun_anew(
-    recipe: Path, unbroken: Path, tmp_path: Path, kept: int | None
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path], kept: int | None
 ) -> None:
     """Or an older one put back: the run goes on, and the log has the rest and no zeros."""
-    out = tmp_path / "run"
-    assert kill_after(start("train", recipe, "--out", out), out, grown=15, delay=0)
+    out = killed(22)
     log = out / "log.jsonl"
     older = b"".join(log.read_bytes().splitlines(keepends=True)[: kept or 0])
     log.unlink()
     if kept is not None:
         log.write_bytes(older + b'{"event": "st')
-    process = start("train", recipe, "--out", out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    go(recipe, out)
     written = log.read_bytes()
     assert written.startswith(older) and b"\0" not in written
     rest = records(out)[len(older.splitlines()) :]
@@ -164,22 +291,19 @@ def test_another_recipe_is_refused_by_its_fields(
 
 
 def test_a_damaged_state_leaves_the_one_before(
-    run_captioner: Run, recipe: Path, unbroken: Path, tmp_path: Path
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that lied: the newest state is cut off."""
-    out = tmp_path / "run"
-    process = start("train", recipe, "--out", out)
-    assert kill_after(process, out, grown=15, delay=0)
-    newest, older = sorted((out / "state").glob("step-*.pt"), reverse=True)
+    out = killed(22)
+    newest = max((out / "state").glob("step-*.pt"))
     newest.write_bytes(newest.read_bytes()[:100_000])
-    result = run_captioner("train", recipe, "--out", out, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert f"going on after step {int(older.stem.removeprefix('step-'))} " in result.stderr
+    go(recipe, out)
+    assert "going on after step 18 " in capsys.readouterr().err
     same(unbroken, out)
     for path in (out / "state").glob("step-*.pt"):
         path.write_bytes(b"nothing")
-    result = run_captioner("train", recipe, "--out", out)
-    assert result.returncode == 1 and "no state of this run can be read" in result.stderr
+    with pytest.raises(DataError, match="no state of this run can be read"):
+        go(recipe, out)
 
 
 @contextmanager
@@ -198,11 +322,13 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_disk_full_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_disk_full_while_saving(
+    recipe: Path, unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A disk that holds one state of the frozen stage, but not two."""
     out = tmp_path / "run"
     with small_disk(out / "state", 7_000_000):
-        process = start("train", recipe, "--out", out)
+        process = start("train", recipe, "--out", out, "--data.workers", 0)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 1
         assert "cannot be written (No space left on device)" in errors
@@ -212,23 +338,19 @@ def test_disk_full_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) ->
         assert state["progress"]["total"] == 4 and str(left) in errors
         kept = left.read_bytes()
     (out / "state" / left.name).write_bytes(kept)  # the same state on a disk with room
-    process = start("train", recipe, "--out", out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert "going on after step 4 " in errors
+    go(recipe, out)
+    assert "going on after step 4 " in capsys.readouterr().err
     same(unbroken, out)
 
 
 def test_file_too_large_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
     """The states of the frozen stage can be written; those of fine-tuning are larger."""
     out = tmp_path / "run"
-    process = start("train", recipe, "--out", out, file_size=8_000_000)
+    process = start("train", recipe, "--out", out, "--data.workers", 0, file_size=8_000_000)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "cannot be written (File too large)" in errors and "Traceback" not in errors
     assert newest_state(out)["progress"]["stage"] == 1
     assert not list((out / "state").glob(".*"))
-    process = start("train", recipe, "--out", out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    go(recipe, out)
     same(unbroken, out)

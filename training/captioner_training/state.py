@@ -17,7 +17,6 @@ from captioner.model import CaptionModel
 from captioner_training.machinery.averaged_weights import AveragedWeights
 from captioner_training.machinery.optimizer import build_optimizer, build_scheduler
 from captioner_training.machinery.processes import Processes
-from captioner_training.machinery.random_numbers import capture_random, restore_random
 from captioner_training.progress import Progress, is_better
 from captioner_training.recipe import Recipe, Stage
 
@@ -155,7 +154,7 @@ class TrainState:
 
         """
         mine = {
-            "random": capture_random(self.processes.device),
+            "random": _random(self.processes.device),
             "sums": self.sums.cpu() if self._in_stage else torch.zeros(_SUMS),
         }
         each = self.processes.gather(mine)
@@ -187,10 +186,18 @@ class TrainState:
         """Give every process its own; of another number of processes, the sum is what counts."""
         if len(each) == self.processes.world:
             mine = each[self.processes.rank]
-            restore_random(mine["random"], self.processes.device)
+            torch.set_rng_state(mine["random"]["torch"])
+            if self.processes.device.type == "cuda" and mine["random"]["cuda"] is not None:
+                torch.cuda.set_rng_state(mine["random"]["cuda"], self.processes.device)
             self.sums.copy_(mine["sums"])
         elif self.processes.main:
             self.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))
+
+
+def _random(device: torch.device) -> dict[str, Tensor | None]:
+    """Take down the random numbers of this process; training draws from no others."""
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def diverged(step: int) -> GenerationError:
