@@ -26,11 +26,13 @@ __all__ = [
     "Positive",
     "PositiveFloat",
     "Share",
+    "Width",
     "check_bounds",
     "problems_of",
 ]
 
 Positive = Annotated[int, Ge(1)]
+Width = Annotated[int, Interval(ge=1, le=65_536)]  # of a layer; no file holds a wider one
 PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]

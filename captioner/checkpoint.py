@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     path = expanded(path)
     header = read_header(path)
-    tensors = _read_tensors(path)
     try:
         config = ModelConfig(
             encoder=EncoderConfig(**header["encoder"]), decoder=_decoder_config(header["decoder"])
@@ -129,7 +128,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise odd_header(path, error) from error
     return Checkpoint(
-        model=_build(config, len(vocabulary), tensors, path),
+        model=_build(config, len(vocabulary), path),
         vocabulary=vocabulary,
         transform=transform,
         name=name,
@@ -151,30 +150,37 @@ def _plain(text: object) -> str:
     return text
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path, wanted: Collection[str]) -> tuple[dict[str, Tensor], list[str]]:
+    """Give the tensors that are wanted, and the names of all others."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names if name in wanted}
+            return tensors, [name for name in names if name not in wanted]
     except (SafetensorError, OSError) as error:
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
 
 
-def _build(
-    config: ModelConfig, vocabulary_size: int, tensors: dict[str, Tensor], path: Path
-) -> CaptionModel:
-    """Make the model around the tensors, without initialising weights only to replace them."""
+def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
+    """Make the model around the file's tensors, and initialise no weights to replace them."""
     try:
         with torch.device("meta"), _Uninitialized():
             model = CaptionModel(config, vocabulary_size=vocabulary_size)
     except ConfigError as error:  # of settings that only the parts can judge, such as the stride
         raise odd_header(path, error) from error
     expected = model.state_dict()
+    tensors, strays = _read_tensors(path, expected)
     problems = [f"no {name}" for name in expected if name not in tensors]
-    problems += [f"a stray {name}" for name in tensors if name not in expected]
+    problems += [f"a stray {name[:99]}" for name in strays]
     problems += [
-        f"{name} of shape {tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}"
+        f"{name} of shape {_shape(tensors[name])} instead of {_shape(tensor)}"
         for name, tensor in expected.items()
         if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    problems += [
+        f"{name} of {tensors[name].dtype} instead of {tensor.dtype}"
+        for name, tensor in expected.items()
+        if name in tensors and not _alike(tensors[name].dtype, tensor.dtype)
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -188,6 +194,16 @@ def _build(
     }
     model.load_state_dict(floats, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def _shape(tensor: Tensor) -> str:
+    """Say a shape that somebody may have made of a million numbers."""
+    return str(tuple(tensor.shape)) if tensor.ndim < 10 else f"{tensor.ndim} dimensions"
+
+
+def _alike(dtype: torch.dtype, expected: torch.dtype) -> bool:
+    """Whether numbers of one kind may stand for another's: any floats for floats."""
+    return dtype == expected or (dtype.is_floating_point and expected.is_floating_point)
 
 
 class _Uninitialized(TorchFunctionMode):

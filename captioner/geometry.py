@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from annotated_types import Interval
 from PIL import Image
 
-from captioner.bounds import Positive, PositiveFloat, check_bounds
+from captioner.bounds import PositiveFloat, check_bounds
 
 __all__ = ["Box", "Framing", "Mode", "TransformConfig"]
 
@@ -29,6 +30,8 @@ _REDUCING_GAP = 3.0
 # a photo of less than twelve times is never decoded smaller: it makes the same square, bit for
 # bit, whether it comes as a file or as pixels.
 _SPARE = 6
+
+_LARGEST = 1024  # pixels a side: at 600, the largest of torchvision, a photo takes a CPU seconds
 
 
 class Box(NamedTuple):
@@ -57,10 +60,10 @@ class TransformConfig:
     # colour; squash: all of it, shape lost.
     mode: Mode = "crop"
     # Pixels on each side of the square that the encoder sees.
-    size: Positive = 224
+    size: Annotated[int, Interval(ge=1, le=_LARGEST)] = 224
     # crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
     # for 224); None: the same as size.
-    resize: Positive | None = None
+    resize: Annotated[int, Interval(ge=1, le=2 * _LARGEST)] | None = None
     # Red, green, blue, on a scale of 0 to 1. These are ImageNet's.
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)

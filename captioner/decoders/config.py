@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from captioner.bounds import Fraction, OneOf, Positive, check_bounds
+from annotated_types import Interval
+
+from captioner.bounds import Fraction, OneOf, Width, check_bounds
 from captioner.decoders.kinds import KINDS
 from captioner.errors import ConfigError
 from captioner.score_names import check_score, problem_of_heads
@@ -31,20 +33,20 @@ class DecoderConfig:
     kind: Annotated[str, OneOf(KINDS)] = "lstm"  # older files do not say
     # How the grid is looked at; see captioner.scores.
     score: Literal["additive", "multiplicative", "dot", "scaled_dot", "none"] = "additive"
-    heads: Positive = 1  # each looks for itself, with its part of attention_dim and value_dim
+    heads: Width = 1  # each looks for itself, with its part of attention_dim and value_dim
     # What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
     # after (Luong et al. 2015). The other kinds leave no choice.
     query: Literal["previous", "current"] = "previous"
     # What tells the cells, and a transformer's words, where they are; see captioner.positions.
     positions: Literal["none", "sine", "learned", "binary"] = "none"
-    layers: Positive = 2  # of the transformer
+    layers: Annotated[int, Interval(ge=1, le=100)] = 2  # of the transformer
     # Where the transformer normalises: before each part, which trains without a slow start, or
     # after it and its input are added up, as in Vaswani et al. 2017.
     norm: Literal["pre", "post"] = "pre"
-    embedding_dim: Positive = 512  # m: words, and the deep output layer, which shares their matrix
-    hidden_dim: Positive = 512  # n: hidden and cell state; the width of the transformer
-    attention_dim: Positive = 256  # A: A numbers a cell and hypothesis are much of a step on a CPU
-    value_dim: Positive | None = None  # V: None attends over the raw features, as the paper does
+    embedding_dim: Width = 512  # m: words, and the deep output layer, which shares their matrix
+    hidden_dim: Width = 512  # n: hidden and cell state; the width of the transformer
+    attention_dim: Width = 256  # A: A numbers a cell and hypothesis are much of a step on a CPU
+    value_dim: Width | None = None  # V: None attends over the raw features, as the paper does
     dropout: Fraction = 0.3  # on embedded words and before the output; 0.5 starves small data sets
 
     def __post_init__(self) -> None:

@@ -8,13 +8,16 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
 
-from captioner.bounds import Positive, check_bounds
+from captioner.bounds import check_bounds
 from captioner.errors import ConfigError
 
-__all__ = ["MAX_BEAM_SIZE", "GenerationConfig"]
+__all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 
 MAX_BEAM_SIZE = 20
 """Of every front end: a wider beam finds no better sentences, and takes time and memory."""
+
+Length = Annotated[int, Interval(ge=1, le=256)]
+"""Words of a caption at most: a model that never says <end> is stopped there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class GenerationConfig:
     """
 
     beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5  # hypotheses; 1 is greedy
-    captions: Positive = 1  # how many of the best are returned
+    captions: Annotated[int, Interval(ge=1, le=100)] = 1  # how many of the best are returned
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
     # A beam search ends when nothing unfinished can enter the results, however long it grew. False
@@ -40,7 +43,7 @@ class GenerationConfig:
     # at one thing twice. A word that the vocabulary does not have, or "", allows it.
     different_around: str = "and"
     minimum_length: Annotated[int, Ge(0)] = 1  # words, before <end> may come
-    maximum_length: Positive = 24  # words; then <end> must come
+    maximum_length: Length = 24  # words; then <end> must come
     sample: bool = False  # draw words at random instead of searching for the likeliest
     temperature: Annotated[float, Gt(0)] = 1.0  # below 1 sharpens, above 1 flattens what is drawn
     top_k: Annotated[int, Ge(0)] = 0  # draw from the k likeliest words only; 0: from all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,14 @@ def test_vocabulary_that_does_not_fit(tiny_file: Path) -> None:
         lambda document: document["encoder"].update(name="convnext_tiny", last_stage=1, stride=2),
         lambda document: document["decoder"].update(invention=1),
         lambda document: document["decoder"].update(hidden_dim="many"),
+        lambda document: document["decoder"].update(hidden_dim=10**9),
+        lambda document: document["decoder"].update(embedding_dim=10**19),
+        lambda document: document["decoder"].update(kind="transformer", layers=10**6),
+        lambda document: document["generation"].update(maximum_length=10**9),
+        lambda document: document["generation"].update(sample=True, captions=10**6),
+        lambda document: document["transform"].update(size=20_000),
+        lambda document: document["transform"].update(size=10**30),
+        lambda document: document["transform"].update(mode="crop", resize=10**9),
         lambda document: document["transform"].update(mode="stretch"),
         lambda document: document.update(transform=None),
         lambda document: document.update(name="\x1b[2Jtiny"),
@@ -195,6 +204,67 @@ def test_headers_that_make_no_sense(
     rewrite(tiny_file, change)
     with pytest.raises(CheckpointFormatError, match=r"tiny\.safetensors has a header"):
         load_checkpoint(tiny_file)
+
+
+A, B = "encoder.stages.0.1.num_batches_tracked", "encoder.stages.0.1.weight"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head, end: head.pop(A),  # a hole
+        lambda head, end: head[B].update(head[A]),  # on top of each other
+        lambda head, end: head[B].update(data_offsets=[end + 10**9, end + 10**9 + 4]),
+        lambda head, end: head[B].update(data_offsets=[-4, 0]),
+        lambda head, end: head[B].update(data_offsets=[0, 2**64 - 1]),
+        lambda head, end: head[B].update(data_offsets=head[B]["data_offsets"][::-1]),
+        lambda head, end: head[B].update(dtype="X9"),
+        lambda head, end: head[A].update(dtype="C64"),  # 8 bytes too
+        lambda head, end: head[A].update(dtype="F64"),
+        lambda head, end: head[B].update(dtype="I32"),
+        lambda head, end: head[B].update(shape=[2**62, 2**62, 4]),
+        lambda head, end: head[B].update(shape=[-1, 4]),
+        lambda head, end: head[B].update(shape=[0, 2**62]),
+        lambda head, end: head[A].update(shape=[1] * 100_000),
+        lambda head, end: head.update({A: head.pop(B), B: head.pop(A)}),
+        lambda head, end: head.update({f"stray {n}": empty(end) for n in range(100_000)}),
+        lambda head, end: head.update({"a\0b": head.pop(A)}),
+    ],
+)
+def test_tensors_of_a_file_that_lies(
+    tiny_file: Path, change: Callable[[dict[str, Any], int], object]
+) -> None:
+    data = tiny_file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    head, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    change(head, len(body))
+    refuse_file(tiny_file, json.dumps(head).encode(), body)
+
+
+@pytest.mark.parametrize("length", [0, 2**62, 2**64 - 1, 99_000_000])
+def test_headers_of_a_length_that_is_a_lie(tiny_file: Path, length: int) -> None:
+    refuse_file(tiny_file, b"{}", b"", length=length)
+
+
+@pytest.mark.parametrize("header", [b'{"a":' + b"[" * 200_000, b"[1]", b"\xff{}", b'{"a":1e999}'])
+def test_headers_that_are_no_list_of_tensors(tiny_file: Path, header: bytes) -> None:
+    refuse_file(tiny_file, header, b"")
+
+
+def empty(end: int) -> dict[str, Any]:
+    """A tensor of nothing, at the end of a file."""
+    return {"dtype": "U8", "shape": [0], "data_offsets": [end, end]}
+
+
+def refuse_file(path: Path, header: bytes, body: bytes, *, length: int | None = None) -> None:
+    """In a sentence, and at once."""
+    length = len(header) if length is None else length
+    path.write_bytes(struct.pack("<Q", length) + header + body)
+    began = time.process_time()
+    with pytest.raises(CheckpointError) as refused:
+        load_checkpoint(path)
+    assert str(path) in str(refused.value) and len(str(refused.value)) < 600
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("name", ["café\u00a0noir", "狗\u3000猫", "a\u200db"])

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict
 from captioner.backbones import EncoderConfig
 from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
-from captioner.generation.config import GenerationConfig
+from captioner.generation.config import GenerationConfig, Length
 from captioner.geometry import TransformConfig
 from captioner.paths import expanded
 from captioner.vocabulary import Tokenizer, is_fit
@@ -90,7 +90,7 @@ class DataConfig:
     # attention_supervision learns from. Their ids are those of the captions.
     boxes: tuple[str, ...] = ()
     minimum_count: Positive = 5  # rarer words become <unk>: too few examples to learn from
-    maximum_length: Positive = 22  # words a caption; longer ones are cut, they are few and slow
+    maximum_length: Length = 22  # words a caption; longer ones are cut, they are few and slow
     # "characters" for languages that are written without spaces, such as Chinese.
     tokenizer: Tokenizer = "words"
     workers: Annotated[int, Ge(0)] = 2  # processes that decode images; no more than cores are used
@@ -137,7 +137,7 @@ class SelfCritical:
     cross_entropy: NotNegative = 0.0
     # Words a caption drawn; null: data.maximum_length. All captions of a batch are as long as the
     # longest to compute, and hardly one of 9 words on average has more than 16.
-    maximum_length: Positive | None = None
+    maximum_length: Length | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
