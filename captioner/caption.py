@@ -59,9 +59,7 @@ class Caption:
     In a notebook it is shown as a sheet: pointing at a word puts its attention on the photo.
 
     text: the sentence.
-    score: what sentences are ranked by: the log-probability of the words and the end over their
-        number to the power of `length_penalty` (0.5, unless the settings say otherwise); 0 is
-        certainty.
+    score: what ranks it: the log-probability of words and end over (their number)^length_penalty.
     words: one for each word of the text.
     alternatives: the next best sentences, where more than one caption was asked for.
     image: the path as given; None for an image that has none.

@@ -14,10 +14,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, BinaryIO, TypeGuard, cast
+from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, ImageCms
-from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 from captioner.metadata import shorten_exif
@@ -79,15 +78,12 @@ def open_image(
     if max_pixels < 1 or (at_least is not None and at_least < 1):
         raise ValueError(f"at_least ({at_least}) and max_pixels ({max_pixels}) must be 1 or more")
     name = source_name(source)
-    opened = source if isinstance(source, Image.Image) else None
-    if opened is not None:
+    if isinstance(source, Image.Image):
         with _as_image_error(name):
-            check_size(opened.size, name, max_pixels)
-            if not _is_undecoded(opened) or opened.fp is None:
-                opened.load()
-                return _picture(opened, name, _turn(opened))
-            source = _whole(opened.fp)
-    with _stream(cast(FileSource | BinaryIO, source), name) as stream, _as_image_error(name):
+            check_size(source.size, name, max_pixels)
+            source.load()
+            return _picture(source, name)
+    with _stream(source, name) as stream, _as_image_error(name):
         image = read_header(stream, name, max_pixels)
         if admit is not None:
             admit(image.width * image.height)
@@ -95,7 +91,7 @@ def open_image(
             image.draft(None, (at_least, at_least))
         image.load()  # before the turn is asked for: a PNG may have its EXIF behind its pixels
         shorten_exif(image)
-        return _picture(image, name, _turn(opened or image))
+        return _picture(image, name)
 
 
 def image_bytes(source: FileSource) -> bytes:
@@ -195,27 +191,9 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
     return errors.ImageTruncatedError(f"{name} is cut off or damaged: copy or download it again")
 
 
-def _is_undecoded(image: Image.Image) -> TypeGuard[JpegImageFile]:
-    """Whether this is a JPEG that Pillow has opened only, and may be read as any file."""
-    return (
-        isinstance(image, JpegImageFile)
-        and bool(image.tile)
-        and not image.decoderconfig  # somebody wants it smaller
-        and image.tell() == 0
-    )
-
-
-def _whole(file: IO[bytes]) -> bytes:
-    """Read a file from its beginning, and leave it where it stands."""
-    place = file.tell()
-    file.seek(0)
-    data = file.read()
-    file.seek(place)
-    return data
-
-
-def _picture(image: Image.Image, name: str, turn: Image.Transpose | None) -> Image.Image:
-    """Convert and turn; the result shares nothing with `image`."""
+def _picture(image: Image.Image, name: str) -> Image.Image:
+    """Convert and turn what is loaded; the result shares nothing with `image`."""
+    turn = _turn(image)
     picture = _to_rgb(image, name)
     if turn is not None:
         picture = picture.transpose(turn)

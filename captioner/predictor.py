@@ -222,18 +222,18 @@ class Captioner:
 
     def prepare(self, source: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
-        source = rereadable(source)
-        if isinstance(source, Image.Image):
-            open_photo = partial(open_image, source, max_pixels=self.max_pixels)
-            photo = open_photo(at_least=self.transform.at_least)
+        kept = rereadable(source)
+        if isinstance(kept, Image.Image):
+            open_photo = partial(open_image, kept, max_pixels=self.max_pixels)
+            photo = open_photo()
             pixels, box = self.transform.pixels(photo), self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
-        (decoded := self.reader.square(source)).check()
+        (decoded := self.reader.square(kept)).check()
         return PreparedImage(
-            image=image_name(source),
+            image=image_name(kept),
             pixels=square_pixels(decoded),
             box=decoded.box,
-            open_photo=partial(self.reader.picture, source),
+            open_photo=partial(self.reader.picture, kept),
         )
 
     def caption_prepared(

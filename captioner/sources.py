@@ -10,13 +10,14 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
-from captioner.image import ImageSource
+from captioner.image import FileSource, ImageSource
 
 if TYPE_CHECKING:
     import httpx
@@ -44,6 +45,12 @@ class Download(bytes):
     """The bytes of an image from the web; records and errors call it by its address."""
 
     name: str
+
+
+class _OpenedFile(bytes):
+    """The bytes of a file that Pillow has opened; errors call it by its name."""
+
+    filename: str
 
 
 def is_many(images: object) -> bool:
@@ -92,8 +99,10 @@ def as_source(image: Any) -> ImageSource:
     raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
 
 
-def rereadable(source: ImageSource | bytearray | memoryview) -> ImageSource:
+def rereadable(source: ImageSource | bytearray | memoryview) -> FileSource | Image.Image:
     """A file object can be read once, and bytes may change; a caption may want its photo again."""
+    if isinstance(source, JpegImageFile) and _is_undecoded(source):
+        return _file_of(source)
     if isinstance(source, str | os.PathLike | bytes | Image.Image):
         return source
     if isinstance(source, bytearray | memoryview):
@@ -106,6 +115,23 @@ def rereadable(source: ImageSource | bytearray | memoryview) -> ImageSource:
         return source.read()
     except (OSError, ValueError) as error:  # ValueError: it is closed
         raise ImageNotFoundError(f"the image file cannot be read ({error})") from error
+
+
+def _is_undecoded(image: JpegImageFile) -> bool:
+    """Whether Pillow has opened this only: then the file may be read as any other."""
+    # With a decoderconfig somebody wants it smaller.
+    return bool(image.tile and image.fp and not image.decoderconfig and image.tell() == 0)
+
+
+def _file_of(image: JpegImageFile) -> _OpenedFile:
+    """Read the file of an image from its beginning, and leave it where it stands."""
+    file = cast(IO[bytes], image.fp)
+    place = file.tell()
+    file.seek(0)
+    data = _OpenedFile(file.read())
+    file.seek(place)
+    data.filename = str(image.filename)
+    return data
 
 
 def _from_tensor(tensor: torch.Tensor) -> Image.Image:

@@ -96,8 +96,11 @@ def describe(
         "first": caption.find_word() if caption.words else -1,
         "sentence": sentence,
         "sentences": [
-            {"text": each.text, "average": _average(each.words)}
-            for each in (kept.caption, *kept.caption.alternatives)
+            {"text": text, "average": _average(words)}
+            for text, words in (
+                (kept.caption.text, kept.caption.words),
+                *((each.text, each.words) for each in kept.caption.alternatives),
+            )
         ],
         "settings": {
             "beam_size": kept.beam_size,
