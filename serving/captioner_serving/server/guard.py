@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import gradio as gr
-from gradio.components import Component
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,7 +48,7 @@ class GradioGuard:
         self,
         app: ASGIApp,
         store: UploadStore,
-        functions: Mapping[int, Sequence[Component]],
+        functions: Mapping[int, Sequence[object]],
         unread: UnreadResults,
     ) -> None:
         self.app = app
