@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 from captioner.caption import Caption
@@ -84,10 +84,15 @@ class _Job:
     future: Future[Caption] = field(default_factory=Future)
     place: int | None = None  # as it was last told
 
-    @property
+    @cached_property
     def kind(self) -> Order:
-        """What a batch has in common."""
-        return _for_one(self.order)
+        """What a batch has in common: all but how many captions are wanted.
+
+        That too where words are checked: it is done for all captions of the batch's widest image.
+        """
+        if self.order.check_attention:
+            return self.order
+        return self.order._replace(generation=replace(self.order.generation, captions=1))
 
     def tell(self, place: int) -> None:
         """Say how many images come first, if that has changed."""
@@ -263,7 +268,8 @@ class Batcher:
                     self._idle -= 1
                     self._begun[threading.get_ident()] = time.monotonic()
                     self._alone = not left and self._idle == len(self._threads) - 1
-                    _tell_places(left)
+                    for place, job in enumerate(left):
+                        job.tell(place)
                     self._changed.notify_all()  # the rest is for another thread
                     return batch
                 if self._closed and self._admitted == 0:
@@ -273,9 +279,7 @@ class Batcher:
     def _take(self, waiting: list[_Job]) -> tuple[list[_Job], list[_Job]]:
         """Take what is of the first one's kind, and leave as much to the other thread, if idle.
 
-        Returns:
-            the batch, and what waits still.
-
+        Returns the batch, and what waits still.
         """
         batch: list[_Job] = []
         left: list[_Job] = []
@@ -292,20 +296,3 @@ class Batcher:
             else:
                 self._turns.done(job.client, 0.0)
         return batch, left
-
-
-@lru_cache
-def _for_one(order: Order) -> Order:
-    """Leave out how many captions are wanted, in which the images of a batch may differ.
-
-    Where words are checked they may not: each caption of the batch's widest image is checked for
-    all of them.
-    """
-    if order.check_attention:
-        return order
-    return order._replace(generation=replace(order.generation, captions=1))
-
-
-def _tell_places(jobs: Sequence[_Job]) -> None:
-    for place, job in enumerate(jobs):
-        job.tell(place)
