@@ -289,7 +289,7 @@ def test_the_same_file_is_captioned_once(
     real = Captioner.caption_prepared
 
     def counting(self: Captioner, images: Any, *rest: Any, **more: Any) -> Any:
-        captioned.extend(image.source for image in images)
+        captioned.extend(image.image for image in images)
         return real(self, images, *rest, **more)
 
     monkeypatch.setattr(Captioner, "caption_prepared", counting)

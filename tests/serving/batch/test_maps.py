@@ -72,11 +72,11 @@ def test_a_photo_that_crashes_the_decoder_costs_its_map_alone(
 ) -> None:
     """It may do so only at its full size, which captioning does not need."""
     folder, output = photos(2), tmp_path / "c.jsonl"
-    draw(9, (600, 400)).save(folder / "large.jpg", quality=90)
+    draw(9, (2400, 2000)).save(folder / "large.jpg", quality=90)
     load, here = ImageFile.ImageFile.load, os.getpid()
 
     def decode(image: ImageFile.ImageFile) -> Any:
-        if image.size == (600, 400):
+        if image.size == (2400, 2000):
             assert os.getpid() != here, "decoded in the process of the run"
             os.kill(os.getpid(), signal.SIGSEGV)
         return load(image)
