@@ -45,7 +45,7 @@ class Problem(BaseModel):
 
 
 class Records(BaseModel):
-    """A record for each image, in order; see the README for what is in one."""
+    """A record for each image, in order; see docs/records.md for what is in one."""
 
     records: list[dict[str, Any]]
 
