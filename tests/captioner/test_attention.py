@@ -154,6 +154,8 @@ def test_masks_by_their_rule() -> None:
     assert causal(2, 3).tolist() == [[True, True, False], [True, True, True]]
     for i, row in enumerate(local(5, 5, delta=1).tolist()):
         assert row == [abs(i - j) <= 1 for j in range(5)]
+    assert local(2, 2, delta=0).tolist() == [[True, False], [False, True]]
+    assert full(2, 3).tolist() == [[True] * 3] * 2
     with pytest.raises(ConfigError, match="3 queries"):
         causal(3, 2)
     with pytest.raises(ConfigError, match="delta -1"):

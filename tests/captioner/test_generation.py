@@ -378,6 +378,42 @@ def test_lengths_are_kept() -> None:
             assert 4 <= len(hypothesis.tokens) <= 5
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_what_may_be_said_is_what_the_rules_say(n: int) -> None:
+    """Greedy, with the rules over lists: nothing else is forbidden either."""
+    model, vocabulary = Historian(words=8), Vocabulary(["and", "red", "blue", "dog"])
+    config = GenerationConfig(beam_size=1, no_repeat_ngram=n, minimum_length=12, maximum_length=16)
+    images = range(30)
+    found = generate(model, features(*images), config, vocabulary=vocabulary)
+    for image, (hypothesis,) in zip(images, found, strict=True):
+        said: list[int] = []
+        history = START
+        while len(said) < config.maximum_length:
+            grams = {tuple(said[at : at + n]) for at in range(len(said) - n + 1)} if n else set()
+            logs = model.logits(image, history).tolist()
+            allowed = [
+                word
+                for word in (END, 4, 5, 6, 7)
+                if (word != END or len(said) >= config.minimum_length)
+                and (word == END or not n or tuple([*said, word][-n:]) not in grams)
+                and not (n and said and word == said[-1])
+                and not (len(said) >= 2 and said[-1] == AND and word == said[-2])
+            ]
+            word = max(allowed or [END], key=lambda word: logs[word])
+            if word == END:
+                break
+            said.append(word)
+            history = extend(history, word, model.words)
+        assert hypothesis.tokens == said
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}])
+def test_draws_from_the_likeliest_word_alone_are_greedy(limit: dict[str, float]) -> None:
+    greedy = generate(Historian(words=9), features(1, 2), GenerationConfig(beam_size=1))
+    drawn = generate(Historian(words=9), features(1, 2), GenerationConfig(sample=True, **limit))
+    assert [h[0].tokens for h in greedy] == [h[0].tokens for h in drawn]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_no_ngram_stands_twice(n: int) -> None:
     for method in ({"beam_size": 4}, {"beam_size": 1}, {"sample": True, "seed": 3}):
@@ -614,6 +650,7 @@ def test_what_is_asked_for_follows_one_rule() -> None:
         GenerationConfig(captions=6)
     with pytest.raises(ConfigError, match="ask for 20 or fewer"):
         own.asked(captions=21)
+    assert replace(own, sample=True).asked(captions=20).captions == 20
     with pytest.raises(ConfigError, match="it is at most 20"):
         replace(own, sample=True).asked(captions=21)
 

@@ -19,6 +19,7 @@ from captioner.attention import Attention
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
+from captioner.scores import build_score
 
 B, K, T, L, D, WORDS = 2, 3, 5, 9, 10, 11
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
@@ -55,6 +56,12 @@ def softmax_of_additive(
     return scores.unflatten(-1, (heads, -1)).sum(-1).transpose(2, 3).softmax(-1)
 
 
+def averaged(alphas: Tensor, values: Tensor) -> Tensor:
+    """Each head's mean (B, K, H, L) of its own part of the values (B, L, V), side by side."""
+    parts = values.chunk(alphas.shape[2], dim=-1)
+    return beside(*(alphas[:, :, head] @ part for head, part in enumerate(parts)))
+
+
 def torchs_cell(*parts: Tensor, hidden: Tensor, bias: Tensor) -> nn.LSTMCell:
     """torch's LSTM with these matrices; its gates stand as i, f, g, o, ours as i, f, o, g."""
     into = torch.cat(parts, dim=1)
@@ -86,8 +93,15 @@ def scored(weights: dict[str, Tensor], deep: Tensor) -> Tensor:
 
 SQUARES = [[row, column] for row in range(3) for column in range(3)]
 recurrent = pytest.mark.parametrize(
-    ("value_dim", "positions"),
-    [(None, "none"), (7, "none"), (7, "sine"), (None, "learned"), (None, "binary")],
+    ("value_dim", "positions", "heads"),
+    [
+        (None, "none", 1),
+        (7, "none", 1),
+        (7, "sine", 1),
+        (None, "learned", 1),
+        (None, "binary", 1),
+        (6, "none", 2),
+    ],
 )
 
 
@@ -118,9 +132,9 @@ def told_places(
 
 
 @recurrent
-def test_lstm_is_show_attend_and_tell(value_dim: int | None, positions: str) -> None:
+def test_lstm_is_show_attend_and_tell(value_dim: int | None, positions: str, heads: int) -> None:
     """Xu et al. 2015, equations 1 to 9, with the gate beta of section 4.2.1."""
-    decoder, (a, tokens) = made(value_dim=value_dim, positions=positions), given()
+    decoder, (a, tokens) = made(value_dim=value_dim, positions=positions, heads=heads), given()
     same = roughly if positions == "sine" else close
     w = decoder.state_dict()
     cells = told_places(positions, w, "positions", a, SQUARES)
@@ -136,9 +150,10 @@ def test_lstm_is_show_attend_and_tell(value_dim: int | None, positions: str) -> 
         output = decoder.step(tokens[..., t], state)
         state = output.state
         word = w["embedding.weight"][tokens[..., t]]
-        alpha = softmax_of_additive(w, h, cells)[:, :, 0]
+        alphas = softmax_of_additive(w, h, cells, heads)
+        alpha = alphas.mean(2)
         beta = linear(w, "gate", h).sigmoid()
-        z = beta * (alpha @ values)
+        z = beta * averaged(alphas, values)
         h, c = advance(lstm, beside(word, z), h, c)
         deep = word + linear(w, "deep_hidden", h) + linear(w, "deep_context", z)
         for attention, gate in (
@@ -183,10 +198,10 @@ def test_current_lstm_is_luongs_global_attention() -> None:
 
 @recurrent
 def test_top_down_is_bottom_up_and_top_down_attention(
-    value_dim: int | None, positions: str
+    value_dim: int | None, positions: str, heads: int
 ) -> None:
     """Anderson et al. 2018, section 3.2: equations 1 to 5."""
-    decoder = made(kind="top_down", value_dim=value_dim, positions=positions)
+    decoder = made(kind="top_down", value_dim=value_dim, positions=positions, heads=heads)
     same = roughly if positions == "sine" else close
     w, (a, tokens) = decoder.state_dict(), given()
     v = told_places(positions, w, "positions", a, SQUARES)
@@ -207,8 +222,9 @@ def test_top_down_is_bottom_up_and_top_down_attention(
         state = output.state
         word = w["embedding.weight"][tokens[..., t]]
         h1, c1 = advance(attending, beside(h2, mean, word), h1, c1)
-        alpha = softmax_of_additive(w, h1, v)[:, :, 0]
-        h2, c2 = advance(speaking, beside(alpha @ values, h1), h2, c2)
+        alphas = softmax_of_additive(w, h1, v, heads)
+        alpha = alphas.mean(2)
+        h2, c2 = advance(speaking, beside(averaged(alphas, values), h1), h2, c2)
         deep = linear(w, "deep_hidden", h2)
         same(output.attention, alpha)
         same(whole.attention[:, :, t], alpha)
@@ -315,6 +331,21 @@ def test_a_cell_that_moves_changes_its_weight_where_there_are_positions(
     before, after = told(a, tokens).attention, told(a[:, moved], tokens).attention
     times = (after / before[..., moved]).log().abs().amax(dim=(1, 2))  # (B, L): of every cell
     assert times.exp().min() > 1.01
+
+
+@pytest.mark.parametrize(
+    ("score", "times"), [("multiplicative", 1.0), ("dot", 1.0), ("scaled_dot", 8**-0.5)]
+)
+def test_products_are_their_formulas(score: str, times: float) -> None:
+    torch.manual_seed(0)
+    made = build_score(score, query_dim=6, key_dim=6, attention_dim=8)
+    w = {name: part.double() for name, part in made.double().state_dict().items()}  # type: ignore[attr-defined]
+    q, k = torch.randn(B, K, 6).double(), torch.randn(B, L, 6).double()
+    asked = q if score == "dot" else q @ w["query.weight"].T
+    asked = asked + w["query.bias"] if score == "scaled_dot" else asked
+    keys = k if score == "dot" else k @ w["key.weight"].T
+    close(made(q, made.project(k))[:, :, 0], times * asked @ keys.transpose(1, 2))
+    assert len(w) == {"dot": 0, "multiplicative": 2, "scaled_dot": 3}[score]
 
 
 @pytest.mark.parametrize("score", ["additive", "multiplicative", "dot", "scaled_dot"])

@@ -147,6 +147,14 @@ def test_pad_surrounds_the_photo_with_the_mean_colour():
     assert pixels[:, 50:150].min() > 2
 
 
+def test_enlarging_makes_no_new_brightness():
+    """Bilinear, as the weights were trained: a cubic goes beyond both sides of an edge."""
+    edge = Image.new("RGB", (8, 8), (60, 60, 60))
+    edge.paste((190, 190, 190), (4, 0, 8, 8))
+    square = Transform(TransformConfig(size=32)).square(edge)
+    assert square.getextrema() == ((60, 190),) * 3
+
+
 def test_crop_cuts_off_the_ends():
     image = Image.new("RGB", (900, 300), (0, 255, 0))
     image.paste((255, 0, 0), (0, 0, 300, 300))
@@ -260,6 +268,7 @@ def test_a_transform_travels_to_a_worker():
 def test_at_least():
     assert Transform(TransformConfig(size=192)).at_least == 6 * 192
     assert Transform(TransformConfig(size=192, resize=232)).at_least == 6 * 232
+    assert Transform(TransformConfig(size=192, resize=192)).at_least == 6 * 192
     assert Transform(TransformConfig(size=192, mode="pad")).at_least == 6 * 192
 
 
