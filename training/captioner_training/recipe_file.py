@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
 
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {  # type: ignore[misc]
         sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(_PLAIN)]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Read a value as it is written; refuse what a recipe does not need."""
-        event: Any = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         odd = None
         if event.anchor is not None:
             odd = "anchors, aliases and merge keys (&, *, <<) are not read: write the values out"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from captioner.device import find_device
 from captioner.errors import CaptionerError, DeviceError
@@ -35,7 +36,7 @@ class Processes:
     device: torch.device
     rank: int = 0
     world: int = 1
-    store: dist.Store | None = None  # where they have met
+    store: Any = None  # a torch.distributed.Store, in which they have met
     _meetings: Iterator[int] = field(default_factory=count, repr=False)
 
     @property
@@ -161,7 +162,7 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
             )
         found = torch.device("cuda", local)
         torch.cuda.set_device(found)
-    store, rank, world = next(dist.rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     dist.init_process_group(
         "nccl" if found.type == "cuda" else "gloo",
         store=store,
