@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,10 +196,17 @@ def test_weights_of_a_decoder_without_an_embedding_are_taken_over(
     assert torch.equal(model.decoder.words, origin.model.decoder.words)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 def test_a_decoder_that_memory_does_not_hold_is_told_of(recipe: Path) -> None:
-    large = load_recipe(str(recipe), {"decoder.hidden_dim": str(10**13)})
-    with pytest.raises(ConfigError, match=r"has not the memory for: lower decoder\.hidden_dim"):
-        build_model(large, Vocabulary(["dog"]))
+    large = load_recipe(str(recipe), {"decoder.hidden_dim": str(2**15)})  # 17 GB
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**32, before[1]))
+    try:
+        with pytest.raises(ConfigError, match="has not the memory for: lower decoder"):
+            build_model(large, Vocabulary(["dog"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture(scope="module")

@@ -359,7 +359,6 @@ def slow(*pieces: bytes, ends: bool = False) -> Iterator[str]:
 def test_a_stalled_archive_holds_nobody_up(
     photos: Photos, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
 ) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     monkeypatch.setattr("captioner_serving.batch.inputs.remote._SECONDS", 0.5)
     folder = photos(1)
     with slow(*pieces) as server:
@@ -372,7 +371,6 @@ def test_a_stalled_archive_holds_nobody_up(
 
 
 def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     config = tiny.transform.config
     with slow(b"\xff\xd8") as server, DecodePool(config, workers=1, seconds=1.0) as pool:
         photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
@@ -382,7 +380,6 @@ def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
 
 
 def test_a_link_that_comes_in_pieces_is_read_whole() -> None:
-    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
     with slow(b"one", b"two", b"three", ends=True) as server:
         assert first(sources=(f"{server}/a.jpg",)).read() == b"onetwothree"
 

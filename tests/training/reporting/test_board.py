@@ -47,7 +47,8 @@ def test_a_caption_of_characters_has_no_spaces(
 
 @pytest.mark.parametrize("name", ["crop, wide", "pad, tall, turned"])
 def test_the_sheet_marks_the_spot(tmp_path: Path, name: str) -> None:
-    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as reading
+
     case = CASES[name]
     (tmp_path / "1.jpg").write_bytes(case.photo)
     image = CaptionedImage(name="1.jpg", id=1, store=ImageStore(tmp_path), captions=(), words=())
