@@ -8,13 +8,15 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
 
-from captioner.bounds import check_bounds
+from captioner.bounds import Positive, check_bounds
 from captioner.errors import ConfigError
 
 __all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 
 MAX_BEAM_SIZE = 20
 """Of every front end: a wider beam finds no better sentences, and takes time and memory."""
+
+_MOST_DRAWN = 100  # captions of an image
 
 Length = Annotated[int, Interval(ge=1, le=256)]
 """Words of a caption at most: a model that never says <end> is stopped there."""
@@ -30,7 +32,7 @@ class GenerationConfig:
     """
 
     beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5  # hypotheses; 1 is greedy
-    captions: Annotated[int, Interval(ge=1, le=100)] = 1  # how many of the best are returned
+    captions: Positive = 1  # how many of the best are returned
     # a in sum / length^a: 0 prefers short captions, 1 takes the mean
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
     # A beam search ends when nothing unfinished can enter the results, however long it grew. False
@@ -58,6 +60,8 @@ class GenerationConfig:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
+        if self.sample and self.captions > _MOST_DRAWN:
+            yield f"captions {self.captions} is out of range: it is at most {_MOST_DRAWN}"
         if not self.sample and self.captions > self.beam_size:
             remedy = f"ask for {MAX_BEAM_SIZE} or fewer"
             if self.captions <= MAX_BEAM_SIZE:

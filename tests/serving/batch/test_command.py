@@ -103,7 +103,7 @@ def test_a_list_on_standard_input_and_records_on_standard_output(
         (("p", "--output", "x.jsonl", "--template", "{caption:>{score}}"), "cannot format it"),
         (("p", "--output", "x.jsonl", "--prefix", "\udcff"), "is not UTF-8 text"),
         (("p", "--output", "x.jsonl", "--beam-size", "0"), "--beam-size 0 is out of range"),
-        (("p", "--output", "x.jsonl", "--captions", "50"), "at most --beam-size, 20"),
+        (("p", "--output", "x.jsonl", "--captions", "100000"), "at most --beam-size, 20"),
         (("p", "--output", "x.jsonl", "--review", "p.jpg", "--min-score", "-1"), "in .jsonl"),
         (("p", "--output", "-", "--review", "u.jsonl", "--min-score", "-1"), "that is a file"),
         (("t.csv", "--output", "x.jsonl"), "name the column"),

@@ -63,7 +63,7 @@ def test_the_transformer_has_as_many_parameters_within_2_percent(base: DecoderCo
 
 
 def test_sizes_that_allow_no_transformer_are_refused() -> None:
-    base = DecoderConfig(embedding_dim=512, hidden_dim=4, attention_dim=64, layers=100)
+    base = DecoderConfig(embedding_dim=512, hidden_dim=4, attention_dim=4, layers=100)
     with pytest.raises(ConfigError, match=r"lower decoder\.layers"):
         decoder_variants(base, **SIZES)
 
