@@ -18,7 +18,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from captioner.decoders.config import DecoderConfig
 from captioner.encoder import EncoderConfig
@@ -38,8 +37,6 @@ from captioner.transforms import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
 
 __all__ = ["Checkpoint", "load_checkpoint"]
-
-_DRAWING = (Tensor.normal_, Tensor.uniform_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +159,9 @@ def _read_tensors(path: Path, wanted: Collection[str]) -> tuple[dict[str, Tensor
 
 
 def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
-    """Make the model around the file's tensors, and initialise no weights to replace them."""
+    """Make the model around the file's tensors."""
     try:
-        with torch.device("meta"), _Uninitialized():
+        with torch.device("meta"):
             model = CaptionModel(config, vocabulary_size=vocabulary_size)
     except ConfigError as error:  # of settings that only the parts can judge, such as the stride
         raise odd_header(path, error) from error
@@ -204,19 +201,6 @@ def _shape(tensor: Tensor) -> str:
 def _alike(dtype: torch.dtype, expected: torch.dtype) -> bool:
     """Whether numbers of one kind may stand for another's: any floats for floats."""
     return dtype == expected or (dtype.is_floating_point and expected.is_floating_point)
-
-
-class _Uninitialized(TorchFunctionMode):
-    """Random weights are not drawn: on the meta device that would import torch's compiler."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Leave out what draws, and do anything else."""
-        kwargs = kwargs or {}
-        if func in _DRAWING or getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:

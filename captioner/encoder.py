@@ -12,12 +12,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.backbones import EncoderConfig, backbones
 from captioner.errors import CheckpointNotFoundError, ConfigError
-from captioner.lean_torchvision import torchvision
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "SameConv2d", "backbones"]
 

@@ -14,11 +14,10 @@ H heads share the A numbers of W_q q and W_k k: each scores with A / H of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from captioner.score_names import check_score
 
@@ -73,46 +72,12 @@ class AdditiveScore(nn.Module):
         weights = self.score.weight.squeeze(0).to(keys.dtype)
         # In float32 at least, also under autocast: bfloat16 is coarse between 1/2 and 1.
         with torch.autocast(keys.device.type, enabled=False):
-            return cast(Tensor, _SigmoidScore.apply(keys, doubled, weights, self.heads))
-
-
-class _SigmoidScore(torch.autograd.Function):
-    """2 v . sigmoid(keys + queries), with a slope that works in place.
-
-    The B x K x L x A numbers are much of what training a decoder reads and writes; automatic
-    differentiation fills new tensors of that size, and under autocast keeps a rounded copy.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, keys: Tensor, queries: Tensor, weights: Tensor, heads: int) -> Tensor:
-        hidden = (keys.unsqueeze(1) + queries.unsqueeze(2)).sigmoid_()
-        ctx.save_for_backward(hidden, weights)
-        ctx.heads = heads
-        if heads == 1:
-            return (2 * (hidden @ weights)).unsqueeze(2)
-        blocks = weights.new_zeros(heads, heads, len(weights) // heads)
-        blocks.diagonal().copy_(weights.view(heads, -1).T)  # a head scores with its own numbers
-        return 2 * (hidden @ blocks.flatten(1).T).transpose(2, 3)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        hidden, weights = ctx.saved_tensors
-        images, hypotheses, cells, width = hidden.shape
-        heads, part = ctx.heads, width // ctx.heads
-        # A head's slope meets its own part of the numbers alone.
-        own = torch.arange(heads, device=hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
-            flat = hidden.view(-1, width)
-            by_head = slope.transpose(2, 3).reshape(-1, heads)
-            to_weights = 2 * (by_head.T @ flat).view(heads, heads, part)[own, own].flatten()
-            # sigmoid' = s - s^2, in place: a second pass backward is refused, and never needed.
-            inner = hidden.addcmul_(hidden, hidden, value=-1)
-            rows = torch.bmm(slope.reshape(-1, heads, cells), inner.view(-1, cells, width))
-            queries = rows.view(-1, heads, heads, part)[:, own, own].view(images, hypotheses, width)
-            split = inner.view(images, hypotheses, cells, heads, part)
-            keys = split.mul_(slope.transpose(2, 3).unsqueeze(-1)).sum(dim=1).flatten(2)
-        return 2 * weights * keys, 2 * weights * queries, to_weights, None
+            hidden = torch.sigmoid(keys.unsqueeze(1) + doubled.unsqueeze(2))  # (B, K, L, A)
+            if self.heads == 1:
+                return (2 * (hidden @ weights)).unsqueeze(2)
+            # A head scores with its own numbers.
+            own = (hidden * weights).unflatten(-1, (self.heads, -1)).sum(dim=-1)  # (B, K, L, H)
+            return 2 * own.transpose(2, 3)
 
 
 class ProductScore(nn.Module):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD, START, UNK
@@ -193,38 +192,7 @@ def _missed(attention: Tensor, mask: Tensor) -> Tensor:
 
 def _token_losses(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """Score N tokens: label-smoothed cross-entropy (N,), and the plain one, without a slope."""
-    return cast(tuple[Tensor, Tensor], _TokenLoss.apply(logits, wanted, smoothing))
-
-
-class _TokenLoss(torch.autograd.Function):
-    """Label-smoothed cross-entropy of N tokens, and the plain one, which has no slope.
-
-    As F.cross_entropy, but with a slope that is written down at once, p - target, where automatic
-    differentiation fills and adds up three matrices of N x words.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, wanted: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
-        logs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        ctx.save_for_backward(logs, wanted)
-        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
-        nll = -logs.gather(1, wanted.unsqueeze(1)).squeeze(1)
-        losses = nll.clone()
-        if smoothing > 0:
-            losses = torch.lerp(nll, -logs.mean(dim=-1), smoothing)
-        ctx.mark_non_differentiable(nll)
-        return losses, nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        logs, wanted = ctx.saved_tensors
-        slopes = logs.exp_()  # in place: a second pass backward is refused, and never needed
-        if ctx.smoothing > 0:
-            slopes -= ctx.smoothing / logs.shape[-1]
-        at = wanted.unsqueeze(1)
-        slopes.scatter_add_(1, at, slopes.new_full(at.shape, ctx.smoothing - 1))
-        slopes *= slope.unsqueeze(1)
-        return slopes.to(ctx.dtype), None, None
+    logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    nll = -logs.gather(1, wanted.unsqueeze(1)).squeeze(1)
+    losses = torch.lerp(nll, -logs.mean(dim=-1), smoothing) if smoothing > 0 else nll
+    return losses, nll.detach()
