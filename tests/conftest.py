@@ -54,7 +54,7 @@ LONGEST = (
     "training/test_train.py",
     "serving/server/test_attacks.py",
     "serving/server/page/",
-    "training/ablation/",
+    "training/test_ablation.py",
     "training/prepare/test_prepared.py",
     "training/test_distributed.py",
     "serving/server/",

@@ -44,33 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and measure; print the table."""
-    from captioner_training.ablation.config import AblationConfig, people_boxes
-    from captioner_training.data.unprepared import check_readable
+    from captioner_training.ablation import Ablation
+    from captioner_training.ablation_variants import VARIANTS
+    from captioner_training.machinery.processes import start_processes
     from captioner_training.recipe_checks import checked_recipe, said_once
+    from captioner_training.train import train
 
     for name in ("out", "people"):
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, expanded(path))
-    given = {} if arguments.variants is None else {"variants": tuple(arguments.variants)}
     with said_once():
-        config = AblationConfig(
-            seeds=tuple(arguments.seeds),
-            people=arguments.people,
-            deletion=arguments.deletion,
-            **given,
-        )
         recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
-        if arguments.people is not None:
-            people_boxes(arguments.people)
-            check_readable(arguments.people, "val")
-
-    from captioner_training.ablation.ablation import Ablation
-    from captioner_training.machinery.processes import start_processes
-    from captioner_training.train import train
-
-    out = arguments.out or Path("runs") / f"ablate-{recipe.name}"
     with start_processes(arguments.device) as processes:
-        text = Ablation(recipe, config, out=out, train=train, processes=processes).run()
+        with said_once():
+            ablation = Ablation(
+                recipe,
+                out=arguments.out or Path("runs") / f"ablate-{recipe.name}",
+                train=train,
+                processes=processes,
+                variants=arguments.variants or VARIANTS,
+                seeds=arguments.seeds,
+                people=arguments.people,
+                deletion=arguments.deletion,
+            )
+        text = ablation.run()
         if processes.main:
             print(text, end="")
     return 0

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.errors import ConfigError
-from captioner_training.ablation.config import SCORES
 
-__all__ = ["count_parameters", "decoder_variants", "equal_transformer"]
+__all__ = ["VARIANTS", "count_parameters", "decoder_variants", "equal_transformer"]
+
+_Score = Literal["none", "additive", "multiplicative", "dot", "scaled_dot"]
+_SCORES: tuple[_Score, ...] = get_args(_Score)
+VARIANTS = (
+    *(f"{score}-{query}" for query in ("previous", "current") for score in (*_SCORES, "heads")),
+    "top_down",
+    "transformer",
+)
+"""By score and query of the lstm (`heads`: scaled_dot with four of them), and the other kinds."""
 
 _HEADS = 4  # of the variants with several
 _STEP = 4  # a transformer's width is a multiple: sine positions over two axes come in fours
@@ -20,7 +30,7 @@ _STEP = 4  # a transformer's width is a multiple: sine positions over two axes c
 def decoder_variants(
     base: DecoderConfig, *, grid_dim: int, vocabulary_size: int
 ) -> dict[str, DecoderConfig]:
-    """Make every variant of a decoder, by its name in config.VARIANT_NAMES.
+    """Make every variant of a decoder, by its name in VARIANTS.
 
     What is not varied is as in `base`; values have the length of the hidden state in all of them,
     which `dot` and several heads need. The transformer is made as wide as gives it the parameters
@@ -46,7 +56,7 @@ def decoder_variants(
     )
     found: dict[str, DecoderConfig] = {}
     for query in ("previous", "current"):
-        for score in SCORES:
+        for score in _SCORES:
             found[f"{score}-{query}"] = replace(base, score=score, query=query)
         found[f"heads-{query}"] = replace(base, score="scaled_dot", heads=_HEADS, query=query)
     found["top_down"] = replace(base, kind="top_down")
@@ -88,16 +98,12 @@ def equal_transformer(
         config = replace(base, hidden_dim=width)
         return count_parameters(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
 
-    low, high = 1, 2  # in _STEP; the number of parameters grows with the width
+    widths = range(_STEP, 2**16, _STEP)  # the number of parameters grows with the width
     if sized(_STEP) > parameters:
         raise ConfigError(
             f"no transformer has as few as {parameters:,} parameters with {base.layers} layers: "
             "lower decoder.layers, or raise decoder.hidden_dim"
         )
-    while sized(high * _STEP) < parameters:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if sized(middle * _STEP) < parameters else (low, middle)
-    nearest = min((low, high), key=lambda width: abs(sized(width * _STEP) - parameters))
-    return replace(base, hidden_dim=nearest * _STEP)
+    place = bisect_left(widths, parameters, key=sized)
+    near = widths[max(place - 1, 0) : place + 1]
+    return replace(base, hidden_dim=min(near, key=lambda width: abs(sized(width) - parameters)))
