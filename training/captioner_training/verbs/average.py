@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the mean, and print its path."""
     from captioner.header import bundled_checkpoint
     from captioner.vocabulary import is_fit
-    from captioner_training.averaging_checks import check_alike, check_shares
+    from captioner_training.averaging import average_checkpoints, check_alike, check_shares
 
     shares = check_shares(arguments.shares, len(arguments.checkpoints))
     version = arguments.version
@@ -58,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_taken(out)
     _refuse_folder(out)
     check_alike(paths)
-    from captioner_training.averaging import average_checkpoints  # after all that is refused
-
     mean = average_checkpoints(paths, shares)
     _refuse_taken(out)  # seconds have gone by
     (mean if version is None else replace(mean, version=version)).save(out)
