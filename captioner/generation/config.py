@@ -16,7 +16,7 @@ __all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 MAX_BEAM_SIZE = 20
 """Of every front end: a wider beam finds no better sentences, and takes time and memory."""
 
-_MOST_DRAWN = 100  # captions of an image
+_MOST_DRAWN = 10_000  # captions of an image; more would take all memory
 
 Length = Annotated[int, Interval(ge=1, le=256)]
 """Words of a caption at most: a model that never says <end> is stopped there."""
