@@ -74,9 +74,9 @@ class AdditiveScore(nn.Module):
         with torch.autocast(keys.device.type, enabled=False):
             hidden = torch.sigmoid(keys.unsqueeze(1) + doubled.unsqueeze(2))  # (B, K, L, A)
             if self.heads == 1:
-                return (2 * (hidden @ weights)).unsqueeze(2)
+                return 2 * (hidden @ weights).unsqueeze(2)
             # A head scores with its own numbers.
-            own = (hidden * weights).unflatten(-1, (self.heads, -1)).sum(dim=-1)  # (B, K, L, H)
+            own = (hidden * weights).view(*hidden.shape[:-1], self.heads, -1).sum(dim=-1)
             return 2 * own.transpose(2, 3)
 
 
