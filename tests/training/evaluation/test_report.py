@@ -18,7 +18,8 @@ from PIL import Image, ImageDraw
 from captioner_training.evaluation.comparison import compare_reports
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.pages.figures import Part
-from captioner_training.pages.gallery import Gallery, looked_at
+from captioner_training.pages.gallery import Gallery
+from captioner_training.pages.page import draw_page
 from captioner_training.pages.plots import dots_plot
 from tests import launcher
 from tests.conftest import make_tiny
@@ -340,10 +341,15 @@ def test_a_report_overwrites_nothing_that_is_read_or_written_beside_it(
 
 def test_the_page_says_which_words_it_shows(evaluated: Evaluated) -> None:
     assert "words that drew most on the photo" in (evaluated.report / "report.html").read_text()
-    text = looked_at(rows(1.0), NOWHERE)
+    text = draw_page(NOTHING, rows(1.0), NOWHERE)
     assert "its first words for things" in text and "drew most" not in text
 
 
+NOTHING = {
+    "data": "x.json", "predictions": "said.json", "comparable": "",
+    "split": {"images": 1, "references": 1, "hash": "h"},
+    "document_frequencies": {"images": 1, "hash": "h"},
+}  # fmt: skip
 NOWHERE = Gallery(picture=lambda _: "data:,", looks=lambda _: [("dog", "data:,")])
 
 
@@ -360,7 +366,8 @@ def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
         ([1.0, 2.0], ["2.0", "1.0"]),
         ([1.0], ["1.0"]),
     ):
-        assert re.findall(r'alt="(\d\.\d)"', looked_at(rows(*cider), NOWHERE)) == shown
+        page = draw_page(NOTHING, rows(*cider), NOWHERE)
+        assert re.findall(r'class="looks">.*?alt="(\d\.\d)"', page, re.DOTALL) == shown
 
 
 def test_scores_that_are_all_the_same_or_no_numbers_are_drawn_and_told() -> None:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Part", "part_of", "problem_of", "told_value"]
+__all__ = ["SCORES", "Part", "main_scores", "part_of", "problem_of", "told_value"]
+
+SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")
 
 
 class Part:
@@ -59,3 +61,9 @@ def problem_of(report: Mapping[str, Any], name: str) -> str | None:
     value = report.get(name)
     error = value.get("error") if isinstance(value, Mapping) else None
     return str(error.get("detail", error)) if isinstance(error, Mapping) else None
+
+
+def main_scores(report: Mapping[str, Any]) -> tuple[Part | None, Part | None]:
+    """Find the scores of the model and of people: COCO's where they were asked for."""
+    name = "nltk" if part_of(report, "pycocoevalcap") is None else "pycocoevalcap"
+    return part_of(report, name), part_of(report, name, "human")

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from captioner_training.evaluation.image_row import ImageRow, best_and_worst
-from captioner_training.pages.figures import part_of, problem_of, told_value
-from captioner_training.pages.sections import SCORES
+from captioner_training.pages.figures import SCORES, part_of, problem_of, told_value
 from captioner_training.pages.text import in_markdown
 from captioner_training.pages.title import made_how, notes, title
 

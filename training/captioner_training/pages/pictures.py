@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from base64 import b64encode
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -14,9 +13,7 @@ from captioner.errors import ImageError
 from captioner.geometry import Box
 from captioner.image import open_image
 from captioner_training.data.images import CaptionedImage
-
-if TYPE_CHECKING:  # see gallery.py
-    from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["draw_looks", "open_small", "picture_address"]
 

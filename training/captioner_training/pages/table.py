@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from captioner.terminal import in_a_line
-from captioner_training.pages.figures import Part, part_of
-from captioner_training.pages.sections import SCORES, main_scores
+from captioner_training.pages.figures import SCORES, Part, main_scores, part_of
 
 __all__ = ["draw_table"]
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from html import escape
 
 from captioner.terminal import printable
 
-__all__ = ["in_html", "in_markdown"]
+__all__ = ["in_a_line", "in_markdown"]
 
 # What begins HTML, a link, an image, code or emphasis; an underscore inside of a word does not.
 _LIVE = re.compile(r"[\\`*\[\]<>&~|]|(?<![^\W_])_|_(?![^\W_])")
 
 
-def in_html(text: str) -> str:
-    r"""Write text for a page.
+def in_a_line(text: str) -> str:
+    r"""Write text in a line, with what steers a terminal made visible.
 
-    >>> in_html("<b>a\x1b[2J\n")
-    '&lt;b&gt;a\\x1b[2J'
+    >>> print(in_a_line("a\x1b[2J\n"))
+    a\x1b[2J
     """
-    return escape(_in_a_line(text))
+    return printable(" ".join(text.split()))  # captions of COCO end in line breaks
 
 
 def in_markdown(text: str) -> str:
@@ -28,8 +27,4 @@ def in_markdown(text: str) -> str:
     >>> print(in_markdown("<b> COCO_val_1 ![x](y)"))
     \<b\> COCO_val_1 !\[x\](y)
     """
-    return _LIVE.sub(r"\\\g<0>", _in_a_line(text))
-
-
-def _in_a_line(text: str) -> str:
-    return printable(" ".join(text.split()))  # captions of COCO end in line breaks
+    return _LIVE.sub(r"\\\g<0>", in_a_line(text))

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
 from captioner.paths import expanded
-from captioner.terminal import printable
 from captioner.verbs.machine import add_machine_arguments
-from captioner_training.verbs.evaluate_files import PATHS, EvaluateFiles, read_files
-
-if TYPE_CHECKING:
-    from captioner_training.evaluation.image_row import ImageRow
-    from captioner_training.evaluation.predictions import Predictions
-    from captioner_training.pages.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -42,6 +32,8 @@ _OF_A_CHECKPOINT = (
     "style",
     "predictions",
 )
+_READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
+_PATHS = (*_READ, "predictions", "report", "unlike")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,108 +140,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-    for name in PATHS:
+    for name in _PATHS:
         if (path := getattr(arguments, name)) is not None:
             setattr(arguments, name, expanded(path))
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
-    files = read_files(arguments)
-    if files.score is None:
-        return _evaluate(arguments, files)
-    return _score(arguments, files, files.score)
+    from captioner_training.evaluate import evaluate
 
-
-def _score(arguments: argparse.Namespace, files: EvaluateFiles, read: Predictions) -> int:
-    """Score captions that were made elsewhere; no model is read."""
-    from captioner_training.evaluation.elsewhere import CaptionsElsewhere
-    from captioner_training.evaluation.report import describe_data
-    from captioner_training.pages.gallery import Gallery, photos_of
-
-    there = CaptionsElsewhere(read, files.split, corpus=files.corpus)
-    for problem in there.problems:
-        print(f"captioner: {printable(problem)}", file=sys.stderr)
-    report: dict[str, object] = {
-        **describe_data(
-            arguments.data or arguments.captions,
-            files.split,
-            name=arguments.split if arguments.data else None,
-            corpus=files.corpus,
-            scored=len(there.places),
-        ),
-        "scored": len(there.places),
-        "predictions": str(arguments.score),
-        "problems": there.problems,
-    }
-    parts = there.parts(official=arguments.official, training=files.training, boxes=files.boxes)
-    gallery = photos_of([files.images[at] for at in there.places]) if files.images else Gallery()
-    failed = _finish(arguments, report, parts, lambda: there.rows, gallery, files.other)
-    return failed or int(len(there.places) < len(files.split))
-
-
-def _evaluate(arguments: argparse.Namespace, files: EvaluateFiles) -> int:
-    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    from captioner.predictor import Captioner
-    from captioner_training.evaluation.comparison import check_comparable
-    from captioner_training.evaluation.deletion import FUNCTION_WORDS
-    from captioner_training.evaluation.measures import Asked, CaptionedSplit
-    from captioner_training.evaluation.report import describe_data
-    from captioner_training.pages.gallery import photos_of
-
-    data = arguments.data or arguments.captions
-    name = arguments.split if arguments.data else None
-    described = describe_data(data, files.split, name=name, corpus=files.corpus)
-    if files.other is not None:  # captioning takes minutes
-        check_comparable(described, files.other)
-    captioner = Captioner.from_pretrained(
-        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
-    )
-    asked = Asked(
-        official=arguments.official,
-        boxes=files.boxes,
-        calibration=arguments.calibration,
-        deletion=arguments.deletion,
-        training=files.training,
-        predictions=arguments.predictions,
-        unlike=arguments.unlike,
-    )
-    captioned = CaptionedSplit(
-        captioner,
-        files.images,
-        asked=asked,
-        beam_size=arguments.beam_size,
-        style=arguments.style,
-        corpus=files.corpus,
-    )
-    report: dict[str, object] = {**described, **captioned.facts()}
-    gallery = photos_of(
-        files.images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
-    )
-    parts = captioned.parts()
-    return _finish(arguments, report, parts, lambda: captioned.rows, gallery, files.other)
-
-
-def _finish(
-    arguments: argparse.Namespace,
-    report: dict[str, object],
-    parts: Mapping[str, Callable[[], object]],
-    rows: Callable[[], list[ImageRow]],
-    gallery: Gallery,
-    other: Mapping[str, Any] | None,
-) -> int:
-    """Measure the parts, compare, write the report and print it; 1 where something failed."""
-    from captioner_training.evaluation.comparison import compare_reports
-    from captioner_training.evaluation.report import measure_parts, print_report
-    from captioner_training.pages.table import draw_table
-    from captioner_training.pages.writing import write_report
-
-    asked = dict(parts)
-    if other is not None:
-        asked["comparison"] = lambda: compare_reports(report, rows(), other)
-    failed = measure_parts(report, asked)
-    print_report(report) if arguments.json else print(draw_table(report))
-    if arguments.report is not None:
-        write_report(arguments.report, report, rows(), gallery)
-        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
-    return failed
+    read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
+    return evaluate(arguments, read=read)

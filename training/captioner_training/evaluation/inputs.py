@@ -1,47 +1,57 @@
-"""The files of `captioner evaluate`: read once, before torch is imported, which takes seconds."""
+"""What `captioner evaluate` is about, read and looked at before any photo is captioned."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.familiarity_file import familiarity_file
 from captioner.files import identity, refuse_input
 from captioner.geometry import Framing, TransformConfig
-from captioner.header import bundled_checkpoint, check_style_of, read_header, read_transform
+from captioner.header import bundled_checkpoint
 from captioner.paths import there_is_no
-from captioner.verbs.model import check_model
-from captioner_training.pages.folder import check_file, check_report_folder, report_files
+from captioner.predictor import Captioner
+from captioner_training.data.images import CaptionedImage
+from captioner_training.data.reading import read_coco, read_dataset
+from captioner_training.evaluation.boxes import Boxes, check_boxes, read_boxes
+from captioner_training.evaluation.comparison import read_report
+from captioner_training.evaluation.java import check_java
+from captioner_training.evaluation.predictions import (
+    Predictions,
+    Target,
+    check_replaceable,
+    read_corpus,
+    read_predictions,
+    read_targets,
+    targets,
+)
 
-if TYPE_CHECKING:  # what reads them is imported late, for --help is to be there at once
-    from captioner_training.data.images import CaptionedImage
-    from captioner_training.evaluation.boxes import Boxes
-    from captioner_training.evaluation.predictions import Predictions, Target
-
-__all__ = ["PATHS", "EvaluateFiles", "read_files"]
-
-_READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
-PATHS = (*_READ, "predictions", "report", "unlike")
-"""The options that are paths."""
+__all__ = ["Inputs", "read_inputs"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFiles:
-    """What the files say; None where none was named.
+class Inputs:
+    """What is scored, and what with; None where none was named.
 
-    images: of the split; none where captions are scored without them. split: the same for scoring.
+    captioner: the checkpoint; none where captions are scored.
+    images: of the split; none where captions are scored without them.
+    split: the same images for scoring.
     boxes: on what the model sees of each photo; of a photo as a whole where there is no model.
-    corpus: the split of which this is a part. training: the images of the training. other: the
-    report to compare with. score: captions that were made elsewhere.
+    corpus: the split of which this is a part.
+    training: the images of the training.
+    other: the report to compare with.
+    score: captions that were made elsewhere.
     """
 
+    captioner: Captioner | None
     images: Sequence[CaptionedImage]
     split: Sequence[Target]
     boxes: Boxes | None
@@ -85,8 +95,8 @@ class _Attempts:
         raise DataError("\n".join(error.detail for error in self._errors))
 
 
-def read_files(arguments: argparse.Namespace) -> EvaluateFiles:
-    """Read everything but photos and weights; refuse what would be overwritten or not be written.
+def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> Inputs:
+    """Read everything but photos; refuse what would be overwritten or not be written.
 
     Raises:
         ConfigError: the beam size is out of range, there is no such dtype, or what is read would be
@@ -95,33 +105,26 @@ def read_files(arguments: argparse.Namespace) -> EvaluateFiles:
             cannot be had; where several things are wrong, a DataError that names them all.
 
     """
-    from captioner_training.evaluation.boxes import check_boxes, read_boxes
-    from captioner_training.evaluation.comparison import read_report
-    from captioner_training.evaluation.java import check_java
-    from captioner_training.evaluation.predictions import (
-        Predictions,
-        read_corpus,
-        read_predictions,
-        read_targets,
-        targets,
-    )
-
     attempt = _Attempts()
-    attempt(partial(_check_written, arguments))
-    tokenizer, framing = "words", Framing(TransformConfig(mode="squash"))
+    attempt(partial(_check_written, arguments, read))
+    captioner = None
     if arguments.score is None:
-        tokenizer, framing = attempt(partial(_model, arguments)) or (tokenizer, framing)
+        captioner = attempt(partial(_captioner, arguments))
     if arguments.unlike is not None:
-        attempt(partial(_check_unlike, arguments))
+        attempt(partial(_check_pictures, arguments.unlike))
     if arguments.official:
         attempt(check_java)
+    tokenizer = "words" if captioner is None else captioner.vocabulary.tokenizer
+    whole = Framing(TransformConfig(mode="squash"))
+    framing = whole if captioner is None else captioner.transform
     images = attempt(partial(_images, arguments, tokenizer)) or []
     split = targets(images)
     if arguments.score is not None and not arguments.data and not arguments.images:
         split = attempt.file(arguments.captions, read_targets) or []
     ids = {one.id for one in split}
     # Of a split that cannot be read nothing is known, but what is wrong with the other files is.
-    files = EvaluateFiles(
+    inputs = Inputs(
+        captioner=captioner,
         images=images,
         split=split,
         boxes=attempt.file(
@@ -139,20 +142,28 @@ def read_files(arguments: argparse.Namespace) -> EvaluateFiles:
         ),
     )
     attempt.end()
-    return files
+    return inputs
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Any, Framing]:
-    """Look at the model that is asked for: how it splits words, and what it sees of a photo."""
-    check_model(arguments).asked(beam_size=arguments.beam_size)
-    checkpoint = arguments.checkpoint or bundled_checkpoint()
-    check_style_of(checkpoint, arguments.style or "")
-    return read_header(checkpoint).get("tokenizer", "words"), Framing(read_transform(checkpoint))
+def _captioner(arguments: argparse.Namespace) -> Captioner:
+    """Load the checkpoint, and refuse what it cannot be asked for."""
+    captioner = Captioner.from_pretrained(
+        arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
+    )
+    config = captioner.generation.asked(beam_size=arguments.beam_size, style=arguments.style)
+    captioner.vocabulary.style(config.style)
+    if arguments.unlike is not None and captioner.familiarity is None:
+        file = familiarity_file(arguments.checkpoint or bundled_checkpoint())
+        raise DataError(f"--unlike: there is no {file}: run `captioner familiarity`")
+    return captioner
+
+
+def _check_pictures(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(there_is_no("folder", folder))
 
 
 def _images(arguments: argparse.Namespace, tokenizer: Any) -> list[CaptionedImage]:
-    from captioner_training.data.reading import read_coco, read_dataset
-
     if arguments.data:
         return read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
     if arguments.images is not None:
@@ -160,21 +171,10 @@ def _images(arguments: argparse.Namespace, tokenizer: Any) -> list[CaptionedImag
     return []
 
 
-def _check_unlike(arguments: argparse.Namespace) -> None:
-    if not arguments.unlike.is_dir():
-        raise DataError(there_is_no("folder", arguments.unlike))
-    statistics = familiarity_file(arguments.checkpoint or bundled_checkpoint())
-    if not statistics.is_file():
-        raise DataError(f"--unlike: there is no {statistics}: run `captioner familiarity`")
-
-
-def _check_written(arguments: argparse.Namespace) -> None:
-    from captioner_training.evaluation.predictions import check_replaceable
-
-    read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
+def _check_written(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
     if arguments.predictions is not None:
         refuse_input("--predictions", arguments.predictions, read)
-        check_file(arguments.predictions)
+        _check_file(arguments.predictions)
     if arguments.report is not None:
         _check_report(arguments, read)
     if arguments.predictions is not None:
@@ -183,17 +183,15 @@ def _check_written(arguments: argparse.Namespace) -> None:
 
 def _check_report(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
     """Refuse a report that cannot be written, or would be written over what belongs to none."""
-    from captioner_training.evaluation.comparison import read_report
-
-    for file in report_files(arguments.report):
+    for file in _report_files(arguments.report):
         refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
         if arguments.predictions is not None and identity(file) & identity(arguments.predictions):
             raise ConfigError(
                 f"--predictions {arguments.predictions} is a file that --report writes: name "
                 "another"
             )
-    check_report_folder(arguments.report)
-    there = [file for file in report_files(arguments.report) if file.exists()]
+    _check_folder(arguments.report)
+    there = [file for file in _report_files(arguments.report) if file.exists()]
     if not there:
         return
     try:
@@ -202,3 +200,37 @@ def _check_report(arguments: argparse.Namespace, read: Sequence[Path | None]) ->
         raise OutputError(
             f"{there[0]} is there, and no report of `captioner evaluate`: name another --report"
         ) from None
+
+
+def _report_files(folder: Path) -> list[Path]:
+    """Name the files that a report consists of."""
+    return [folder / f"report.{suffix}" for suffix in ("json", "md", "html")]
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder, and refuse one that cannot be written, before any work.
+
+    Raises:
+        OutputError: it cannot be made or written, or is a file.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--report {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"--report {folder} cannot be written: choose another folder")
+
+
+def _check_file(predictions: Path) -> None:
+    """Refuse a file of predictions that cannot be written.
+
+    Raises:
+        OutputError: its folder is not there or cannot be written, or it is a folder.
+
+    """
+    folder = predictions.parent
+    if not folder.is_dir():
+        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
+    if predictions.is_dir() or not os.access(folder, os.W_OK):
+        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
