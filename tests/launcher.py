@@ -43,7 +43,7 @@ _PRELOADED = (
     "captioner_serving.batch.run",
     "captioner_serving.server.app",
     "captioner.decoders.lstm",
-    "captioner_training.evaluate",
+    "captioner_training.evaluation.measures",
     "torch._dynamo",  # three seconds, which an optimizer asks for
     "nltk",  # more than a second, which scores ask for
     "pi_heif",
