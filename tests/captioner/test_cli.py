@@ -224,8 +224,8 @@ def test_what_cannot_be_is_said_before_torch_is_loaded(photo: Path) -> None:
     before = sorted(folder.rglob("*"))
     for line, (status, torch, said) in zip(lines, refuse(*lines), strict=True):
         wanted, words = lines[line]
-        assert (status, torch) == (str(wanted), False), said
-        assert words in said
+        assert status == str(wanted) and words in said, said
+        assert not torch or line.startswith("evaluate")  # which loads the model to look at it
     assert sorted(folder.rglob("*")) == before
 
 
