@@ -154,7 +154,9 @@ def _captioner(arguments: argparse.Namespace) -> Captioner:
     captioner.vocabulary.style(config.style)
     if arguments.unlike is not None and captioner.familiarity is None:
         file = familiarity_file(arguments.checkpoint or bundled_checkpoint())
-        raise DataError(f"--unlike: there is no {file}: run `captioner familiarity`")
+        raise DataError(
+            f"--unlike: no statistics of this encoder are in {file}: run `captioner familiarity`"
+        )
     return captioner
 
 
