@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from captioner.errors import ConfigError
 from captioner.paths import expanded
@@ -164,8 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = read_inputs(arguments, read)
     if inputs.captioner is not None:
         return _evaluate(arguments, inputs, inputs.captioner)
-    assert inputs.score is not None  # or read_inputs had said what is wrong with one of the two
-    return _score(arguments, inputs, inputs.score)
+    return _score(arguments, inputs, cast("Predictions", inputs.score))
 
 
 def _score(arguments: argparse.Namespace, inputs: Inputs, read: Predictions) -> int:
