@@ -161,7 +161,9 @@ def test_report(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> 
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "r/report.html").read_text()
     looks = re.findall(
-        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="where it looked for spot"', page
+        r'class="looks".*?alt="(\S+)".*?src="(data:[^"]+)" alt="where it looked for spot"',
+        page,
+        re.DOTALL,
     )
     assert len(looks) == 3
     for name, address in looks:
