@@ -102,7 +102,12 @@ def as_source(image: Any) -> ImageSource:
 def rereadable(source: ImageSource | bytearray | memoryview) -> FileSource | Image.Image:
     """A file object can be read once, and bytes may change; a caption may want its photo again."""
     if isinstance(source, JpegImageFile) and _is_undecoded(source):
-        return _file_of(source)
+        try:
+            return _file_of(source)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            raise ImageNotFoundError(
+                f"the file of the image cannot be read ({error}): caption it before it is closed"
+            ) from error
     if isinstance(source, str | os.PathLike | bytes | Image.Image):
         return source
     if isinstance(source, bytearray | memoryview):

@@ -164,7 +164,7 @@ class DecodePool(Closing):
     # One thread a worker
 
     def _begin(self) -> None:
-        with suppress(CaptionerError):  # what is wrong, the first photo will be told
+        with suppress(Exception):  # what is wrong, the first photo will be told
             self._process()
 
     def _end(self) -> None:

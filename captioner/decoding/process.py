@@ -58,8 +58,12 @@ class DecodeProcess:
         # Not multiprocessing's own processes: those import the caller's script again, and inherit
         # each other's sockets, so that they would outlive a parent that was killed.
         self._limits, self._square = limits, config.size**2
-        self._connection, theirs = multiprocessing.Pipe()
-        paths = (path or str(Path.cwd()) for path in sys.path)
+        try:
+            paths = [os.fsdecode(path) or str(Path.cwd()) for path in sys.path]
+            said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+            self._connection, theirs = multiprocessing.Pipe()
+        except OSError as error:  # no folder to write to, a folder that is gone, no descriptors
+            raise CaptionerError(f"no decoding process can be started ({error})") from error
         environment = {
             **{name: os.environ[name] for name in _NEEDED if name in os.environ},
             **environment,
@@ -67,7 +71,7 @@ class DecodeProcess:
             "MALLOC_ARENA_MAX": "2",  # each arena of glibc reserves address space, which is bounded
         }
         code = f"from {serve.__module__} import serve; serve({theirs.fileno()})"
-        with tempfile.TemporaryFile() as said, theirs:
+        with said, theirs:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", code],

@@ -17,11 +17,19 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
-from captioner import Captioner, ConfigError, ImageError, ImageNotFoundError, ImageTooLargeError
+from captioner import (
+    Captioner,
+    CaptionerError,
+    ConfigError,
+    ImageError,
+    ImageNotFoundError,
+    ImageTooLargeError,
+)
 from captioner.decoding.decoder import Decoded, EncodedPhoto
 from captioner.decoding.pool import DecodePool
 from captioner.decoding.prepared import prepared_images
-from captioner.geometry import Box
+from captioner.decoding.reader import Reader
+from captioner.geometry import Box, TransformConfig
 from captioner.image import open_image
 from tests.captioner import bombs
 from tests.launcher import environment
@@ -165,3 +173,11 @@ def test_limits_that_are_none_are_refused(saved_tiny: Path) -> None:
     for settings in ({"max_pixels": 0}, {"seconds": 0}, {"seconds": float("inf")}):
         with pytest.raises(ConfigError, match="out of range"):
             Captioner.from_pretrained(saved_tiny, **settings)  # type: ignore[arg-type]
+
+
+def test_a_process_that_cannot_be_prepared_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(CaptionerError, match="no decoding process can be started"):
+        Reader(TransformConfig(size=32)).square(b"no photo")
