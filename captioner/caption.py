@@ -18,7 +18,7 @@ from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
 from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity_file import UNFAMILIAR
-from captioner.geometry import Box
+from captioner.vision.geometry import Box
 from captioner.word import Word
 
 if TYPE_CHECKING:

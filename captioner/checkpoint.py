@@ -20,7 +20,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from captioner.decoders.config import DecoderConfig
-from captioner.encoder import EncoderConfig
 from captioner.errors import (
     CaptionerError,
     CheckpointError,
@@ -33,7 +32,8 @@ from captioner.generation.config import GenerationConfig
 from captioner.header import FORMAT_VERSION, HEADER_KEY, odd_header, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.paths import expanded
-from captioner.transforms import TransformConfig
+from captioner.vision.encoder import EncoderConfig
+from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
 
 __all__ = ["Checkpoint", "load_checkpoint"]

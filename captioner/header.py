@@ -18,8 +18,8 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.generation.config import GenerationConfig
-from captioner.geometry import TransformConfig
 from captioner.paths import expanded
+from captioner.vision.geometry import TransformConfig
 from captioner.vocabulary import check_style
 
 __all__ = [

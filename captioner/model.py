@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
-from captioner.encoder import Encoder, EncoderConfig, Grid
+from captioner.vision.encoder import Encoder, EncoderConfig, Grid
 
 __all__ = ["CaptionModel", "ModelConfig"]
 

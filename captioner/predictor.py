@@ -21,20 +21,20 @@ from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
 from captioner.device import find_device
-from captioner.encoder import Grid
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.header import bundled_checkpoint
-from captioner.image import MAX_PIXELS, ImageSource, open_image
 from captioner.paths import expanded
 from captioner.precision import find_dtype
-from captioner.preparation import prepare_model
 from captioner.sentence import read_sentence
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
-from captioner.transforms import Transform
+from captioner.vision.encoder import Grid
+from captioner.vision.image import MAX_PIXELS, ImageSource, open_image
+from captioner.vision.preparation import prepare_model
+from captioner.vision.transform import Transform
 
 __all__ = ["BATCH", "Captioner", "PreparedImage"]
 

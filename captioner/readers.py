@@ -22,7 +22,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.metadata import check_png, lean_iso, lean_jpeg, lean_tiff, segments
+from captioner.vision.metadata import check_png, lean_iso, lean_jpeg, lean_tiff, segments
 
 __all__ = ["IMAGE_SUFFIXES", "MAX_SCANS", "check_size", "read_header"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from captioner.caption import Alternative
-from captioner.encoder import Grid
 from captioner.generation.hypothesis import Hypothesis
+from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
 from captioner.word import Word
 

@@ -17,7 +17,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
-from captioner.image import FileSource, ImageSource
+from captioner.vision.image import FileSource, ImageSource
 
 if TYPE_CHECKING:
     import httpx

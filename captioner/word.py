@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.geometry import Box
+from captioner.vision.geometry import Box
 
 __all__ = ["SHUT_GATE", "SMALL_EFFECT", "Word"]
 

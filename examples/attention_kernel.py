@@ -20,8 +20,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from captioner.attention import average
-from captioner.masks import masked_softmax
+from captioner.attention.attention import average
+from captioner.attention.masks import masked_softmax
 
 
 def truth(x: Tensor) -> Tensor:

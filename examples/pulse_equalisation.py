@@ -21,9 +21,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from captioner.attention import Attention
-from captioner.masks import masked_softmax
-from captioner.positions import Positions, word_places
+from captioner.attention.attention import Attention
+from captioner.attention.masks import masked_softmax
+from captioner.attention.positions import Positions, word_places
 
 LENGTH = 100  # samples of a signal
 WIDTH = 64  # channels

@@ -28,9 +28,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention import Attention
-from captioner.masks import causal
-from captioner.positions import Positions, word_places
+from captioner.attention.attention import Attention
+from captioner.attention.masks import causal
+from captioner.attention.positions import Positions, word_places
 
 # English noun: its stem and its gender.
 NOUNS = {

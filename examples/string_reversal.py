@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention import Attention
+from captioner.attention.attention import Attention
 
 LETTERS = "abcd"
 BEGIN = len(LETTERS)  # what the writer reads before its first letter

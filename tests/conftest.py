@@ -131,9 +131,9 @@ def make_tiny() -> Checkpoint:
 
     from captioner.checkpoint import Checkpoint
     from captioner.decoders.config import DecoderConfig
-    from captioner.encoder import EncoderConfig
     from captioner.model import CaptionModel, ModelConfig
-    from captioner.transforms import TransformConfig
+    from captioner.vision.encoder import EncoderConfig
+    from captioner.vision.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 
     torch.manual_seed(0)

@@ -91,9 +91,9 @@ def make_spot_checkpoint(mode: Mode = "crop") -> Checkpoint:
 
     from captioner.checkpoint import Checkpoint
     from captioner.decoders.config import DecoderConfig
-    from captioner.encoder import EncoderConfig
     from captioner.model import CaptionModel, ModelConfig
-    from captioner.transforms import TransformConfig
+    from captioner.vision.encoder import EncoderConfig
+    from captioner.vision.transform import TransformConfig
     from captioner.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(["spot", "other"])

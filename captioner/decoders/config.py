@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval
 
-from captioner.bounds import Fraction, OneOf, Width, check_bounds
+from captioner.attention.score_names import check_score, problem_of_heads
 from captioner.decoders.kinds import KINDS
 from captioner.errors import ConfigError
-from captioner.score_names import check_score, problem_of_heads
+from captioner.vision.bounds import Fraction, OneOf, Width, check_bounds
 
 __all__ = ["DecoderConfig"]
 
@@ -31,13 +31,13 @@ class DecoderConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}  # in recipes
 
     kind: Annotated[str, OneOf(KINDS)] = "lstm"  # older files do not say
-    # How the grid is looked at; see captioner.scores.
+    # How the grid is looked at; see captioner.attention.scores.
     score: Literal["additive", "multiplicative", "dot", "scaled_dot", "none"] = "additive"
     heads: Width = 1  # each looks for itself, with its part of attention_dim and value_dim
     # What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
     # after (Luong et al. 2015). The other kinds leave no choice.
     query: Literal["previous", "current"] = "previous"
-    # What tells the cells, and a transformer's words, where they are; see captioner.positions.
+    # Tells the cells, and a transformer's words, where they are; see captioner.attention.positions.
     positions: Literal["none", "sine", "learned", "binary"] = "none"
     layers: Annotated[int, Interval(ge=1, le=100)] = 2  # of the transformer
     # Where the transformer normalises: before each part, which trains without a slow start, or

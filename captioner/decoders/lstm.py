@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import average_folded, fold, maps
+from captioner.attention.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
 from captioner.decoders.recurrence import RecurrentDecoder, advance

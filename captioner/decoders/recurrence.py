@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from captioner.attention import Attention
+from captioner.attention.attention import Attention
+from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.words import WordDecoder
-from captioner.positions import GRID_SIDE, Positions
 
 __all__ = ["RecurrentDecoder", "advance"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention import Attention, attend_fused
+from captioner.attention.attention import Attention, attend_fused
+from captioner.attention.scores import ProductScore
 from captioner.decoders.product import Product, by_columns
-from captioner.scores import ProductScore
 
 __all__ = ["SelfAttention"]
 

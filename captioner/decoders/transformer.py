@@ -12,14 +12,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention import Attention, ProjectedGrid, maps
+from captioner.attention.attention import Attention, ProjectedGrid, maps
+from captioner.attention.masks import causal
+from captioner.attention.positions import GRID_SIDE, Positions, word_places
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
 from captioner.decoders.self_attention import SelfAttention
 from captioner.decoders.state import State, StepOutput
 from captioner.decoders.words import WordDecoder
-from captioner.masks import causal
-from captioner.positions import GRID_SIDE, Positions, word_places
 
 __all__ = ["TransformerDecoder"]
 

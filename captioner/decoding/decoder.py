@@ -12,8 +12,8 @@ from PIL import Image
 
 from captioner import errors
 from captioner.digest import digest
-from captioner.geometry import Box, Framing, TransformConfig
-from captioner.image import MAX_PIXELS, open_image
+from captioner.vision.geometry import Box, Framing, TransformConfig
+from captioner.vision.image import MAX_PIXELS, open_image
 
 __all__ = ["Admit", "Decoded", "Decoder", "EncodedPhoto", "Readable"]
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
 
-from captioner.bounds import Positive, check_bounds
 from captioner.errors import ConfigError
+from captioner.vision.bounds import Positive, check_bounds
 
 __all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 

@@ -24,13 +24,13 @@ from captioner.header import (
     read_header,
     read_transform,
 )
-from captioner.image import MAX_PIXELS, image_bytes
 from captioner.json_line import json_line
 from captioner.paths import expanded, is_web_address
 from captioner.terminal import in_a_line
 from captioner.verbs.machine import add_machine_arguments
 from captioner.verbs.model import check_model
 from captioner.verbs.pictures import make_folders, plan_pictures
+from captioner.vision.image import MAX_PIXELS, image_bytes
 
 if TYPE_CHECKING:
     from captioner.caption import Caption

@@ -39,9 +39,9 @@ from captioner.cores import cores
 from captioner.decoding.prepared import PreparedImage
 from captioner.generation.generate import generate
 from captioner.header import bundled_checkpoint
-from captioner.image import open_image
 from captioner.model import CaptionModel
 from captioner.precision import best_dtype
+from captioner.vision.image import open_image
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.left_out import LeftOut

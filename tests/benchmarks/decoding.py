@@ -39,7 +39,7 @@ from trained import (
 from captioner.decoders.lstm import LSTMDecoder
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.image import open_image
+from captioner.vision.image import open_image
 from captioner_training.data.scenes import COLORS, RELATIONS, SHAPES
 
 BEAM = 5

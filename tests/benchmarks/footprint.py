@@ -39,7 +39,7 @@ import torch
 from PIL import Image
 from pydantic import TypeAdapter
 
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import ImageDataset, encode_captions, starts_of
 from captioner_training.data.grids import CachedGrids, GridDataset

@@ -21,8 +21,8 @@ from torchvision.models.resnet import Bottleneck
 
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.lstm import LSTMDecoder
-from captioner.encoder import Encoder, EncoderConfig
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.encoder import Encoder, EncoderConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, START, Vocabulary
 from captioner_training.data.scenes import COLORS, SHAPES, Scene, SceneConfig, draw_scene
 

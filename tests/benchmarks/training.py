@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 from captioner.checkpoint import load_checkpoint
 from captioner.decoders.config import DecoderConfig
-from captioner.encoder import Encoder, EncoderConfig
 from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.encoder import Encoder, EncoderConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner import ConfigError
-from captioner.attention import Attention, average
-from captioner.masks import causal, full, local, masked_softmax
-from captioner.scores import SCORES, AdditiveScore, ProductScore
+from captioner.attention.attention import Attention, average
+from captioner.attention.masks import causal, full, local, masked_softmax
+from captioner.attention.scores import SCORES, AdditiveScore, ProductScore
 
 PRODUCTS = ("multiplicative", "dot", "scaled_dot")
 SIZES = {"query_dim": 8, "key_dim": 8, "attention_dim": 12}

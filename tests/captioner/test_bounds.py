@@ -11,7 +11,7 @@ from annotated_types import Gt, Interval
 from pydantic import TypeAdapter, ValidationError
 
 from captioner import ConfigError, GenerationConfig
-from captioner.bounds import check_bounds
+from captioner.vision.bounds import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 import torchvision
 
 from captioner import CheckpointNotFoundError, ConfigError
-from captioner.encoder import Encoder, EncoderConfig, SameConv2d, backbones
+from captioner.vision.encoder import Encoder, EncoderConfig, SameConv2d, backbones
 
 NAMED = (
     "resnet50",

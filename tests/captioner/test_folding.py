@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.encoder import Encoder, EncoderConfig
 from captioner.folding import fold_batch_norm
+from captioner.vision.encoder import Encoder, EncoderConfig
 
 
 @pytest.mark.parametrize("stride", [32, 16])

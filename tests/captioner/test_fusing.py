@@ -1,4 +1,4 @@
-"""`captioner.fusing`: a convolution and its SiLU in one pass are the same function."""
+"""`captioner.vision.fusing`: a convolution and its SiLU in one pass are the same function."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from captioner import fusing
 from captioner.checkpoint import load_checkpoint
-from captioner.encoder import Encoder, EncoderConfig
 from captioner.folding import fold_batch_norm
-from captioner.fusing import fuse_silu
 from captioner.header import bundled_checkpoint
+from captioner.vision import fusing
+from captioner.vision.encoder import Encoder, EncoderConfig
+from captioner.vision.fusing import fuse_silu
 
 SQUEEZES = 16  # SiLUs inside squeeze and excitation, of a few numbers each, stay as they are
 

@@ -1,4 +1,4 @@
-"""`captioner.image`: whatever a photo comes in, the picture a viewer would see, or one clear error.
+"""`vision.image`: whatever a photo comes in, the picture a viewer would see, or one clear error.
 
 The pictures are drawn here; what they are compared with is the drawing itself, before it was
 turned, compressed or cut.
@@ -28,7 +28,7 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
-from captioner.image import open_image
+from captioner.vision.image import open_image
 from tests.captioner.pictures import draw
 
 FORMATS = [

@@ -16,9 +16,9 @@ from captioner.decoders.decoder import DecoderOutput
 from captioner.decoders.kinds import KINDS
 from captioner.decoders.state import State, StepOutput
 from captioner.decoders.words import WordDecoder
-from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.encoder import EncoderConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_training.data.dataset import collate
 from captioner_training.machinery.processes import Processes

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from captioner import ConfigError
-from captioner.positions import POSITIONS, Positions, binary, grid_places, sine, word_places
+from captioner.attention.positions import (
+    POSITIONS,
+    Positions,
+    binary,
+    grid_places,
+    sine,
+    word_places,
+)
 
 
 def test_sines_are_the_papers() -> None:

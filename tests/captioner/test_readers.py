@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageFormatError, ImageTooLargeError
-from captioner.image import open_image
 from captioner.readers import MAX_SCANS
+from captioner.vision.image import open_image
 from tests.captioner import bombs
 from tests.captioner.pictures import HEIC, draw
 from tests.launcher import environment
@@ -91,7 +91,7 @@ OPEN = """
 import io, json, resource, sys, time
 import pi_heif.as_plugin
 from captioner.errors import ImageError
-from captioner.image import open_image
+from captioner.vision.image import open_image
 from tests.captioner import bombs
 for name in bombs.MAKERS:
     data = bombs.make(name)

@@ -23,8 +23,8 @@ from captioner import (
     sources,
 )
 from captioner.errors import ImageEmptyError, ImageTooLargeError
-from captioner.image import open_image
 from captioner.sources import as_source, is_many
+from captioner.vision.image import open_image
 
 COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])
 

@@ -1,4 +1,4 @@
-"""`captioner.transforms`: the square that the encoder sees, and the way back to the photo."""
+"""`captioner.vision.transform`: the square that the encoder sees, and the way back to the photo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.image import open_image
-from captioner.transforms import Box, Transform, TransformConfig
+from captioner.vision.image import open_image
+from captioner.vision.transform import Box, Transform, TransformConfig
 
 CONFIGS = {
     "crop": TransformConfig(),

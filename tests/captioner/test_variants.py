@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from captioner import Captioner, ConfigError
+from captioner.attention.positions import POSITIONS
+from captioner.attention.scores import SCORES
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
@@ -21,8 +23,6 @@ from captioner.decoders.product import Product
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel, ModelConfig
-from captioner.positions import POSITIONS
-from captioner.scores import SCORES
 from captioner.vocabulary import END, START
 from tests.conftest import make_tiny
 

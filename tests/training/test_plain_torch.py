@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from captioner import GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
-from captioner.encoder import EncoderConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.transforms import TransformConfig
+from captioner.vision.encoder import EncoderConfig
+from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import DataConfig, Recipe, Stage

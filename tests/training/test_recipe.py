@@ -15,10 +15,10 @@ import torch
 import torchvision
 
 from captioner import ConfigError
-from captioner.backbones import backbones
-from captioner.encoder import Encoder, EncoderConfig
-from captioner.score_names import SCORE_NAMES
-from captioner.scores import SCORES
+from captioner.attention.score_names import SCORE_NAMES
+from captioner.attention.scores import SCORES
+from captioner.vision.backbones import backbones
+from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner_training.recipe_fields import fields_text
 from captioner_training.recipe_file import load_recipe, shipped_recipes
 from captioner_training.run_recipe import plain

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captioner.checkpoint import load_checkpoint
-from captioner.encoder import Encoder
 from captioner.errors import DataError
-from captioner.transforms import TransformConfig
+from captioner.vision.encoder import Encoder
+from captioner.vision.transform import TransformConfig
 from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe

@@ -12,7 +12,7 @@ import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.machinery.processes import Processes

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from captioner.checkpoint import load_checkpoint
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.recipe_data import read_corpus

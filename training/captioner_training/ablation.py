@@ -19,13 +19,13 @@ import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.build import build_decoder
-from captioner.encoder import Encoder, Grid
 from captioner.errors import ConfigError
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.geometry import Framing, TransformConfig
-from captioner.transforms import Transform
+from captioner.vision.encoder import Encoder, Grid
+from captioner.vision.geometry import Framing, TransformConfig
+from captioner.vision.transform import Transform
 from captioner_training.ablation_table import Measures, Row, draw_chart, table_text
 from captioner_training.ablation_variants import VARIANTS, decoder_variants
 from captioner_training.data.grids import CachedGrids

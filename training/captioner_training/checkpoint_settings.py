@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from captioner.backbones import EncoderConfig
 from captioner.decoders.config import DecoderConfig
-from captioner.geometry import TransformConfig
 from captioner.header import odd_header
+from captioner.vision.backbones import EncoderConfig
+from captioner.vision.geometry import TransformConfig
 
 __all__ = ["checkpoint_settings"]
 

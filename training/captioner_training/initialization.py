@@ -11,9 +11,9 @@ from torch import Tensor
 from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.encoder import Encoder
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
 from captioner.model import CaptionModel, ModelConfig
+from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_weights import encoder_starts, weights_file

@@ -10,12 +10,19 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Interval
 from pydantic import BeforeValidator, ConfigDict
 
-from captioner.backbones import EncoderConfig
-from captioner.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share, check_bounds
 from captioner.decoders.config import DecoderConfig
 from captioner.generation.config import GenerationConfig, Length
-from captioner.geometry import TransformConfig
 from captioner.paths import expanded
+from captioner.vision.backbones import EncoderConfig
+from captioner.vision.bounds import (
+    Fraction,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Share,
+    check_bounds,
+)
+from captioner.vision.geometry import TransformConfig
 from captioner.vocabulary import Tokenizer, is_fit
 
 __all__ = [

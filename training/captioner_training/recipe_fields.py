@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from captioner.bounds import OneOf
+from captioner.vision.bounds import OneOf
 from captioner_training.recipe import Recipe
 
 __all__ = ["fields_text"]

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.geometry import Framing, TransformConfig
-from captioner.transforms import Transform
+from captioner.vision.geometry import Framing, TransformConfig
+from captioner.vision.transform import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset

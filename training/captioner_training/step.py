@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.decoders.decoder import DecoderOutput
 from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.machinery.processes import Processes

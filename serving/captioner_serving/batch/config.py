@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
-from captioner.image import MAX_PIXELS
+from captioner.vision.image import MAX_PIXELS
 from captioner_serving.batch.outputs.wording import Wording
 
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]

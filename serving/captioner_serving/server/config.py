@@ -9,9 +9,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval
 
-from captioner.bounds import Positive, check_bounds
 from captioner.errors import ConfigError
-from captioner.image import MAX_PIXELS
+from captioner.vision.bounds import Positive, check_bounds
+from captioner.vision.image import MAX_PIXELS
 from captioner_serving.server.addresses import parse_address
 
 __all__ = ["SLOWEST", "ServerConfig", "parse_size"]

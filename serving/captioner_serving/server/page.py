@@ -12,7 +12,7 @@ import gradio as gr
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.image import open_image
+from captioner.vision.image import open_image
 from captioner_serving.server.addresses import whole_client
 from captioner_serving.server.captions import SENTENCES, PageCaptions, public_error
 from captioner_serving.server.elements import make_element, read_static

@@ -26,7 +26,7 @@ from captioner.drawing.colors import (
     heat_grid,
 )
 from captioner.drawing.overlay import DEFAULT_STRENGTH, attention_map
-from captioner.transforms import Box
+from captioner.vision.transform import Box
 from captioner.word import Word
 from captioner_serving.server.elements import make_element
 from captioner_serving.server.pictures import KeptCaption

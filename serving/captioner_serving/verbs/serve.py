@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from captioner.errors import ConfigError, OutputError
-from captioner.image import MAX_PIXELS
 from captioner.verbs.machine import add_machine_arguments
+from captioner.vision.image import MAX_PIXELS
 from captioner_serving.allocator import bound_arenas
 
 if TYPE_CHECKING:

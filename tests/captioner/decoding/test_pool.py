@@ -23,8 +23,8 @@ from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
 from captioner.decoding.budget import PixelBudget
 from captioner.decoding.decoder import Decoded, EncodedPhoto
 from captioner.decoding.pool import DecodePool
-from captioner.geometry import Framing, TransformConfig
-from captioner.image import open_image
+from captioner.vision.geometry import Framing, TransformConfig
+from captioner.vision.image import open_image
 
 SMALL = TransformConfig(mode="crop", size=96)
 

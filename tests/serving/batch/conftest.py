@@ -15,7 +15,7 @@ from torch import nn
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from tests import launcher
 from tests.launcher import environment
 

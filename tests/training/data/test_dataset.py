@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from captioner import DataError
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data.dataset import Augmentation, ImageDataset, collate
 from captioner_training.data.images import ImageStore

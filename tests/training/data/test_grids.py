@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from captioner.checkpoint import Checkpoint
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner_training.data import grids as grids_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage, ImageStore

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captioner import DataError
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.evaluation.boxes import categories_there, check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounded import object_grounding, person_grounding

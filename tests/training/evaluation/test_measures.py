@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from captioner.checkpoint import Checkpoint
-from captioner.encoder import Grid
 from captioner.errors import GenerationError
 from captioner.familiarity import Familiarity
 from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
+from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest

@@ -12,7 +12,7 @@ from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput
 from captioner.errors import ConfigError
-from captioner.transforms import Box
+from captioner.vision.transform import Box
 from captioner.vocabulary import END, PAD, tokenize
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.boxes import BoxedObject

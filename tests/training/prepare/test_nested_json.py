@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from captioner.errors import DataError
-from captioner.geometry import Framing, TransformConfig
+from captioner.vision.geometry import Framing, TransformConfig
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.comparison import read_report
 from captioner_training.evaluation.predictions import read_predictions

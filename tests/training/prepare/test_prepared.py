@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from captioner import DataError
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import write_scenes

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from captioner.drawing.contact_sheet import contact_sheet
-from captioner.transforms import Transform, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.reporting import board

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.images import CaptionedImage
 

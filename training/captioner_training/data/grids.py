@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.encoder import Encoder
 from captioner.errors import OutputError
 from captioner.files import replace_file
-from captioner.preparation import prepare_encoder
-from captioner.transforms import Transform
+from captioner.vision.encoder import Encoder
+from captioner.vision.preparation import prepare_encoder
+from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Loader, make_split_loader
@@ -91,7 +91,7 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        They are encoded as `captioner.preparation` makes an encoder ready for use.
+        They are encoded as `captioner.vision.preparation` makes an encoder ready for use.
 
         The names of the files hold a digest of encoder, dtype, transform and images, and a file
         only gets its name when it is whole: what is found is never stale and never half. Each

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from captioner.errors import DataError, ImageError
-from captioner.image import open_image
 from captioner.paths import expanded, there_is_no
+from captioner.vision.image import open_image
 
 __all__ = ["CaptionedImage", "ImageStore", "Member"]
 

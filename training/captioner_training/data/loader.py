@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from captioner.cores import cores
 from captioner.errors import CaptionerError
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner_training.data.dataset import (
     Batch,
     ImageDataset,

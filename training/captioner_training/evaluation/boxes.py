@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
-from captioner.geometry import Box, Framing
+from captioner.vision.geometry import Box, Framing
 
 __all__ = ["BoxedObject", "Boxes", "categories_there", "check_boxes", "read_boxes"]
 

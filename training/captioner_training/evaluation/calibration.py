@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioner.decoders.decoder import Decoder
-from captioner.encoder import Grid
+from captioner.vision.encoder import Grid
 from captioner.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner_training.evaluation.bootstrap import mean_table
 from captioner_training.evaluation.captioned import Captioned

@@ -10,8 +10,8 @@ import torch
 
 from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
-from captioner.encoder import Grid
 from captioner.errors import DataError
+from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
 from captioner.word import SHUT_GATE
 from captioner_training.data.dataset import starts_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from captioner.errors import DataError
-from captioner.transforms import Box
+from captioner.vision.transform import Box
 from captioner_training.evaluation.bootstrap import estimate, mean_table, told
 from captioner_training.evaluation.boxes import BoxedObject, Boxes
 from captioner_training.evaluation.captioned import Captioned

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.familiarity_file import familiarity_file
 from captioner.files import identity, refuse_input
-from captioner.geometry import Framing, TransformConfig
 from captioner.header import bundled_checkpoint
 from captioner.paths import there_is_no
 from captioner.predictor import Captioner
+from captioner.vision.geometry import Framing, TransformConfig
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.evaluation.boxes import Boxes, check_boxes, read_boxes

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from captioner.encoder import Grid
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
+from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import Boxes, categories_there
 from captioner_training.evaluation.calibration import Calibration

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioner.decoders.decoder import Decoder
-from captioner.encoder import Grid
+from captioner.vision.encoder import Grid
 from captioner.vocabulary import PAD, Vocabulary
 from captioner_training.data.dataset import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.encoder import Grid
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
-from captioner.transforms import Transform
+from captioner.vision.encoder import Grid
+from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import starts_of
 from captioner_training.data.images import CaptionedImage

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from captioner.encoder import Grid
 from captioner.model import CaptionModel
-from captioner.transforms import Transform
+from captioner.vision.encoder import Grid
+from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.boxes import read_boxes

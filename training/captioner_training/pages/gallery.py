@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from captioner.geometry import Framing
+from captioner.vision.geometry import Framing
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.pages.pictures import draw_looks, open_small, picture_address

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from PIL import ExifTags, Image
 
 from captioner.errors import DataError, ImageError
-from captioner.image import MAX_PIXELS, open_image
 from captioner.readers import read_header
+from captioner.vision.image import MAX_PIXELS, open_image
 from captioner_training.prepare.manifest import ImageFormat
 from captioner_training.prepare.places import Location, read_location
 

@@ -12,7 +12,7 @@ import numpy as np
 from captioner.drawing.contact_sheet import contact_sheet
 from captioner.drawing.panel import Panel
 from captioner.errors import MissingExtraError
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, join
 from captioner_training.evaluation.captioned import Captioned
 

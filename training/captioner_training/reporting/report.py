@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.transforms import Transform
+from captioner.vision.transform import Transform
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.machinery.processes import Processes
 from captioner_training.machinery.torchrun import leave_the_word

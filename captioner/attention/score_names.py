@@ -9,7 +9,7 @@ from captioner.errors import ConfigError
 __all__ = ["SCORE_NAMES", "check_score", "problem_of_heads"]
 
 SCORE_NAMES: Final = ("additive", "multiplicative", "dot", "scaled_dot", "none")
-"""The names of captioner.scores.SCORES."""
+"""The names of captioner.attention.scores.SCORES."""
 
 _MANY = 1000  # heads: more are not offered
 

@@ -1,11 +1,11 @@
-"""Image -> tensor: the square of captioner.geometry, normalised as the encoder was trained."""
+"""Image -> tensor: the square of `vision.geometry`, normalised as the encoder was trained."""
 
 from __future__ import annotations
 
 import torch
 from PIL import Image
 
-from captioner.geometry import Box, Framing, Mode, TransformConfig
+from captioner.vision.geometry import Box, Framing, Mode, TransformConfig
 
 __all__ = ["Box", "Mode", "Transform", "TransformConfig"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from captioner.encoder import Encoder
 from captioner.folding import fold_batch_norm
-from captioner.fusing import fuse_silu
 from captioner.model import CaptionModel
+from captioner.vision.encoder import Encoder
+from captioner.vision.fusing import fuse_silu
 
 __all__ = ["prepare_encoder", "prepare_model"]
 

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from captioner.score_names import check_score
+from captioner.attention.score_names import check_score
 
 __all__ = [
     "SCORES",

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.encoder import SameConv2d
+from captioner.vision.encoder import SameConv2d
 
 __all__ = ["can_fuse", "fuse_silu"]
 

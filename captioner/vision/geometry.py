@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Interval
 from PIL import Image
 
-from captioner.bounds import PositiveFloat, check_bounds
+from captioner.vision.bounds import PositiveFloat, check_bounds
 
 __all__ = ["Box", "Framing", "Mode", "TransformConfig"]
 
@@ -110,7 +110,7 @@ class Framing:
         if image.mode != "RGB" or 0 in image.size:
             raise ValueError(
                 f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
-                "pixels: open it with captioner.image.open_image"
+                "pixels: open it with captioner.vision.image.open_image"
             )
         side = self.config.size
         if self.config.mode == "pad":

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from annotated_types import Ge
 
-from captioner.bounds import Positive, check_bounds
+from captioner.vision.bounds import Positive, check_bounds
 
 __all__ = ["EncoderConfig", "backbones"]
 

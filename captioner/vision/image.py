@@ -19,9 +19,9 @@ from typing import BinaryIO, cast
 from PIL import ExifTags, Image, ImageCms
 
 from captioner import errors
-from captioner.metadata import shorten_exif
 from captioner.paths import is_web_address
 from captioner.readers import check_size, read_header
+from captioner.vision.metadata import shorten_exif
 
 __all__ = ["MAX_PIXELS", "FileSource", "ImageSource", "image_bytes", "open_image", "source_name"]
 

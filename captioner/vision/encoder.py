@@ -16,8 +16,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.backbones import EncoderConfig, backbones
 from captioner.errors import CheckpointNotFoundError, ConfigError
+from captioner.vision.backbones import EncoderConfig, backbones
 
 __all__ = ["Encoder", "EncoderConfig", "Grid", "SameConv2d", "backbones"]
 

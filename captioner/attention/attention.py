@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from captioner.attention.masks import masked_softmax
+from captioner.attention.score_names import problem_of_heads
+from captioner.attention.scores import ProductScore, build_score, split_heads
 from captioner.errors import ConfigError
-from captioner.masks import masked_softmax
-from captioner.score_names import problem_of_heads
-from captioner.scores import ProductScore, build_score, split_heads
 
 __all__ = [
     "Attention",
@@ -130,7 +130,7 @@ class Attention(nn.Module):
     """Attention with a score function chosen by name, and any number of heads.
 
     Args:
-        score: a name in captioner.scores.SCORES.
+        score: a name in captioner.attention.scores.SCORES.
         query_dim: Q, the numbers of a query.
         key_dim: D, the numbers of a key.
         attention_dim: A, what queries and keys are projected to where the score projects.

@@ -1,0 +1,1 @@
+"""Soft attention over the grid: scores, heads and masks, places."""
