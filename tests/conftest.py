@@ -208,3 +208,23 @@ def photo(tmp_path: Path) -> Path:
 def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command as a user does, in a process of its own."""
     return launcher.run
+
+
+@pytest.fixture
+def run_main(
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command in the test's own process: for what it refuses and what it prints."""
+    from captioner.cli import main
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        capfd.readouterr()
+        try:
+            status: Any = main(words)
+        except SystemExit as stop:  # argparse's own
+            status = stop.code
+        output, errors = capfd.readouterr()
+        return subprocess.CompletedProcess(words, status, output, errors)
+
+    return run
