@@ -41,8 +41,8 @@ from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import SceneConfig, write_scenes
-from captioner_training.machinery.optimizer import build_optimizer
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
+from captioner_training.optimizer import build_optimizer
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import TrainState

@@ -21,7 +21,7 @@ from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import START, Vocabulary
 from captioner_training.data.dataset import collate
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_fields import fields_text
 from captioner_training.state import TrainState

@@ -19,7 +19,7 @@ from captioner.precision import best_dtype
 from captioner_training.ablation import Ablation
 from captioner_training.ablation_table import Row, table_text
 from captioner_training.ablation_variants import VARIANTS, count_parameters, decoder_variants
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,7 +17,7 @@ import torch
 
 from captioner import ConfigError
 from captioner_training.data.sampler import BucketSampler
-from captioner_training.machinery.lock import locked
+from captioner_training.lock import locked
 from tests.launcher import environment, start
 from tests.training.runs import newest_state, records
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from captioner.errors import GenerationError
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 from captioner_training.train import train
 from tests.training.test_interrupts import RECIPE

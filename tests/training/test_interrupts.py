@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from captioner_training.distributed import Processes
 from captioner_training.evaluation import split, validation
-from captioner_training.machinery.processes import Processes
 from captioner_training.recipe_file import load_recipe
 from captioner_training.reporting.clock import Clock
 from captioner_training.train import train

@@ -25,7 +25,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe import DataConfig, Recipe, Stage
 from captioner_training.train import train
 from tests.training.runs import records

@@ -11,7 +11,7 @@ import torch
 
 from captioner.errors import ConfigError
 from captioner.precision import best_dtype
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.precision import autocast_of, dtype_of, settled, told_precision
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import load_recipe

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from captioner.errors import ConfigError
-from captioner_training.machinery.processes import Processes
-from captioner_training.machinery.state_files import StateFiles
+from captioner_training.distributed import Processes
 from captioner_training.progress import Progress
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from captioner_training.run_folder import RunFolder
 from captioner_training.run_recipe import plain
+from captioner_training.state_files import StateFiles
 from tests.training.runs import RECIPE, older
 
 ALONE = Processes(device=torch.device("cpu"))

@@ -16,7 +16,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError
 from captioner.vision.encoder import Encoder
 from captioner.vision.transform import TransformConfig
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from captioner_training.stage import _sized, read_supervision

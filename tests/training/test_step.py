@@ -15,9 +15,9 @@ from captioner.decoders.decoder import DecoderOutput
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK
 from captioner_training.data.dataset import Batch, collate
-from captioner_training.machinery.processes import Processes
-from captioner_training.objectives.cross_entropy import Captions, count
-from captioner_training.objectives.self_critical import SelfCriticalCaptions, draw_captions
+from captioner_training.distributed import Processes
+from captioner_training.losses.cross_entropy import Captions, count
+from captioner_training.losses.self_critical import SelfCriticalCaptions, draw_captions
 from captioner_training.precision import autocast_of
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState

@@ -18,7 +18,7 @@ from captioner_training.data.batches import StageBatches
 from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.data.scenes import write_scenes
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 from tests import launcher
 

@@ -32,6 +32,7 @@ from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.recipe_data import read_corpus
+from captioner_training.distributed import Processes
 from captioner_training.evaluation.bootstrap import estimate, told
 from captioner_training.evaluation.boxes import check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
@@ -40,7 +41,6 @@ from captioner_training.evaluation.grounded import category_grounding
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.validation import scene_pointing
-from captioner_training.machinery.processes import Processes
 from captioner_training.precision import settled
 from captioner_training.recipe import Recipe
 from captioner_training.run_recipe import goes_on, plain, read_note, recipe_there, with_defaults

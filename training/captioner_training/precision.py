@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from captioner.precision import best_dtype, find_dtype
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 
 __all__ = ["autocast_of", "dtype_of", "settled", "told_precision"]

@@ -128,7 +128,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCritical:
-    """Self-critical sequence training (Rennie et al. 2017); see objectives/self_critical.py."""
+    """Self-critical sequence training (Rennie et al. 2017); see losses/self_critical.py."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -171,10 +171,10 @@ class Stage:
     crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
     # Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021).
     size: Positive | None = None
-    # Asks the words to look at different cells; see objectives/cross_entropy.py.
+    # Asks the words to look at different cells; see losses/cross_entropy.py.
     doubly_stochastic: NotNegative = 0.05
     attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
-    # Asks words for an object to look at its boxes (data.boxes); see objectives/supervision.py.
+    # Asks words for an object to look at its boxes (data.boxes); see losses/supervision.py.
     attention_supervision: NotNegative = 0.0
     accumulate: Positive = 1  # parts that a batch is computed in, one by one: less memory
     # The share of words, at the end of the stage, that are the model's own and not the caption's.

@@ -9,7 +9,7 @@ from captioner.device_names import check_device
 from captioner.errors import CaptionerError, DataError
 from captioner.paths import there_is_no
 from captioner_training.data.unprepared import check_readable
-from captioner_training.machinery.torchrun import leave_the_word, speaks
+from captioner_training.distributed import leave_the_word, speaks
 from captioner_training.recipe import DataConfig, Recipe, resolve
 from captioner_training.recipe_file import load_recipe
 from captioner_training.recipe_weights import check_weights

@@ -19,8 +19,8 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.validation import validate
 from captioner_training.initialization import build_model
-from captioner_training.machinery.interrupts import Interrupts
-from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.interrupts import Interrupts
+from captioner_training.losses.supervision import SupervisedAttention
 from captioner_training.precision import autocast_of, told_precision
 from captioner_training.progress import Progress
 from captioner_training.reporting.clock import Clock

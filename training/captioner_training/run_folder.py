@@ -14,9 +14,8 @@ from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file
 from captioner.model import ModelConfig
 from captioner_training.data.grids import GRIDS_FILES
-from captioner_training.machinery.lock import locked
-from captioner_training.machinery.processes import Processes
-from captioner_training.machinery.state_files import StateFiles, remove_files
+from captioner_training.distributed import Processes
+from captioner_training.lock import locked
 from captioner_training.precision import settled
 from captioner_training.progress import Progress
 from captioner_training.recipe import Recipe
@@ -30,6 +29,7 @@ from captioner_training.run_recipe import (
     refuse_own_weights,
     with_defaults,
 )
+from captioner_training.state_files import StateFiles, remove_files
 
 __all__ = ["RunFolder"]
 

@@ -13,10 +13,10 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
 from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
+from captioner_training.distributed import Processes
 from captioner_training.evaluation.boxes import BoxedObject, check_boxes
-from captioner_training.machinery.processes import Processes
-from captioner_training.objectives.self_critical import SelfCriticalCaptions
-from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.losses.self_critical import SelfCriticalCaptions
+from captioner_training.losses.supervision import SupervisedAttention
 from captioner_training.precision import dtype_of
 from captioner_training.recipe import Recipe, resolve
 from captioner_training.state import TrainState

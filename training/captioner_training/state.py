@@ -14,9 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from captioner.errors import GenerationError
 from captioner.model import CaptionModel
-from captioner_training.machinery.averaged_weights import AveragedWeights
-from captioner_training.machinery.optimizer import build_optimizer, build_scheduler
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
+from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
 from captioner_training.progress import Progress, is_better
 from captioner_training.recipe import Recipe, Stage
 

@@ -20,8 +20,8 @@ from captioner.model import CaptionModel
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.dataset import Batch
-from captioner_training.machinery.processes import Processes
-from captioner_training.objectives.cross_entropy import (
+from captioner_training.distributed import Processes
+from captioner_training.losses.cross_entropy import (
     CaptionLoss,
     Captions,
     Counts,
@@ -29,8 +29,8 @@ from captioner_training.objectives.cross_entropy import (
     caption_loss,
     count,
 )
-from captioner_training.objectives.self_critical import SelfCriticalCaptions
-from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.losses.self_critical import SelfCriticalCaptions
+from captioner_training.losses.supervision import SupervisedAttention
 from captioner_training.precision import autocast_of
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.state import TrainState

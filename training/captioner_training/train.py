@@ -14,8 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioner_training.data.recipe_data import read_corpus
+from captioner_training.distributed import Processes
 from captioner_training.initialization import check_encoder, load_origin
-from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 from captioner_training.reporting.clock import Clock
 from captioner_training.run import Run

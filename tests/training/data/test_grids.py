@@ -16,7 +16,7 @@ from captioner.vision.transform import Transform
 from captioner_training.data import grids as grids_module
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 
 SHAPE = (768, 49, 640)  # 48 MB
 

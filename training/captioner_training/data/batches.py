@@ -10,7 +10,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch, ItemDataset
 from captioner_training.data.loader import make_loader
 from captioner_training.data.sampler import BucketSampler
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 from captioner_training.recipe import ANY_STYLE, Recipe
 
 __all__ = ["StageBatches", "stage_sampler"]

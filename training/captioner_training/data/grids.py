@@ -23,7 +23,7 @@ from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Loader, make_split_loader
-from captioner_training.machinery.processes import Processes
+from captioner_training.distributed import Processes
 
 __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
 

@@ -22,7 +22,7 @@ from captioner_training.data.dataset import (
 )
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.sampler import BucketSampler
-from captioner_training.machinery.interrupts import SIGNALS
+from captioner_training.interrupts import SIGNALS
 
 __all__ = ["Loader", "make_loader", "make_split_loader"]
 

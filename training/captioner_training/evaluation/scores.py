@@ -16,7 +16,7 @@ from captioner_training.evaluation.bleu import bleu_of_each, bleu_tables, tables
 from captioner_training.evaluation.bootstrap import Estimate, Table, estimate, mean_table, told
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.evaluation.rouge import rouge_l, rouge_of_each
-from captioner_training.objectives.cider import CiderD
+from captioner_training.losses.cider import CiderD
 
 __all__ = ["fallback_scores", "human_scores", "official_scores", "score_tables"]
 

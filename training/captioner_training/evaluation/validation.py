@@ -16,12 +16,12 @@ from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
+from captioner_training.distributed import Processes
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.references import foresee
 from captioner_training.evaluation.split import BATCH, StoredGrids, caption_split, score_split
-from captioner_training.machinery.processes import Processes
 from captioner_training.recipe import Recipe
 
 __all__ = ["scene_pointing", "validate"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from captioner.errors import ConfigError, OutputError
 from captioner.files import replace_file, sync_folder
-from captioner_training.machinery.lock import locked
+from captioner_training.lock import locked
 from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Manifest, is_prepared
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]

@@ -13,9 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.vision.transform import Transform
+from captioner_training.distributed import Processes, leave_the_word
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.machinery.processes import Processes
-from captioner_training.machinery.torchrun import leave_the_word
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.reporting.board import Board
 from captioner_training.reporting.clock import Clock

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train and measure; print the table."""
     from captioner_training.ablation import Ablation
     from captioner_training.ablation_variants import VARIANTS
-    from captioner_training.machinery.processes import start_processes
+    from captioner_training.distributed import start_processes
     from captioner_training.recipe_checks import checked_recipe, said_once
     from captioner_training.train import train
 

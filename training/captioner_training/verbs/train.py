@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
-    from captioner_training.machinery.torchrun import speaks
+    from captioner_training.distributed import speaks
     from captioner_training.recipe_checks import checked_recipe, said_once
     from captioner_training.recipe_file import recipe_text, shipped_recipes
     from captioner_training.run_recipe import refuse_folder
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if speaks():
             refuse_folder(recipe, out)
 
-    from captioner_training.machinery.processes import start_processes
+    from captioner_training.distributed import start_processes
     from captioner_training.train import train
 
     with start_processes(arguments.device) as processes:

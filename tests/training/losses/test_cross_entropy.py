@@ -12,8 +12,8 @@ from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput
 from captioner.vocabulary import PAD
-from captioner_training.machinery.schedule import warmup_cosine
-from captioner_training.objectives.cross_entropy import LossTerms, caption_loss, count
+from captioner_training.losses.cross_entropy import LossTerms, caption_loss, count
+from captioner_training.optimizer import warmup_cosine
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,28 @@ from torch.distributed.rendezvous import rendezvous
 
 from captioner.device import find_device
 from captioner.errors import CaptionerError, DeviceError
-from captioner_training.machinery.torchrun import leave_the_word, speaks
 
-__all__ = ["Processes", "start_processes"]
+__all__ = ["Processes", "leave_the_word", "speaks", "start_processes"]
 
 Value = TypeVar("Value")
 
 _LOOK_AGAIN = 0.05  # seconds
+_SECONDS = 10
+
+
+def speaks() -> bool:
+    """Whether this process is the one that says what is wrong; without torchrun it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def leave_the_word() -> NoReturn:
+    """End without a word, and after the process that speaks.
+
+    torchrun ends all processes as soon as one has failed: if it were this one, the other might not
+    get to say why.
+    """
+    time.sleep(_SECONDS)
+    raise SystemExit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

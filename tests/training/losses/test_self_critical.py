@@ -11,8 +11,8 @@ from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.objectives.cross_entropy import LossTerms, caption_loss
-from captioner_training.objectives.self_critical import (
+from captioner_training.losses.cross_entropy import LossTerms, caption_loss
+from captioner_training.losses.self_critical import (
     SelfCriticalCaptions,
     advantages,
     draw_captions,

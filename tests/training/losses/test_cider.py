@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from captioner_training.objectives.cider import CiderD
+from captioner_training.losses.cider import CiderD
 
 WORDS = [f"w{number}" for number in range(30)]
 

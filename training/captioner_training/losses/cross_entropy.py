@@ -27,7 +27,7 @@ class Captions(NamedTuple):
     tokens: (B, K, T), <start> first; targets: (B, K, T - 1), the same shifted by one, on the CPU;
     weights: (B, K), what a caption is worth, or None where all are worth the same; reward: the sum
     of the rewards of captions that were drawn; looks: (B, K, T - 1, L), where each word is to look,
-    see objectives/supervision.py.
+    see losses/supervision.py.
     """
 
     tokens: Tensor

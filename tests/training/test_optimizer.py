@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner_training.machinery.averaged_weights import AveragedWeights
+from captioner_training.optimizer import AveragedWeights
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from captioner_training.machinery.processes import start_processes
+from captioner_training.distributed import start_processes
 from tests.training.test_distributed import free_port
 
 COLLECTIVES = ("all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list")

@@ -16,8 +16,8 @@ from captioner.vision.transform import Box
 from captioner.vocabulary import END, PAD, tokenize
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.boxes import BoxedObject
-from captioner_training.objectives.cross_entropy import LossTerms, caption_loss
-from captioner_training.objectives.supervision import SupervisedAttention
+from captioner_training.losses.cross_entropy import LossTerms, caption_loss
+from captioner_training.losses.supervision import SupervisedAttention
 from captioner_training.recipe_file import load_recipe
 from tests.training.runs import RECIPE
 

@@ -21,8 +21,8 @@ from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
 from captioner.vocabulary import END, PAD, Vocabulary
-from captioner_training.objectives.cider import CiderD
-from captioner_training.objectives.cross_entropy import Captions
+from captioner_training.losses.cider import CiderD
+from captioner_training.losses.cross_entropy import Captions
 from captioner_training.recipe import SelfCritical
 
 __all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]

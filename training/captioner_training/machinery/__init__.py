@@ -1,1 +1,0 @@
-"""What a run stands on: processes, lock, averaged weights, schedule."""
