@@ -1,27 +1,26 @@
-"""Recipes: everything that decides a training run."""
+"""Recipes: everything that decides a training run.
+
+The text under a field is its reason; `captioner train --fields` prints them all. recipe_file.py
+reads recipes from YAML and from the command line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Interval
-from pydantic import BeforeValidator, ConfigDict
+from annotated_types import Ge, Interval, MinLen
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from captioner.decoders.config import DecoderConfig
+from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.paths import expanded
 from captioner.vision.backbones import EncoderConfig
-from captioner.vision.bounds import (
-    Fraction,
-    NotNegative,
-    Positive,
-    PositiveFloat,
-    Share,
-    check_bounds,
-)
+from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
 from captioner.vision.geometry import TransformConfig
 from captioner.vocabulary import Tokenizer, is_fit
 
@@ -36,167 +35,182 @@ __all__ = [
     "resolve",
 ]
 
+ANY_STYLE = "any"
+"""The style of DataConfig.any_style."""
+
 Scenes = Annotated[int, Interval(ge=1, le=1_000_000)]  # an hour of drawing, and more
-_renamed = BeforeValidator(lambda name: "bfloat16" if name == "bf16" else name)  # of older runs
-Precision = Annotated[Literal["auto", "bfloat16", "float32"], _renamed]
-
-ANY_STYLE = "any"  # the style of DataConfig.any_style
-
-_STRICT = ConfigDict(extra="forbid")
-_ENCODER_RATE = 1e-4  # small: the encoder knows images already
+_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, kw_only=True)
+def _refuse(problems: Iterator[str]) -> None:
+    if found := list(problems):
+        raise ConfigError("; ".join(found))
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Source:
-    """A split in COCO's captions format whose files are named one by one.
+    """A split in COCO's captions format whose files are named one by one, below DataConfig.root."""
 
-    Relative paths start at DataConfig.root.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    captions: str  # the json file
-    images: str  # a folder, a tar file, or a glob of them
-    style: str = ""  # of its captions, where data.styles is set
+    captions: str
+    """The JSON file."""
+    images: str
+    """A folder, a tar file, or a glob of them."""
+    style: str = ""
+    """The style of its captions, where data.styles is set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
     """Drawn scenes in place of a data set: no download, and the right answer is known."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     train: Scenes = 3000
     validation: Scenes = 300
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class DataConfig:
     """What is trained and validated on."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    root: str = "."  # where the data set lies on this machine; `--data.root DIR` on the command
-    # A data set is one folder, prepared or not (see data/reading.py), of which the split
-    # `train` or `val` is read; or its files by name.
+    root: str = "."
+    """Where the data sets lie on this machine."""
     train: tuple[str | Source, ...] = ()
+    """Folders of data sets, prepared or not, of which the split `train` is read; or the files of a
+    split by name: {captions, images, style}."""
     validation: tuple[str | Source, ...] = ()
-    scenes: ScenesConfig | None = None  # instead of train and validation
-    # Whether the captions of each training set begin with a token of its own, by the name of its
-    # folder, so that one model holds the styles of all: the first is the usual one, any other is
-    # asked for (generation.style). Validation sets of these names are captioned in their style.
+    """As train; of a folder the split `val` is read."""
+    scenes: ScenesConfig | None = None
+    """Drawn scenes instead of train and validation."""
     styles: bool = False
-    # With styles, the share of the images, drawn anew in every epoch, whose captions begin with the
-    # token of one more, `any`. It is learned from all sets, for photos of none of them, and is the
-    # usual style: without it a model has to be told whose captions it is to write.
+    """Whether the captions of each training set begin with a token of its own, by the name of its
+    folder, so that one model holds the styles of all. The first is the usual one, any other is
+    asked for (generation.style). Validation sets of these names are captioned in their style."""
     any_style: Fraction = 0.0
-    # Boxes of objects in training images, files in COCO's instances format: what a stage with
-    # attention_supervision learns from. Their ids are those of the captions.
+    """With styles, the share of the images, drawn anew in every epoch, whose captions begin with
+    the token of one more, `any`. It is learned from all sets, for photos of none of them, and is
+    the usual style: without it a model has to be told whose captions it is to write."""
     boxes: tuple[str, ...] = ()
-    minimum_count: Positive = 5  # rarer words become <unk>: too few examples to learn from
-    maximum_length: Length = 22  # words a caption; longer ones are cut, they are few and slow
-    # "characters" for languages that are written without spaces, such as Chinese.
+    """Boxes of objects in training images, files in COCO's instances format: what a stage with
+    attention_supervision learns from. Their ids are those of the captions."""
+    minimum_count: Positive = 5
+    """Rarer words become <unk>: too few examples to learn from."""
+    maximum_length: Length = 22
+    """Words a caption; longer ones are cut, they are few and slow."""
     tokenizer: Tokenizer = "words"
-    workers: Annotated[int, Ge(0)] = 2  # processes that decode images; no more than cores are used
+    """`characters` is for languages that are written without spaces, such as Chinese."""
+    workers: Annotated[int, Ge(0)] = 2
+    """Processes that decode images; no more than cores are used."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, also=self._contradictions())
+        _refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
         if (self.scenes is None) == (not self.train or not self.validation):
             yield "data needs either scenes, or both train and validation"
-        if self.any_style > 0 and not self.styles:
-            yield "data.any_style has no effect without data.styles: set it, or leave it out"
-        if self.styles and self.scenes is not None:
+        sources = [one for one in (*self.train, *self.validation) if isinstance(one, Source)]
+        if not self.styles:
+            if self.any_style > 0:
+                yield "data.any_style has no effect without data.styles: set it, or leave it out"
+            if any(one.style for one in sources):
+                yield "the style of a set has no effect without data.styles: set it"
+            return
+        if self.scenes is not None:
             yield "data.styles has no effect on scenes: leave it out"
-        if self.styles and any(not (isinstance(one, str) or one.style) for one in self.train):
+        names = [self.style_of(one) for one in self.train]
+        if "" in names:
             yield "data.styles needs the style of each training set that is named by its files"
-        given = [one for one in self.train if isinstance(one, str) and self.styles]
-        folders = [resolve(self.root, one).absolute().name for one in given]
+        folders = [self.style_of(one) for one in self.train if isinstance(one, str)]
         if len(set(folders)) < len(folders):
             yield "data.styles names training sets by their folders, and two have the same name"
-        named = {*folders, *(one.style for one in self.train if isinstance(one, Source))}
-        if self.any_style > 0 and ANY_STYLE in named:
+        if self.any_style > 0 and ANY_STYLE in names:
             yield f"data.any_style is of a style {ANY_STYLE}, and a training set has that name"
-        sources = [one for one in (*self.train, *self.validation) if isinstance(one, Source)]
-        if not self.styles and any(one.style for one in sources):
-            yield "the style of a set has no effect without data.styles: set it, or leave it out"
+
+    def style_of(self, entry: str | Source) -> str:
+        """Name the style of a data set: its own, or the name of its folder."""
+        if isinstance(entry, Source):
+            return entry.style
+        return resolve(self.root, entry).absolute().name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class SelfCritical:
     """Self-critical sequence training (Rennie et al. 2017); see losses/self_critical.py."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    samples: Positive = 5  # captions drawn an image
-    # The policy is the softmax of scores / temperature. Label smoothing has left a tenth of the
-    # probability on words that make no sense; drawn at 1, most samples would have one of them.
+    samples: Positive = 5
+    """Captions drawn an image."""
     temperature: PositiveFloat = 0.5
-    # What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
-    # the reward of the greedy caption (Rennie et al. 2017).
+    """The policy is the softmax of scores / temperature. Label smoothing has left a tenth of the
+    probability on words that make no sense; drawn at 1, most samples would have one of them."""
     baseline: Literal["mean", "greedy"] = "mean"
-    # How much the cross-entropy of the data's captions weighs beside the reward (Wu et al. 2016,
-    # equation 9). Without it the words' probabilities soon are no longer those of people's words.
+    """What a sample's reward is compared with: the mean of the image's other samples (Luo 2020), or
+    the reward of the greedy caption (Rennie et al. 2017)."""
     cross_entropy: NotNegative = 0.0
-    # Words a caption drawn; null: data.maximum_length. All captions of a batch are as long as the
-    # longest to compute, and hardly one of 9 words on average has more than 16.
+    """How much the cross-entropy of the data's captions weighs beside the reward (Wu et al. 2016,
+    equation 9). Without it the words' probabilities soon are no longer those of people's words."""
     maximum_length: Length | None = None
+    """Words a caption drawn; null: data.maximum_length. All captions of a batch are as long as the
+    longest to compute, and hardly one of 9 words on average has more than 16."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, also=self._contradictions())
-
-    def _contradictions(self) -> Iterator[str]:
         if self.samples < 2 and self.baseline == "mean":
-            yield "samples 1 is too few for the baseline mean: use 2 or more"
+            raise ConfigError("samples 1 is too few for the baseline mean: use 2 or more")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Stage:
     """A part of the training with its own learning rates."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
     epochs: Positive
-    batch_size: Positive = 64  # images of all processes together, each with all its captions
-    learning_rate: NotNegative = 1e-3  # of the decoder, at its peak
-    encoder_learning_rate: NotNegative | None = None  # null: 1e-4 where the encoder is trained
-    # The first encoder stage that is trained; null: the encoder is frozen, its grids are cached.
+    batch_size: Positive = 64
+    """Images of all processes together, each with all its captions."""
+    learning_rate: NotNegative = 1e-3
+    """Of the decoder, at its peak."""
+    encoder_learning_rate: NotNegative | None = None
+    """Of what is trained of the encoder; null: 1e-4, for it knows images already."""
     fine_tune_from: Annotated[int, Ge(0)] | None = None
-    warmup: Annotated[int, Ge(0)] = 200  # steps; Adam's second moments need them
-    flip: bool = False  # mirror images whose captions do not tell left from right
-    crop: Fraction = 0.0  # the largest share of a side that a random crop cuts away
-    # Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021).
+    """The first encoder stage that is trained; null: it is frozen, and its grids are cached."""
+    warmup: Annotated[int, Ge(0)] = 200
+    """Steps; Adam's second moments need them."""
+    flip: bool = False
+    """Mirror images whose captions do not tell left from right."""
+    crop: Fraction = 0.0
+    """The largest share of a side that a random crop cuts away."""
     size: Positive | None = None
-    # Asks the words to look at different cells; see losses/cross_entropy.py.
+    """Pixels of a side, in place of transform.size: fewer are faster (Tan and Le 2021)."""
     doubly_stochastic: NotNegative = 0.05
-    attention_entropy: NotNegative = 0.03  # asks every word to look at few cells; see there too
-    # Asks words for an object to look at its boxes (data.boxes); see losses/supervision.py.
+    """Weighs what asks the words to look at different cells; see losses/attention.py."""
+    attention_entropy: NotNegative = 0.03
+    """Weighs what asks every word to look at few cells; see losses/attention.py."""
     attention_supervision: NotNegative = 0.0
-    accumulate: Positive = 1  # parts that a batch is computed in, one by one: less memory
-    # The share of words, at the end of the stage, that are the model's own and not the caption's.
-    scheduled_sampling: Share = 0.0  # see step.py; 0.1 to 0.25 is usual
-    patience: Positive | None = None  # epochs without a better validation score that end it
-    # The epoch whose weights the next stage begins from. The best is of the highest CIDEr, which a
-    # few hundred photos tell by chance: on 650 it was an epoch with 0.04 nats a word to learn.
+    """Weighs what asks words for an object to look at its boxes (data.boxes); see
+    losses/attention.py."""
+    objectives: dict[str, Any] = field(default_factory=dict)
+    """Further objectives, each with its setting, such as its weight: `my_package.my_file:MyTerm`,
+    or a name in losses/table.py."""
+    accumulate: Positive = 1
+    """Parts that a batch is computed in, one by one: less memory."""
+    scheduled_sampling: Share = 0.0
+    """The share of words, at the end of the stage, that are the model's own and not the caption's;
+    see step.py. 0.1 to 0.25 is usual."""
+    patience: Positive | None = None
+    """Epochs without a better validation score that end the stage."""
     hand_on: Literal["best", "last"] = "best"
-    self_critical: SelfCritical | None = None  # learn from CIDEr-D of sampled captions instead
+    """The epoch whose weights the next stage begins from. The best is of the highest CIDEr, which a
+    few hundred photos tell by chance: on 650 it was an epoch with 0.04 nats a word to learn."""
+    self_critical: SelfCritical | None = None
+    """Learn from CIDEr-D of captions that the model draws, instead of the data's captions."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, also=self._contradictions())
+        _refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
         if self.fine_tune_from is None:
-            given = {
+            set_in_vain = {
                 "flip": self.flip,
                 "crop": self.crop > 0,
                 "size": self.size is not None,
                 "encoder_learning_rate": self.encoder_learning_rate is not None,
             }
-            if names := [name for name, there in given.items() if there]:
+            if names := [name for name, is_set in set_in_vain.items() if is_set]:
                 yield (
                     f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
                     "fine_tune_from, or leave it out"
@@ -206,74 +220,81 @@ class Stage:
                 "attention_supervision needs images as they are, since boxes do not move with "
                 "them: set flip false and crop 0, and leave size out"
             )
-        if self.attention_supervision > 0 and self.self_critical is not None:
-            yield (
-                "attention_supervision has no effect in a self-critical stage, which draws whole "
-                "captions: leave it out"
-            )
-        if self.self_critical is not None and self.scheduled_sampling > 0:
-            yield (
-                "scheduled_sampling has no effect in a self-critical stage, which draws whole "
-                "captions: leave it out"
-            )
+        if self.self_critical is not None:
+            for name in ("attention_supervision", "scheduled_sampling"):
+                if getattr(self, name) > 0:
+                    yield (
+                        f"{name} has no effect in a self-critical stage, which draws whole "
+                        "captions: leave it out"
+                    )
 
     @property
     def encoder_rate(self) -> float:
         """The peak learning rate of what is trained of the encoder."""
-        rate = self.encoder_learning_rate
-        return _ENCODER_RATE if rate is None else rate
+        return 1e-4 if self.encoder_learning_rate is None else self.encoder_learning_rate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Recipe:
     """A training run."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
     name: str
+    """Of the run and of its checkpoints; by default that of the recipe's file."""
     data: DataConfig
     stages: tuple[Stage, ...]
-    # "bundled" (the encoder inside the bundled checkpoint), "torchvision", "random", or the path
-    # of a safetensors file: a Captioner checkpoint or the backbone's stages.
-    encoder_weights: str = "bundled"
-    # A Captioner checkpoint to go on from ("bundled" or a path), decoder and words included; words
-    # of the data that it lacks are added. It takes the place of encoder_weights, and must have the
-    # recipe's architecture.
-    weights: str | None = None
-    # How much of its encoder is taken over; the rest is encoder_weights' (a mean of weights,
-    # Wortsman et al. 2022). Less than all of it forgets photos that it has learned by heart.
+    encoder_weights: Annotated[str, MinLen(1)] = "bundled"
+    """`bundled` (the encoder inside the bundled checkpoint), `torchvision`, `random`, or the path
+    of a safetensors file: a Captioner checkpoint or the backbone's stages."""
+    weights: Annotated[str, MinLen(1)] | None = None
+    """A Captioner checkpoint to go on from (`bundled` or a path), decoder and words included; words
+    of the data that it lacks are added. It takes the place of encoder_weights, and must have the
+    recipe's architecture."""
     encoder_share: Share = 1.0
+    """How much of the encoder of `weights` is taken over; the rest is encoder_weights' (a mean of
+    weights, Wortsman et al. 2022). Less than all forgets photos that it has learned by heart."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
-    # The chance that a block of the encoder is left out in training; null: the backbone's own.
     stochastic_depth: Fraction | None = None
+    """The chance that a block of the encoder is left out in training; null: the backbone's own."""
     seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
-    # Of autocast and of cached grids; what is trained stays float32. "auto": bfloat16 where the
-    # hardware has it, for emulated it is slower than float32.
-    precision: Precision = "auto"
-    weight_decay: NotNegative = 0.02  # AdamW's; matrices only
-    gradient_clip: PositiveFloat = 1.0  # norm; recurrent gradients burst now and then
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of autocast and of cached grids; what is trained stays float32. `auto`: bfloat16 where the
+    hardware has it, for emulated it is slower than float32."""
+    weight_decay: NotNegative = 0.02
+    """AdamW's; matrices only."""
+    gradient_clip: PositiveFloat = 1.0
+    """The norm of the gradient at most; recurrent gradients burst now and then."""
     label_smoothing: Fraction = 0.1
-    ema: Fraction = 0.999  # of the averaged weights that are validated and kept; 0: no average
-    # How the checkpoint makes its captions, in validation and wherever it is used later.
+    ema: Fraction = 0.999
+    """Of the averaged weights that are validated and kept; 0: no average."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    # torch.compile for the encoder that is trained: on two CPU cores 1.24 times as slow (float32,
-    # 32 photos of 224), on GPUs not measured.
+    """How the checkpoint makes its captions, in validation and wherever it is used later."""
     compile: bool = False
-    tensorboard: bool = False  # write event files for TensorBoard into DIR/tensorboard
-    log_every: Positive = 50  # steps between two lines of the log, which has 20 a stage at least
-    save_every_minutes: PositiveFloat = 10.0  # between two states; each epoch ends with one too
+    """torch.compile for the encoder that is trained: on two CPU cores 1.24 times as slow (float32,
+    32 photos of 224), on GPUs not measured."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard into DIR/tensorboard."""
+    log_every: Positive = 50
+    """Steps between two lines of the log, which has 20 a stage at least."""
+    save_every_minutes: PositiveFloat = 10.0
+    """Between two states; each epoch ends with one too."""
     save_every_steps: Positive | None = None
-    keep_states: Positive = 2  # the newest; each holds weights, their average, and two moments
-    keep_files: bool = False  # keep states and cached grids of a finished run too
-    max_steps: Positive | None = None  # a dry run: so many steps of each stage, on so much data
+    """Between two states, beside save_every_minutes."""
+    keep_states: Positive = 2
+    """The newest; each holds weights, their average, and two moments."""
+    keep_files: bool = False
+    """Keep states and cached grids of a finished run too."""
+    max_steps: Positive | None = None
+    """A dry run: so many steps of each stage, on so much data."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, also=self._contradictions())
+        _refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        if self.stages and self.stages[-1].hand_on == "last":
+        if not self.stages:
+            yield "a recipe needs at least one stage"
+        elif self.stages[-1].hand_on == "last":
             yield (
                 "hand_on has no effect in the last stage: leave it out, and take last.safetensors, "
                 "which every run writes beside the best"
@@ -284,12 +305,20 @@ class Recipe:
             yield "encoder_share takes the rest from encoder_weights: name another pretrained one"
         if not is_fit(self.name):
             yield f"name {self.name!a} has characters that steer a terminal: leave them out"
-        if not self.stages:
-            yield "a recipe needs at least one stage"
-        if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
-            yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
             yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
+        if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
+            yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
+        yield from self._wrong_sizes()
+        count = self.encoder.stage_count
+        for number, stage in enumerate(self.stages, start=1):
+            if stage.fine_tune_from is not None and stage.fine_tune_from >= count:
+                yield (
+                    f"stages.{number}.fine_tune_from {stage.fine_tune_from}: the encoder has the "
+                    f"stages 0 to {count - 1}"
+                )
+
+    def _wrong_sizes(self) -> Iterator[str]:
         stride = self.encoder.stride
         sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
         if self.transform.size in sizes.values():

@@ -25,7 +25,7 @@ output."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from captioner_training.recipe_file import shipped_recipes
+    from captioner_training.recipes import shipped_recipes
 
     known = f"{', '.join(shipped_recipes())}, or a .yaml file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=known)
@@ -44,11 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
     from captioner_training.distributed import speaks
     from captioner_training.recipe_checks import checked_recipe, said_once
-    from captioner_training.recipe_file import recipe_text, shipped_recipes
+    from captioner_training.recipe_file import recipe_text
+    from captioner_training.recipes import shipped_recipes
     from captioner_training.run_recipe import refuse_folder
 
     if arguments.list_fields:
-        from captioner_training.recipe_fields import fields_text
+        from captioner_training.recipe_file import fields_text
 
         print(fields_text(), end="")
         return 0
