@@ -284,6 +284,7 @@ class Caption:
                 attention or gate leaves them out.
 
         """
+        box = self.box if attention else None
         known = {} if self.familiarity is None else {"familiarity": round(self.familiarity, 4)}
         return {
             "image": self.image,
@@ -291,9 +292,13 @@ class Caption:
             "score": round(self.score, 4),
             **known,
             **({} if self.style is None else {"style": self.style}),
-            "words": [word.record(box=self.box if attention else None) for word in self.words],
+            "words": [word.record(box=box) for word in self.words],
             "alternatives": [
-                {"caption": other.text, "score": round(other.score, 4)}
+                {
+                    "caption": other.text,
+                    "score": round(other.score, 4),
+                    "words": [word.record(box=box) for word in other.words],
+                }
                 for other in self.alternatives
             ],
             "model": {"name": self.model.name, "version": self.model.version},
