@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from operator import index
@@ -19,12 +19,15 @@ from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity_file import UNFAMILIAR
 from captioner.vision.geometry import Box
-from captioner.word import Word
+from captioner.word import Word, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Alternative", "Caption", "ModelName"]
+
+# Of a record that somebody sent: what no model of ours exceeds.
+_MOST_WORDS, _MOST_OTHERS, _LONGEST = 256, 20, 20_000
 
 GUESSED_CHECKED = (
     "guessed: when the places that it looked at are hidden, the model finds the word about as "
@@ -303,3 +306,60 @@ class Caption:
             ],
             "model": {"name": self.model.name, "version": self.model.version},
         }
+
+    @classmethod
+    def from_record(cls, record: object, *, open_photo: Callable[[], Image.Image]) -> Caption:
+        """Make a caption of its record again, to draw it or to test its words.
+
+        Numbers are rounded in records, and alternatives without words are left out.
+
+        Args:
+            record: as `record` gives it, of this version or another.
+            open_photo: opens the photo.
+
+        Raises:
+            ConfigError: it is no record, or a number of it is out of range.
+
+        """
+        if not isinstance(record, Mapping):
+            raise ConfigError("the record is no object")
+        text, score, words, boxes = _read_sentence(record)
+        others = record.get("alternatives", [])
+        if not isinstance(others, list) or len(others) > _MOST_OTHERS:
+            raise ConfigError(f"the record's alternatives are no list of {_MOST_OTHERS} or fewer")
+        alternatives = []
+        for other in others:
+            if isinstance(other, Mapping) and "words" in other:
+                one = _read_sentence(other)
+                alternatives.append(Alternative(text=one[0], score=one[1], words=one[2]))
+                boxes |= one[3]
+        if len(boxes) > 1:
+            raise ConfigError("the words of the record have different boxes")
+        familiarity, style, image = (record.get(key) for key in ("familiarity", "style", "image"))
+        model = record.get("model")
+        names = model if isinstance(model, Mapping) else {}
+        return cls(
+            text=text,
+            score=score,
+            words=words,
+            alternatives=tuple(alternatives),
+            image=image if isinstance(image, str) else None,
+            model=ModelName(name=str(names.get("name")), version=str(names.get("version"))),
+            box=next(iter(boxes), Box(0.0, 0.0, 1.0, 1.0)),
+            open_photo=open_photo,
+            familiarity=None if familiarity is None else read_number(familiarity, "familiarity"),
+            style=style if isinstance(style, str) else None,
+        )
+
+
+def _read_sentence(record: Mapping[Any, Any]) -> tuple[str, float, tuple[Word, ...], set[Box]]:
+    """Read the sentence of a record or of one of its alternatives, and where its words looked."""
+    text, words = record.get("caption"), record.get("words")
+    if not isinstance(text, str) or not isinstance(words, list):
+        raise ConfigError("the record has no caption with words")
+    if len(words) > _MOST_WORDS:
+        raise ConfigError(f"the record has more than {_MOST_WORDS} words")
+    score = read_number(record.get("score"), "the score", -1e6, 1e6)
+    read = [Word.from_record(word) for word in words]
+    boxes = {box for _, box in read if box is not None}
+    return text[:_LONGEST], score, tuple(word for word, _ in read), boxes

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
@@ -18,6 +19,7 @@ from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import BusyError
 from captioner_serving.server.config import SLOWEST, ServerConfig
 from captioner_serving.server.connections import FULL
+from captioner_serving.server.forms import SLACK, too_large
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import MethodError, RouteError, SlowUploadError, problem
 from captioner_serving.server.routes import find_route, visit_of
@@ -112,7 +114,7 @@ class Admission:
         send = _in_pieces(send)
         if visit.route.stream:
             return await self._counted(self._streams, scope, receive, send)
-        if visit.route.picture:
+        if visit.route.picture and scope["method"] == "GET":
             return await self._counted(self._pictures, scope, receive, send)
         if "POST" in visit.route.methods:
             return await self._upload(scope, receive, send)
@@ -130,6 +132,9 @@ class Admission:
             places.leave(client)
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length) > self._config.max_upload + SLACK:
+            return await problem(too_large(self._config.max_upload))(scope, receive, send)
         now = asyncio.get_running_loop().time()
         body = _Body(started=now, last=now)
 
@@ -164,6 +169,8 @@ class Admission:
             body.last = asyncio.get_running_loop().time()
             body.size += len(message.get("body", b""))
             body.complete = not message.get("more_body", False)
+            if body.size > self._config.max_upload + SLACK:
+                raise too_large(self._config.max_upload)
             self._make_room(body)
         return message
 

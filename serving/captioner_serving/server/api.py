@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.addresses import client_of
-from captioner_serving.server.problems import ClientGoneError, RequestError, bad_fields, problem
+from captioner_serving.server.batcher import OnPlace
+from captioner_serving.server.drawing import photo_and_record, read_record
+from captioner_serving.server.forms import Upload, read_form
+from captioner_serving.server.preview import make_preview, needs_preview
+from captioner_serving.server.problems import ClientGoneError, problem
+from captioner_serving.server.records import served_record
 from captioner_serving.server.routes import visit_of
 from captioner_serving.server.service import CaptionService
-from captioner_serving.server.uploads import Upload, read_form
 
 __all__ = ["CaptionFields", "make_router"]
 
 T = TypeVar("T")
+
+
+LINES = "application/x-ndjson"
+"""The media type of an answer that comes line by line; who accepts it hears of the queue."""
 
 
 class CaptionFields(BaseModel):
@@ -33,6 +43,13 @@ class CaptionFields(BaseModel):
     style: str | None = None
     attention: bool = False
     check_attention: bool = False
+    preview: bool = False
+
+
+class CheckFields(BaseModel):
+    """The form fields of POST /api/effect beside the image."""
+
+    record: str
 
 
 class Problem(BaseModel):
@@ -114,6 +131,28 @@ def make_router(service: CaptionService) -> APIRouter:
         """
         return await _caption(service, request)
 
+    @router.post(
+        "/api/effect",
+        response_model=Records,
+        responses=_PROBLEMS,
+        openapi_extra=photo_and_record(CheckFields),
+        tags=["captions"],
+        summary="Check the words of a record",
+    )
+    async def effect(request: Request) -> Response:
+        """Measure of each word of a record's own sentence how much its place in the photo mattered.
+
+        Answers with the record, its words with their `effect`.
+        """
+        client = client_of(request.scope)
+        service.require_room(client)
+        (file,), fields = await read_form(request, CheckFields, max_bytes=service.config.max_upload)
+        caption = read_record(fields.record)
+        work = service.check_words(file.data, caption, client=client)
+        checked = await _while_connected(request, work)
+        visit_of(request.scope).told = True
+        return _Records([served_record(checked, name=file.name, attention=True)])
+
     @router.get(
         "/api/health",
         response_model=Health,
@@ -141,46 +180,99 @@ def make_router(service: CaptionService) -> APIRouter:
 async def _caption(service: CaptionService, request: Request) -> Response:
     client = client_of(request.scope)
     service.require_room(client)
-    form = await read_form(
+    files, fields = await read_form(
         request,
-        name="image",
+        CaptionFields,
         max_bytes=service.config.max_upload,
         max_files=service.config.queue,
-        fields=tuple(CaptionFields.model_fields),
     )
-    fields = _validate(form.fields)
-    if not form.files:
-        raise RequestError("there is no image: send one as curl -F image=@photo.jpg does")
-    images = [file.data for file in form.files]
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
-    work = service.caption(images, config, client=client, check_attention=fields.check_attention)
-    results = await _while_connected(request, work)
-    visit_of(request.scope).told = True
-    return _answer(form.files, results, attention=fields.attention)
 
+    async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
+        results = await service.caption(
+            [file.data for file in files],
+            config,
+            client=client,
+            on_place=on_place,
+            check_attention=fields.check_attention,
+        )
+        visit_of(request.scope).told = True
+        return results, await _records(service, client, files, results, fields)
 
-def _validate(fields: dict[str, str]) -> CaptionFields:
-    try:
-        return CaptionFields.model_validate(fields)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from None
-
-
-def _answer(
-    files: list[Upload], results: list[Caption | ImageError], *, attention: bool
-) -> Response:
-    records: list[dict[str, Any]] = []
-    for file, result in zip(files, results, strict=True):
-        if isinstance(result, Caption):
-            records.append({**result.record(attention=attention), "image": file.name})
-        else:
-            records.append({"image": file.name, "error": result.record()})
+    if LINES in request.headers.get("accept", ""):
+        return await _stream(work)
+    results, records = await _while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
         return problem(errors[0], records=records)
     return _Records(records)
+
+
+async def _records(
+    service: CaptionService,
+    client: str,
+    files: list[Upload],
+    results: list[Caption | ImageError],
+    fields: CaptionFields,
+) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for file, result in zip(files, results, strict=True):
+        if isinstance(result, Caption):
+            preview = None
+            if fields.preview and needs_preview(file.data):
+                preview = await make_preview(service.photos, file.data, client=client)
+            records.append(
+                served_record(result, name=file.name, attention=fields.attention, preview=preview)
+            )
+        else:
+            records.append({"image": file.name, "error": result.record()})
+    return records
+
+
+Work = Callable[[OnPlace], Coroutine[Any, Any, tuple[list[Caption | ImageError], list[Any]]]]
+
+
+async def _stream(work: Work) -> Response:
+    """Answer line by line: how many photos come first, whenever that changes, then the records.
+
+    Whoever stops listening takes its photos out of the queue.
+
+    Raises:
+        CaptionerError: the work failed before it had a place in the queue.
+
+    """
+    places: asyncio.Queue[int | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def on_place(ahead: int) -> None:
+        loop.call_soon_threadsafe(places.put_nowait, ahead)
+
+    task = asyncio.create_task(work(on_place))
+    task.add_done_callback(lambda _: places.put_nowait(None))
+    try:
+        first = await places.get()
+    except BaseException:
+        task.cancel()
+        raise
+    if first is None:
+        task.result()
+
+    async def lines() -> AsyncIterator[str]:
+        ahead, told = first, None
+        try:
+            while ahead is not None:
+                if ahead != told:
+                    yield json.dumps({"ahead": ahead}) + "\n"
+                ahead, told = await places.get(), ahead
+            _, records = await task
+            yield json.dumps({"records": records}) + "\n"
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return StreamingResponse(lines(), media_type=LINES)
 
 
 class _Records(Response):

@@ -42,6 +42,7 @@ from captioner_serving.server.captions import SENTENCES, PageCaptions, make_capt
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
+from captioner_serving.server.drawing import make_drawing_router
 from captioner_serving.server.elements import STATIC, read_static
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
@@ -60,6 +61,7 @@ from captioner_serving.server.problems import (
     bad_fields,
     problem,
 )
+from captioner_serving.server.samples import make_sample_router
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
 from captioner_serving.server.unread import UnreadResults
@@ -127,6 +129,10 @@ class Application:
         api.include_router(make_caption_router(page))
         self._drawing = FairThreads(_DRAWN, name="drawing")
         api.include_router(make_picture_router(shelf, self.service.photos, self._drawing))
+        api.include_router(
+            make_drawing_router(self.service.photos, self._drawing, max_bytes=config.max_upload)
+        )
+        api.include_router(make_sample_router(samples or {}))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)

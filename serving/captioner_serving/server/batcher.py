@@ -32,10 +32,16 @@ __all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
 
 
 class Order(NamedTuple):
-    """How an image is to be captioned."""
+    """What is wanted of an image.
+
+    generation: how it is to be captioned.
+    check_attention: whether the words get their effect.
+    sentence: given to be checked, in place of one that the model makes.
+    """
 
     generation: GenerationConfig
     check_attention: bool = False
+    sentence: Caption | None = None
 
     @property
     def cost(self) -> int:
@@ -181,6 +187,11 @@ class Batcher:
             self._admitted += places
             self._held[client] += places
             self._due += cost
+
+    @property
+    def waiting(self) -> int:
+        """How many images wait for the model."""
+        return len(self._turns.in_order())
 
     def release(self, cost: int, client: str = "") -> None:
         """Give back the places of images of this cost together."""

@@ -67,15 +67,22 @@ class PhotoReader:
         (prepared,) = prepared_images([(encoded.name, decoded)])
         return prepared
 
-    def picture(self, photo: str | Path, *, longest: int, client: str = "") -> Image.Image:
-        """Open a whole photo, neither side longer than `longest` pixels; the caller's thread waits.
+    async def picture(
+        self, photo: bytes | str | Path, *, longest: int, client: str = ""
+    ) -> Image.Image:
+        """Open a whole photo, neither side longer than `longest` pixels.
 
         Raises:
             ImageError: it cannot be opened.
             CaptionerError: no process can be started, or memory is short.
 
         """
-        decoded = self._patient.submit(_read(photo), longest=longest, client=client).result()
+        if isinstance(photo, bytes):
+            encoded = EncodedPhoto("the image", photo)
+        else:
+            encoded = await asyncio.to_thread(_read, photo)
+        future = self._patient.submit(encoded, longest=longest, client=client)
+        decoded = await asyncio.wrap_future(future)
         decoded.check()
         return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 

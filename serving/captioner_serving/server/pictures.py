@@ -118,11 +118,12 @@ def make_picture_router(
     async def answer(
         caption: Caption, side: int, client: str, draw: Callable[[Caption], Response]
     ) -> Response:
-        def work() -> Response:
-            photo = photos.picture(caption.image or "", longest=side, client=client)
-            return draw(replace(caption, open_photo=photo.copy))
-
         try:
+            photo = await photos.picture(caption.image or "", longest=side, client=client)
+
+            def work() -> Response:
+                return draw(replace(caption, open_photo=photo.copy))
+
             return await asyncio.wrap_future(threads.submit(work, client))
         except ImageNotFoundError as error:
             raise GoneError(GONE) from error

@@ -51,6 +51,19 @@ ROUTES = (
         methods=_POST,
         hint="POST a photo to it, as curl -F image=@photo.jpg does",
     ),
+    Route(
+        name="/api/picture",
+        path=r"/api/(overlay|sheet|animation)",
+        methods=_POST,
+        picture=True,
+        hint="POST a photo and its record to it",
+    ),
+    Route(
+        name="/api/effect",
+        path=r"/api/effect",
+        methods=_POST,
+        hint="POST a photo and its record to it",
+    ),
     Route(name="/api/health", path=r"/api/health"),
     Route(name="/metrics", path=r"/metrics"),
     Route(name="/docs", path=r"/docs|/openapi\.json"),
@@ -72,6 +85,7 @@ ROUTES = (
         shown="/page/captions/...",
         picture=True,
     ),
+    Route(name="/page/samples", path=r"/page/samples/[^/]+", checked=True),
     Route(name="/page/static", path=r"/page/static/.+", checked=True),
     Route(
         name="/gradio_api/upload",

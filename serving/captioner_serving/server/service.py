@@ -14,7 +14,7 @@ import torch
 
 from captioner.caption import Caption
 from captioner.decoding.prepared import PreparedImage
-from captioner.errors import CaptionerError, ImageError
+from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.vision.geometry import Box
@@ -25,6 +25,7 @@ from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import MemoryShortError, NotReadyError, PhotoFailedError
+from captioner_serving.server.sentence import check_sentence, require_known
 
 __all__ = ["CaptionService"]
 
@@ -88,7 +89,8 @@ class CaptionService:
             images: what to caption.
             config: beam size, number of captions, style.
             client: whose they are; clients take turns.
-            on_place: told how many images of the queue come before each, whenever that changes.
+            on_place: told how many images of the queue come before the last of these: when they are
+                admitted, and whenever that changes.
             check_attention: whether words get their effect; see Captioner.caption.
 
         Raises:
@@ -100,16 +102,53 @@ class CaptionService:
         # By its name, so that who asks for the usual style and who asks for none share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
-        order = Order(config, check_attention)
+        results = await self._order(images, Order(config, check_attention), client, on_place)
+        self._tell(results, time.monotonic() - start)
+        return results
+
+    async def check_words(self, image: bytes, caption: Caption, *, client: str = "") -> Caption:
+        """Measure of each word of a given caption how much it mattered where the model looked.
+
+        Raises:
+            ConfigError: the model does not know one of the words, or the caption has none.
+            ImageError: the image cannot be opened.
+            BusyError, ClosedError: as for `caption`.
+
+        """
+        config = replace(
+            self.captioner.generation,
+            beam_size=1,
+            captions=1,
+            style=self.captioner.vocabulary.style(caption.style or "") or "",
+        )
+        require_known(caption, self.captioner.vocabulary)
+        order = Order(config, check_attention=True, sentence=caption)
+        (result,) = await self._order([image], order, client)
+        if not isinstance(result, Caption):
+            raise result
+        if not result.checked:
+            raise ConfigError("the model captions without attention: there is nothing to check")
+        return result
+
+    async def _order(
+        self,
+        images: Sequence[bytes | str | Path],
+        order: Order,
+        client: str,
+        on_place: OnPlace | None = None,
+    ) -> list[Caption | ImageError]:
+        """Have something done with images, in order; a caller that is cancelled takes them out."""
         cost = len(images) * order.cost
         self._batcher.admit(cost, client)
+        if on_place is not None:
+            on_place(self._batcher.waiting)
         self.metrics.queue.inc(len(images))
         tasks = [
-            asyncio.create_task(self._caption_one(image, order, client, on_place))
-            for image in images
+            asyncio.create_task(self._caption_one(image, order, client, told))
+            for image, told in zip(images, [*[None] * (len(images) - 1), on_place], strict=True)
         ]
         try:
-            results = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -118,8 +157,6 @@ class CaptionService:
         finally:
             self._batcher.release(cost, client)
             self.metrics.queue.dec(len(images))
-        self._tell(results, time.monotonic() - start)
-        return results
 
     def require_room(self, client: str) -> None:
         """Refuse before an upload is read what would be refused after it.
@@ -217,9 +254,12 @@ class CaptionService:
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
         try:
-            captions = self.captioner.caption_prepared(
-                images, order.generation, check_attention=order.check_attention
-            )
+            if order.sentence is None:
+                captions = self.captioner.caption_prepared(
+                    images, order.generation, check_attention=order.check_attention
+                )
+            else:
+                captions = check_sentence(self.captioner, images, order.sentence)
         except Exception:
             self._failed = time.monotonic()
             raise

@@ -133,10 +133,10 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     page = api.get("/docs").text
     assert "swagger-ui" in page and "https://" not in page
     schema = api.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/api/caption", "/api/health", "/metrics"}
+    assert {"/api/caption", "/api/overlay", "/api/effect", "/metrics"} <= set(schema["paths"])
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
-        "image", "beam_size", "captions", "style", "attention", "check_attention",
+        "preview", "image", "beam_size", "captions", "style", "attention", "check_attention",
     }  # fmt: skip
 
 
