@@ -4,11 +4,16 @@ The points are y = 2 sin(x) + x^0.8 with noise. To guess y at a new x, average t
 
 - all alike: attention without a score, a flat line;
 - the near ones more: with the score -(x - x_i)^2 w / 2, the softmax of the scores is a Gaussian
-  kernel, and the average is the regression of Nadaraya and Watson (1964);
-- with a w that is learned: each known point is guessed from the others, and w follows the slope of
-  the error. The field of attention gets sharper than at w = 1, and the curve follows the points.
+  kernel of width sigma = 1 / sqrt(w), and the average is the regression of Nadaraya and Watson
+  (1964);
+- with a w that is learned: each known point is guessed from the others, and log w follows the slope
+  of the error until it stands still.
 
-    python examples/attention_kernel.py --out FOLDER       # a second
+A kernel of a fixed width stays as wrong as it is wide, however many points are known. A learned one
+gets sharper with every point. The theory of kernel regression says that sigma falls as N^(-1/5) and
+the error as N^(-4/5), away from the ends; the medians here fall as N^(-0.38) and N^(-0.84).
+
+    python examples/attention_kernel.py --out FOLDER       # some seconds
 """
 
 from __future__ import annotations
@@ -17,11 +22,18 @@ import argparse
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from captioner.attention.attention import average
 from captioner.attention.masks import masked_softmax
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
+
+POINTS = 200  # in the panels above; those below have from 25 to 1600
+NOISE = 0.5
 
 
 def truth(x: Tensor) -> Tensor:
@@ -29,72 +41,133 @@ def truth(x: Tensor) -> Tensor:
     return 2 * x.sin() + x**0.8
 
 
+def draw_points(count: int) -> tuple[Tensor, Tensor]:
+    """Draw known points: their places (L,), in order, and heights (L,)."""
+    places = (5 * torch.rand(count)).sort().values
+    return places, truth(places) + NOISE * torch.randn(count)
+
+
 class Kernel(nn.Module):
     """Attention whose score is a distance. Query and keys are places, the values heights."""
 
-    def __init__(self, width: float) -> None:
+    def __init__(self, w: float) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.tensor(width))
+        self.log_w = nn.Parameter(torch.tensor(w).log())  # 0 of w is minus infinity: all alike
+
+    @property
+    def sigma(self) -> float:
+        """The width of the Gaussian, in units of x."""
+        return (-self.log_w / 2).exp().item()
 
     def forward(
         self, x: Tensor, places: Tensor, heights: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Guess the heights at x (K,) from L known points: (K,), and the weights (K, L)."""
-        scores = -((x[:, None] - places) ** 2) * self.w / 2
+        scores = -((x[:, None] - places) ** 2) * self.log_w.exp() / 2
         weights = masked_softmax(scores, mask)
         guess = average(weights[None, :, None], heights[None, :, None])
         return guess.flatten(), weights
 
 
-def learn_width(kernel: Kernel, places: Tensor, heights: Tensor, *, steps: int = 300) -> None:
-    """Guess each known point from the others, and improve w."""
+def fit(places: Tensor, heights: Tensor) -> Kernel:
+    """Learn a width: guess each known point from the others until the error stands still."""
+    kernel = Kernel(1.0)
     others = ~torch.eye(len(places), dtype=torch.bool)
-    optimizer = torch.optim.Adam(kernel.parameters(), lr=0.1)
-    for _ in range(steps):
+    optimizer = torch.optim.LBFGS(
+        kernel.parameters(), max_iter=100, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
         guess, _ = kernel(places, places, heights, others)
         error = (guess - heights).square().mean()
         optimizer.zero_grad()
         error.backward()
-        optimizer.step()
+        return error
+
+    optimizer.step(loss)
+    return kernel
+
+
+@torch.no_grad()
+def error(kernel: Kernel, places: Tensor, heights: Tensor) -> float:
+    """Give the mean squared distance from the curve."""
+    x = torch.linspace(0, 5, 400)
+    return (kernel(x, places, heights)[0] - truth(x)).square().mean().item()
+
+
+def converge(seeds: int = 5) -> dict[int, tuple[float, float, float]]:
+    """Give the medians of both errors, w = 1 and learned, and of sigma, by the number of points."""
+    medians = {}
+    for count in (25, 50, 100, 200, 400, 800, 1600):
+        rows = []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            places, heights = draw_points(count)
+            learned = fit(places, heights)
+            fixed = error(Kernel(1.0), places, heights)
+            rows.append((fixed, error(learned, places, heights), learned.sigma))
+        medians[count] = tuple(torch.tensor(rows).median(0).values.tolist())
+    return medians
+
+
+def draw(
+    kernels: dict[str, Kernel],
+    places: Tensor,
+    heights: Tensor,
+    medians: dict[int, tuple[float, float, float]],
+    path: Path,
+) -> None:
+    """Draw the three curves over their attention, and how error and width fall with N."""
+    x = torch.linspace(0, 5, 100)
+    known, line = places.numpy(), x.numpy()
+    figure = Figure(figsize=(14, 6), layout="constrained")
+    axes = figure.subplots(2, 4)
+    for (title, kernel), (above, below) in zip(kernels.items(), axes.T[:3], strict=True):
+        with torch.no_grad():
+            guess, weights = (each.numpy() for each in kernel(x, places, heights))
+        above.plot(known, heights.numpy(), "o", color="steelblue", markersize=2, label="known")
+        above.plot(line, truth(x).numpy(), "k--", linewidth=1, label="truth")
+        above.plot(line, guess, color="firebrick", label="guess")
+        above.set_title(title)
+        below.pcolormesh(known, line, weights, cmap="magma", vmin=0, vmax=0.06, shading="nearest")
+        below.set_xlabel("known points")
+    axes[0, 0].legend(frameon=False)
+    axes[1, 0].set_ylabel("x asked for (brighter: looks more)")
+    counts = list(medians)
+    fixed, learned, sigma = zip(*medians.values(), strict=True)
+    above, below = axes[:, 3]
+    above.loglog(counts, fixed, "o-", color="silver", label="w = 1")
+    above.loglog(counts, learned, "o-", color="firebrick", label="learned")
+    slope = [learned[3] * (count / POINTS) ** -0.8 for count in counts]
+    above.loglog(counts, slope, "k--", linewidth=1, label="$N^{-4/5}$")
+    above.set_title("error, by known points")
+    above.legend(frameon=False)
+    below.loglog(counts, sigma, "o-", color="firebrick", label="learned sigma")
+    slope = [sigma[3] * (count / POINTS) ** -0.2 for count in counts]
+    below.loglog(counts, slope, "k--", linewidth=1, label="$N^{-1/5}$")
+    below.set_xlabel("known points")
+    below.legend(frameon=False)
+    figure.savefig(path, dpi=100)
 
 
 def run(out: Path) -> dict[str, float]:
     """Fit the three, draw them, and say how far each is from the curve (mean squared error)."""
     torch.manual_seed(1)
-    places = (torch.rand(50) * 5).sort().values
-    heights = truth(places) + 0.5 * torch.randn(50)
-    x = torch.linspace(0, 5, 100)
-
-    learned = Kernel(1.0)
-    learn_width(learned, places, heights)
-    kernels = {  # without a width, all scores are 0
+    places, heights = draw_points(POINTS)
+    learned = fit(places, heights)
+    kernels = {
         "mean": Kernel(0.0),
-        "Gaussian kernel, w = 1": Kernel(1.0),
-        f"learned, w = {learned.w.item():.1f}": learned,
+        "Gaussian kernel, sigma = 1": Kernel(1.0),
+        f"learned, sigma = {learned.sigma:.2f}": learned,
     }
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    axes = figure.subplots(2, 3, sharex=True)
-    results = {"width": learned.w.item()}
-    with torch.no_grad():
-        for name, kernel, (above, below) in zip(
-            ("mean", "gaussian", "learned"), kernels.values(), axes.T, strict=True
-        ):
-            guess, weights = kernel(x, places, heights)
-            results[name] = (guess - truth(x)).square().mean().item()
-            results[f"largest weight, {name}"] = weights.amax(1).mean().item()
-            known, line = places.numpy(), x.numpy()
-            above.plot(line, truth(x).numpy(), "k--", linewidth=1, label="truth")
-            above.plot(line, guess.numpy(), color="firebrick", label="guess")
-            above.plot(known, heights.numpy(), "o", color="steelblue", markersize=3, label="known")
-            below.pcolormesh(
-                known, line, weights.numpy(), cmap="magma", vmin=0, vmax=0.15, shading="nearest"
-            )
-            below.set_xlabel("known points")
-    for title, axis in zip(kernels, axes[0], strict=True):
-        axis.set_title(title)
-    axes[0, 0].legend(frameon=False)
-    axes[1, 0].set_ylabel("x asked for (brighter: looks more)")
-    figure.savefig(out / "attention_kernel.png", dpi=100)
+    results = {"sigma": learned.sigma}
+    for name, kernel in zip(("mean", "gaussian", "learned"), kernels.values(), strict=True):
+        results[name] = error(kernel, places, heights)
+    medians = converge()
+    for count, (fixed, adapted, sigma) in medians.items():
+        results |= {f"w = 1, {count}": fixed, f"learned, {count}": adapted}
+        results[f"sigma, {count}"] = sigma
+    draw(kernels, places, heights, medians, out / "attention_kernel.png")
     return results
 
 
@@ -102,4 +175,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
     for key, value in run(parser.parse_args().out).items():
-        print(f"{key}: {value:.3f}")
+        print(f"{key}: {value:.4f}")
