@@ -18,12 +18,16 @@ import argparse
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from captioner.attention.attention import Attention
 from captioner.attention.masks import masked_softmax
 from captioner.attention.positions import Positions, word_places
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
 
 LENGTH = 100  # samples of a signal
 WIDTH = 64  # channels

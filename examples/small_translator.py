@@ -24,13 +24,17 @@ import random
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.attention.attention import Attention
 from captioner.attention.masks import causal
 from captioner.attention.positions import Positions, word_places
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
 
 # English noun: its stem and its gender.
 NOUNS = {

@@ -15,11 +15,15 @@ import argparse
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.attention.attention import Attention
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
 
 LETTERS = "abcd"
 BEGIN = len(LETTERS)  # what the writer reads before its first letter

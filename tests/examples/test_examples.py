@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -54,6 +56,42 @@ def test_a_kernel_is_learned_until_its_loss_is_lowest() -> None:
     best = widths[np.argmin([loss(w) for w in widths])] ** -0.5
     torch.manual_seed(1)
     assert kernel.fit(*kernel.draw_points(100)).sigma == pytest.approx(best, rel=0.01)
+
+
+def test_the_worked_numbers_are_right() -> None:
+    worked = example("worked_numbers")
+    given = worked.QUERIES, worked.KEYS, worked.VALUES
+    _, weights, contexts = worked.attend(*given)
+    torch.testing.assert_close(contexts, F.scaled_dot_product_attention(*given))
+    assert weights[0].tolist() == pytest.approx([0.787, 0.107, 0.107], abs=5e-4)  # by hand
+    heads = [each.unflatten(-1, (2, 2)).transpose(0, 1) for each in given]
+    eyes = torch.eye(3).expand(2, 3, 3)  # with these as values the output is the weights
+    expected = F.scaled_dot_product_attention(heads[0], heads[1], eyes)
+    torch.testing.assert_close(torch.stack(worked.attend_by_heads(*given, heads=2)), expected)
+
+
+def test_the_worked_masks_are_fractions() -> None:
+    worked = example("worked_numbers")
+    masks = worked.masks(4)
+    shares = {  # by hand: a share is 2 where the score is ln 2, else 1
+        "full": [[1, 2, 1, 1], [2, 1, 2, 1], [1, 1, 2, 2], [2, 1, 1, 2]],
+        "local": [[1, 2, 0, 0], [2, 1, 2, 0], [0, 1, 2, 2], [0, 0, 1, 2]],
+        "causal": [[1, 0, 0, 0], [2, 1, 0, 0], [1, 1, 2, 0], [2, 1, 1, 2]],
+    }
+    for name, rows in shares.items():
+        expected = torch.tensor(rows) / torch.tensor(rows).sum(1, keepdim=True)
+        torch.testing.assert_close(worked.mask_softmax(worked.SCORES, masks[name]), expected)
+    nothing = worked.mask_softmax(worked.SCORES, torch.zeros(4, 4, dtype=torch.bool))
+    assert nothing.tolist() == torch.zeros(4, 4).tolist()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_without_matplotlib_an_example_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="pip install matplotlib"):
+        example(name)
 
 
 def test_the_networks_for_pulses_have_the_sizes_of_the_notes() -> None:

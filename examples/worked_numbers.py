@@ -1,0 +1,150 @@
+"""Attention with a pencil: softmax(Q K^T / sqrt(d)) V, number by number.
+
+Plain torch, and nothing of captioner but the encodings of places. Four parts:
+
+1. One head: three words ask three words. Scores, softmax over each row, weighted mean.
+2. Two heads of the same numbers: each has half of the columns, and looks elsewhere.
+3. Masks: the same four by four scores, seen in full, by near neighbours, and never ahead.
+4. Places: the bits of a place, its sines, and how alike the codes of two places are.
+
+    python examples/worked_numbers.py --out FOLDER         # a second
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from captioner.attention.positions import binary, sine
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
+
+# Three words, d = 4 numbers each.
+QUERIES = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
+KEYS = torch.tensor([[2.0, 2, 0, 0], [0, 0, 2, 2], [0, 0, 0, 0]])
+VALUES = torch.tensor([[1.0, 0, 0, 10], [0, 1, 0, 20], [0, 0, 1, 30]])
+# Four words; e^0 = 1 and e^(ln 2) = 2 make weights that are plain fractions.
+SCORES = math.log(2) * torch.tensor([[0.0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]])
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Look: queries (T, d), keys (L, d), values (L, v) -> scores, weights (T, L), contexts (T, v).
+
+    Q K^T has the dot product of query t and key l in row t, column l. The softmax is over a row: a
+    query spreads a whole 1 over the keys.
+    """
+    scores = queries @ keys.T / math.sqrt(queries.shape[-1])
+    weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+    return scores, weights, weights @ values
+
+
+def attend_by_heads(queries: Tensor, keys: Tensor, values: Tensor, *, heads: int) -> list[Tensor]:
+    """Cut the columns into heads, look with each: the weights (T, L) of every head.
+
+    A head has d / H numbers of a query, and so the root of d / H under its scores.
+    """
+    parts = (each.chunk(heads, dim=-1) for each in (queries, keys, values))
+    return [attend(*part)[1] for part in zip(*parts, strict=True)]
+
+
+def mask_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Take the softmax of each row over the keys that its query may see: (T, L).
+
+    What it may not see has a score of minus infinity, and e to that is 0. A row that may see
+    nothing would be 0 / 0; its weights are zero.
+    """
+    shares = scores.masked_fill(~mask, -math.inf).exp()
+    return shares / shares.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
+
+
+def masks(words: int) -> dict[str, Tensor]:
+    """Give the three masks by name, (T, T): true where a query (row) may see a key (column)."""
+    place = torch.arange(words)
+    apart = place - place[:, None]  # how far the key is ahead of the query
+    return {
+        "full": torch.ones(words, words, dtype=torch.bool),
+        "local": apart.abs() <= 1,
+        "causal": apart <= 0,
+    }
+
+
+def cosines(codes: Tensor) -> Tensor:
+    """Compare the codes (n, dim) of n places: their cosines (n, n)."""
+    unit = codes / codes.norm(dim=-1, keepdim=True)
+    return unit @ unit.T
+
+
+def draw(path: Path) -> None:
+    """Draw the heads, the masks and the places on one sheet."""
+    figure = Figure(figsize=(14, 7), layout="constrained")
+    axes = figure.subplots(2, 4)
+    _, weights, _ = attend(QUERIES, KEYS, VALUES)
+    first, second = attend_by_heads(QUERIES, KEYS, VALUES, heads=2)
+    maps = {"one head": weights, "head 1 of 2": first, "head 2 of 2": second}
+    for axis, (title, shown) in zip(axes[0], maps.items(), strict=False):
+        _table(axis, shown, title)
+    codes = sine(torch.arange(64), 128)
+    axes[0, 3].imshow(codes.numpy(), cmap="RdBu", aspect="auto", interpolation="nearest")
+    axes[0, 3].set_title("sine code, 64 places x 128 numbers")
+    for axis, (title, mask) in zip(axes[1], masks(4).items(), strict=False):
+        _table(axis, mask_softmax(SCORES, mask), f"{title} mask")
+    image = axes[1, 3].imshow(cosines(codes).numpy(), cmap="magma", vmin=0, vmax=1)
+    axes[1, 3].set_title("cosine of the codes of two places")
+    figure.colorbar(image, ax=axes[1, 3], shrink=0.8)
+    figure.savefig(path, dpi=100)
+
+
+def _table(axis: object, weights: Tensor, title: str) -> None:
+    axis.imshow(weights.numpy(), cmap="magma", vmin=0, vmax=1)
+    for row, line in enumerate(weights.tolist()):
+        for column, weight in enumerate(line):
+            shade = "black" if weight > 0.6 else "white"
+            axis.text(column, row, f"{weight:.2f}", ha="center", va="center", color=shade)
+    axis.set_xticks(range(weights.shape[1]), [f"key {i + 1}" for i in range(weights.shape[1])])
+    axis.set_yticks(range(weights.shape[0]), [f"query {i + 1}" for i in range(weights.shape[0])])
+    axis.set_title(title)
+
+
+def tell() -> None:
+    """Print every step."""
+    torch.set_printoptions(precision=3, sci_mode=False)
+    scores, weights, contexts = attend(QUERIES, KEYS, VALUES)
+    print("1. One head, d = 4, sqrt(d) = 2")
+    print(f"Q K^T =\n{QUERIES @ KEYS.T}\nscores = Q K^T / 2 =\n{scores}")
+    print("row 1: e^2, e^0, e^0 = 7.389, 1, 1, their sum 9.389: weights .787, .107, .107")
+    print(f"weights =\n{weights}\ncontexts = weights V =\n{contexts}\n")
+    print("2. Two heads: columns 1-2 and 3-4, sqrt(d / 2) = 1.414")
+    for number, head in enumerate(attend_by_heads(QUERIES, KEYS, VALUES, heads=2), 1):
+        print(f"weights of head {number} =\n{head}")
+    print("Query 1 is all in head 1, query 2 all in head 2; each spreads the other head evenly.\n")
+    print("3. Masks over four words: scores are 0 or ln 2, so that a share is 1 or 2")
+    for name, mask in masks(4).items():
+        print(f"{name}:\n{mask_softmax(SCORES, mask)}")
+    print("\n4. Places")
+    print(f"bits of 0 to 7, the lowest first:\n{binary(torch.arange(8), 3).int()}")
+    alike = cosines(sine(torch.arange(64), 128))
+    apart = alike[~torch.eye(64, dtype=torch.bool)]
+    print(f"cosine of the sine codes of two of 64 places (d = 128): {apart.mean():.2f} on average,")
+    print(
+        f"{alike[0, 1]:.2f} for neighbours, never below {apart.min():.2f}: they are not orthogonal,"
+    )
+    print(
+        "for the slow waves are nearly the same everywhere. What counts is that the cosine depends"
+    )
+    near, far = alike[3, 8], alike[40, 45]
+    print(f"on the distance alone: {near:.4f} from 3 to 8, {far:.4f} from 40 to 45.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    out = parser.parse_args().out
+    tell()
+    draw(out / "worked_numbers.png")
