@@ -6,23 +6,25 @@ convolution sees a few samples around each place, so it cannot know the height o
 away. In a layer of self-attention every place asks the whole signal for those that are like it.
 
 In a second task the two leftmost pulses are a pair and the two rightmost. What a pulse looks like
-says nothing now, and attention is blind to places: it fails too, until the bits of each place are
-given to it with the signal.
+says nothing now, and attention is blind to places: it fails too, until each place is given to it
+with the signal, as its bits or as sines.
 
-    python examples/pulse_equalisation.py --out FOLDER     # three minutes on one core
+    python examples/pulse_equalisation.py --out FOLDER     # seven minutes on one core
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioner.attention.attention import Attention
 from captioner.attention.masks import masked_softmax
-from captioner.attention.positions import Positions, word_places
+from captioner.attention.positions import Positions, sine, word_places
 
 try:
     from matplotlib.figure import Figure
@@ -31,10 +33,21 @@ except ImportError:
 
 LENGTH = 100  # samples of a signal
 WIDTH = 64  # channels
+SINES = 8  # numbers of a place's sine code, where the bits have 7
+STEPS, BATCH, RATE = 2000, 32, 3e-3
 
 
-def pulses(count: int, *, by_place: bool) -> tuple[Tensor, Tensor]:
-    """Draw signals and what they should become: both (count, 100, 1)."""
+class Pulses(NamedTuple):
+    """Signals, what they should become, and where the pulses of either shape lie: (B, 100, 1)."""
+
+    signals: Tensor
+    targets: Tensor
+    triangles: Tensor
+    rectangles: Tensor
+
+
+def pulses(count: int, *, by_place: bool) -> Pulses:
+    """Draw signals; the pairs are the shapes, or `by_place` the sides."""
     slot = LENGTH / 4  # one pulse in each quarter, so that none covers another
     centers = (torch.arange(4) + 0.5) * slot + (torch.rand(count, 4) - 0.5) * 0.5 * slot
     heights = 1 + 24 * torch.rand(count, 4)
@@ -47,9 +60,13 @@ def pulses(count: int, *, by_place: bool) -> tuple[Tensor, Tensor]:
         (heights * ~pair).sum(1, keepdim=True) / 2,
     )
     far = (torch.arange(LENGTH)[:, None] - centers[:, None]).abs() / halves[:, None]
-    shapes = torch.where(triangle[:, None], (1 - far).clamp(min=0), (far < 1).float())
-    return (shapes * heights[:, None]).sum(-1, keepdim=True), (shapes * means[:, None]).sum(
-        -1, keepdim=True
+    inside = far < 1
+    shapes = torch.where(triangle[:, None], (1 - far).clamp(min=0), inside.float())
+    return Pulses(
+        signals=(shapes * heights[:, None]).sum(-1, keepdim=True),
+        targets=(shapes * means[:, None]).sum(-1, keepdim=True),
+        triangles=(inside & triangle[:, None]).any(-1, keepdim=True),
+        rectangles=(inside & ~triangle[:, None]).any(-1, keepdim=True),
     )
 
 
@@ -84,7 +101,7 @@ class SelfAttention(nn.Module):
         return self.attention.attend(signals, self.attention.project(signals))
 
 
-class Places(nn.Module):
+class Bits(nn.Module):
     """Appends the bits of its place to every sample."""
 
     def __init__(self) -> None:
@@ -96,6 +113,15 @@ class Places(nn.Module):
         return self.positions(signals, word_places(LENGTH))
 
 
+class Sines(nn.Module):
+    """Appends the sine code of its place to every sample."""
+
+    def forward(self, signals: Tensor) -> Tensor:
+        """Append to (B, L, 1): (B, L, 1 + 8)."""
+        code = sine(torch.arange(LENGTH), SINES).expand(len(signals), -1, -1)
+        return torch.cat([signals, code], dim=-1)
+
+
 def convolutional() -> nn.Sequential:
     """Five convolutions, each output sample made from 21 input samples: 62,337 parameters."""
     parts: list[nn.Module] = [Convolution(1, WIDTH), nn.ReLU()]
@@ -104,11 +130,12 @@ def convolutional() -> nn.Sequential:
     return nn.Sequential(*parts, Convolution(WIDTH, 1))
 
 
-def attentive(*, places: bool = False) -> nn.Sequential:
+def attentive(places: nn.Module | None = None) -> nn.Sequential:
     """Attention in the place of the middle convolution: 54,081 parameters without places."""
-    start = [Places(), Convolution(8, WIDTH)] if places else [Convolution(1, WIDTH)]
+    inputs = places(torch.zeros(1, LENGTH, 1)).shape[-1] if places else 1
     return nn.Sequential(
-        *start,
+        places or nn.Identity(),
+        Convolution(inputs, WIDTH),
         nn.ReLU(),
         Convolution(WIDTH, WIDTH),
         nn.ReLU(),
@@ -119,79 +146,123 @@ def attentive(*, places: bool = False) -> nn.Sequential:
     )
 
 
-def train(model: nn.Sequential, *, by_place: bool, steps: int) -> float:
-    """Train on signals drawn anew at every step; return the error on new ones.
+class Trained(NamedTuple):
+    """A model with its task, what it scored, and its loss at every step."""
 
-    The error is the mean square, as a share of what leaving the signal as it is would cost.
+    model: nn.Sequential
+    by_place: bool
+    center: Tensor
+    scale: Tensor
+    error: float
+    losses: list[float]
+
+    def output(self, signals: Tensor) -> Tensor:
+        """What the model makes of signals (B, 100, 1), in their own units."""
+        return self.model((signals - self.center) / self.scale) * self.scale + self.center
+
+    def weights(self, signals: Tensor) -> Tensor | None:
+        """Where each place looks (B, 100, 100), asked by rows; None without attention."""
+        inputs = (signals - self.center) / self.scale
+        for part in self.model:
+            if isinstance(part, SelfAttention):
+                score = part.attention.score
+                return masked_softmax(score(inputs, score.project(inputs)))[:, :, 0]
+            inputs = part(inputs)
+        return None
+
+
+def train(model: nn.Sequential, *, by_place: bool, steps: int) -> Trained:
+    """Train on signals drawn anew at every step.
+
+    The error, on new signals, is the mean square as a share of what leaving them as they are costs.
     """
-    signals, wanted = pulses(2000, by_place=by_place)
-    center, scale = signals.mean(), signals.std()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    first = pulses(2000, by_place=by_place)
+    center, scale = first.signals.mean(), first.signals.std()
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    losses = []
     for _ in range(steps):
-        signals, wanted = pulses(64, by_place=by_place)
-        guess = model((signals - center) / scale)
-        loss = (guess - (wanted - center) / scale).square().mean()
+        drawn = pulses(BATCH, by_place=by_place)
+        output = model((drawn.signals - center) / scale)
+        loss = (output - (drawn.targets - center) / scale).square().mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    model.eval()
+        losses.append(loss.item())
+    trained = Trained(model.eval(), by_place, center, scale, 0.0, losses)
     with torch.no_grad():
-        signals, wanted = pulses(500, by_place=by_place)
-        guess = model((signals - center) / scale) * scale + center
-        return ((guess - wanted).square().mean() / (signals - wanted).square().mean()).item()
+        drawn = pulses(500, by_place=by_place)
+        cost = (trained.output(drawn.signals) - drawn.targets).square().mean()
+        return trained._replace(
+            error=(cost / (drawn.signals - drawn.targets).square().mean()).item()
+        )
 
 
 @torch.no_grad()
-def draw(models: dict[str, tuple[nn.Sequential, bool]], path: Path) -> None:
-    """Draw one signal through every model, and where the attention of the last looks."""
-    figure = Figure(figsize=(12, 5.5), layout="constrained")
+def share_on_triangles(trained: Trained) -> float:
+    """How much of the attention of triangles lies on triangles, of 200 new signals."""
+    drawn = pulses(200, by_place=False)
+    weights = trained.weights(drawn.signals)
+    on_triangles = weights @ drawn.triangles.float()
+    return on_triangles[drawn.triangles].mean().item()
+
+
+@torch.no_grad()
+def draw(models: dict[str, Trained], record: dict[str, object], path: Path) -> None:
+    """Draw one signal through every model, their losses, and where their attention looks."""
+    figure = Figure(figsize=(15, 5.8), layout="constrained")
     axes = figure.subplots(2, len(models))
     tasks = []
     for by_place in (False, True):
         torch.manual_seed(7)  # the same signals
         tasks.append(pulses(500, by_place=by_place))
-    signals = tasks[0][0]
-    center, scale = signals.mean(), signals.std()
+    signals = tasks[0].signals
     # The signal whose two tasks are furthest apart.
-    row = int((tasks[0][1] - tasks[1][1]).square().sum((1, 2)).argmax())
-    for column, (title, (model, by_place)) in enumerate(models.items()):
-        inputs = (signals[row : row + 1] - center) / scale
-        above, below = axes[:, column]
-        above.plot(signals[row].numpy(), color="silver", label="signal")
-        above.plot(tasks[by_place][1][row].numpy(), "k--", linewidth=1, label="wanted")
-        above.plot((model(inputs)[0] * scale + center).numpy(), color="firebrick", label="output")
-        above.set_title(title, fontsize=10)
-        below.set_axis_off()
-        for part in model:
-            if isinstance(part, SelfAttention):
-                attention = part.attention
-                scores = attention.score(inputs, attention.score.project(inputs))
-                below.set_axis_on()
-                below.imshow(masked_softmax(scores)[0, :, 0].numpy(), cmap="magma", vmax=0.2)
-                below.set_xlabel("looked at")
-            inputs = part(inputs)
-    axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="upper center")
+    row = int((tasks[0].targets - tasks[1].targets).square().sum((1, 2)).argmax())
+    one = signals[row : row + 1]
+    for (title, trained), (above, below) in zip(models.items(), axes.T, strict=True):
+        above.plot(one[0].numpy(), color="silver", label="signal")
+        wanted = tasks[trained.by_place].targets[row].numpy()
+        above.plot(wanted, "k--", linewidth=1, label="target")
+        above.plot(trained.output(one)[0].numpy(), color="firebrick", label="output")
+        above.set_title(f"{title}\nerror {trained.error:.3f}", fontsize=10)
+        weights = trained.weights(one)
+        if weights is not None:
+            below.imshow(weights[0].numpy(), cmap="magma", vmax=0.2)
+            below.set_xlabel("looked at")
+    axes[0, 0].legend(frameon=False, loc="upper left", fontsize=8)
     axes[1, 1].set_ylabel("asked by")
-    figure.savefig(path, dpi=100)
+    for title, trained in models.items():
+        smooth = torch.tensor(trained.losses).unflatten(0, (-1, len(trained.losses) // 50)).mean(1)
+        steps = torch.arange(1, len(smooth) + 1) * (len(trained.losses) // 50)
+        axes[1, 0].semilogy(steps.numpy(), smooth.numpy(), label=title)
+    axes[1, 0].set_xlabel("step")
+    axes[1, 0].set_ylabel("loss")
+    axes[1, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=100, metadata={"Description": json.dumps(record)})
 
 
-def run(out: Path, *, steps: int = 600) -> dict[str, float]:
-    """Train four models, draw them, and say how far each is from what is wanted."""
-    torch.manual_seed(1)
+def run(out: Path, *, steps: int = STEPS, seed: int = 1) -> dict[str, float]:
+    """Train five models, draw them, and say how far each is from what is wanted."""
+    torch.manual_seed(seed)
     models = {
         "shapes: convolutions": (convolutional(), False),
         "shapes: attention": (attentive(), False),
         "sides: attention": (attentive(), True),
-        "sides: attention with places": (attentive(places=True), True),
+        "sides: attention, bits": (attentive(Bits()), True),
+        "sides: attention, sines": (attentive(Sines()), True),
     }
-    results = {}
+    trained, results = {}, {}
     for name, (model, by_place) in models.items():
-        results[name] = train(model, by_place=by_place, steps=steps)
+        trained[name] = train(model, by_place=by_place, steps=steps)
+        results[name] = trained[name].error
         print(f"{name}: {results[name]:.3f} of the error of doing nothing", flush=True)
-    draw(models, out / "pulse_equalisation.png")
+    results["triangles on triangles"] = share_on_triangles(trained["shapes: attention"])
+    print(f"attention of triangles on triangles: {results['triangles on triangles']:.0%}")
+    record = {"steps": steps, "batch": BATCH, "rate": RATE, "seed": seed, "results": results}
+    draw(trained, record, out / "pulse_equalisation.png")
     return results
 
 

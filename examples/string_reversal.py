@@ -1,12 +1,13 @@
 """Reversing strings: what a sequence-to-sequence model gains by attention.
 
-An LSTM reads a string of the letters a, b, c, d from both sides; another writes it backwards.
-Without attention, all of the string has to fit into the state between the two. With attention,
+An LSTM reads a string of the letters a, b, c, d; another writes it backwards. Without attention,
+all of the string has to fit into the state between the two: long strings do not. With attention,
 each step of the writer compares its state with the reader's at every letter (a dot product: both
 are of one size) and writes from what it finds there (Luong et al. 2015). It learns by itself to
 look at the last letter first: its weights are the anti-diagonal.
 
     python examples/string_reversal.py --out FOLDER        # two minutes on one core
+    python examples/string_reversal.py --forward           # the reader reads from the left alone
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ SIZE = 64  # of the states
 
 
 class Reverser(nn.Module):
-    """Two LSTMs, with or without attention between them."""
+    """Two LSTMs, with or without attention between them.
 
-    def __init__(self, *, attends: bool) -> None:
+    The reader reads from both sides, with half of the size for each, or forward alone. Then
+    the state after a letter knows the letters before as well, and attention may settle one off.
+    """
+
+    def __init__(self, *, attends: bool, forward: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(len(LETTERS) + 1, 16)
-        # Read from one side, the state after a letter knows the letter before as well, and
-        # attention may settle one off. From both sides, a letter is known best at its own place.
-        self.reader = nn.LSTM(16, SIZE // 2, batch_first=True, bidirectional=True)
+        size = SIZE if forward else SIZE // 2
+        self.reader = nn.LSTM(16, size, batch_first=True, bidirectional=not forward)
         self.writer = nn.LSTM(16, SIZE, batch_first=True)
         self.attention = Attention(
             score="dot" if attends else "none", query_dim=SIZE, key_dim=SIZE, attention_dim=SIZE
@@ -71,10 +75,10 @@ class Reverser(nn.Module):
         return before[:, 1:], weights
 
 
-def train(*, attends: bool, steps: int) -> Reverser:
+def train(*, attends: bool, forward: bool, steps: int) -> Reverser:
     """Train on random strings; no string is shown on purpose a second time."""
     torch.manual_seed(1)
-    model = Reverser(attends=attends)
+    model = Reverser(attends=attends, forward=forward)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
     for _ in range(steps):
@@ -93,42 +97,64 @@ def train(*, attends: bool, steps: int) -> Reverser:
     return model.eval()
 
 
-def accuracy(model: Reverser) -> float:
-    """The share of right letters in 50 new strings of each length."""
+def accuracy(model: Reverser) -> Tensor:
+    """The share of right letters in 50 new strings of each length, from 1: (LENGTH,)."""
     torch.manual_seed(2)
-    right, letters = 0, 0
+    shares = []
     for length in range(1, LENGTH + 1):
         strings = torch.randint(len(LETTERS), (50, length))
-        right += int((model.reverse(strings)[0] == strings.flip(1)).sum())
-        letters += strings.numel()
-    return right / letters
+        shares.append((model.reverse(strings)[0] == strings.flip(1)).float().mean())
+    return torch.stack(shares)
 
 
-def draw(model: Reverser, text: str, path: Path) -> Tensor:
-    """Draw where each written letter looked; return the weights (written, read)."""
+def share(by_length: Tensor) -> float:
+    """The share of right letters over strings of all lengths, of which long ones have more."""
+    lengths = torch.arange(1, LENGTH + 1)
+    return ((by_length * lengths).sum() / lengths.sum()).item()
+
+
+def draw(model: Reverser, text: str, accuracies: dict[str, Tensor], path: Path) -> Tensor:
+    """Draw where each letter looked, and how many are right; return the weights (written, read)."""
     strings = torch.tensor([[LETTERS.index(letter) for letter in text]])
     letters, weights = model.reverse(strings)
-    figure = Figure(figsize=(4.5, 4.5), layout="constrained")
-    axis = figure.subplots()
-    axis.imshow(weights[0].numpy(), cmap="magma", vmin=0, vmax=1)
-    axis.set_xticks(range(len(text)), list(text))
-    axis.set_yticks(range(len(text)), [LETTERS[letter] for letter in letters[0]])
-    axis.set_xlabel("read")
-    axis.set_ylabel("written, downwards")
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.imshow(weights[0].numpy(), cmap="magma", vmin=0, vmax=1)
+    left.set_xticks(range(len(text)), list(text))
+    left.set_yticks(range(len(text)), [LETTERS[letter] for letter in letters[0]])
+    left.set_xlabel("read")
+    left.set_ylabel("written, downwards")
+    left.set_title("where each letter looked")
+    for (name, by_length), color in zip(
+        accuracies.items(), ("steelblue", "firebrick"), strict=True
+    ):
+        line = range(1, LENGTH + 1)
+        label = f"{name} attention, {share(by_length):.1%} of all letters"
+        right.plot(line, by_length.numpy(), color=color, label=label)
+    right.axhline(1 / len(LETTERS), color="silver", linestyle="--", label="chance")
+    right.set_ylim(0, 1.03)
+    right.set_xlabel("letters in the string")
+    right.set_title("letters right")
+    right.legend(frameon=False, loc="lower left")
     figure.savefig(path, dpi=100)
     return weights[0]
 
 
-def run(out: Path, *, steps: int = 2000) -> tuple[dict[str, float], Tensor]:
-    """Train both, draw the second's attention, and say how many letters each gets right."""
-    without = train(attends=False, steps=steps)
-    with_attention = train(attends=True, steps=steps)
-    weights = draw(with_attention, "abacadabacc", out / "string_reversal.png")
-    return {"without": accuracy(without), "with": accuracy(with_attention)}, weights
+def run(out: Path, *, forward: bool = False, steps: int = 2000) -> tuple[dict[str, Tensor], Tensor]:
+    """Train both and draw them; return the letters right by length, and the second's weights."""
+    models = {
+        "without": train(attends=False, forward=forward, steps=steps),
+        "with": train(attends=True, forward=forward, steps=steps),
+    }
+    accuracies = {name: accuracy(model) for name, model in models.items()}
+    weights = draw(models["with"], "abacadabacc", accuracies, out / "string_reversal.png")
+    return accuracies, weights
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
-    for key, value in run(parser.parse_args().out)[0].items():
-        print(f"letters right {key} attention: {value:.1%}")
+    parser.add_argument("--forward", action="store_true", help="read from the left alone")
+    arguments = parser.parse_args()
+    for name, by_length in run(arguments.out, forward=arguments.forward)[0].items():
+        print(f"letters right {name} attention: {share(by_length):.1%}")

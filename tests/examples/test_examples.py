@@ -124,8 +124,12 @@ def test_the_made_up_language_agrees() -> None:
 
 @pytest.mark.slow
 def test_strings_are_reversed_with_attention_along_the_anti_diagonal(tmp_path: Path) -> None:
-    results, weights = example("string_reversal").run(tmp_path)
-    assert results["without"] < 0.9 < 0.99 < results["with"]
+    reversal = example("string_reversal")
+    accuracies, weights = reversal.run(tmp_path)
+    assert reversal.share(accuracies["without"]) < 0.9 < 0.99 < reversal.share(accuracies["with"])
+    # The bottleneck: what does not fit into one state is lost from long strings alone.
+    assert accuracies["without"][:8].mean() > 0.99 > 0.75 > accuracies["without"][-5:].mean()
+    assert (accuracies["with"] > 0.97).all()
     diagonal = torch.arange(10, -1, -1)
     looks = weights.argmax(-1)
     assert (looks - diagonal).abs().max() <= 1
