@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["find_bundled", "sample_photos"]
+from captioner.errors import CheckpointNotFoundError
+
+__all__ = ["bundled_checkpoint", "find_bundled", "sample_photos"]
 
 
 def find_bundled(name: str) -> Path | None:
@@ -13,6 +15,22 @@ def find_bundled(name: str) -> Path | None:
     installed = Path(str(files("captioner"))) / "assets" / name
     checkout = Path(__file__).resolve().parent.parent / "assets" / name
     return next((path for path in (installed, checkout) if path.exists()), None)
+
+
+def bundled_checkpoint() -> Path:
+    """Find the checkpoint that comes with Captioner: inside the package, or in the checkout.
+
+    Raises:
+        CheckpointNotFoundError: this installation has none.
+
+    """
+    path = find_bundled("captioner.safetensors")
+    if path is None:
+        raise CheckpointNotFoundError(
+            "the bundled checkpoint is missing from this installation: "
+            "install Captioner again, or name a checkpoint file"
+        )
+    return path
 
 
 def sample_photos() -> dict[str, Path]:

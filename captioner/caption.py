@@ -17,8 +17,8 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
 from captioner.drawing.panel import Panel
 from captioner.errors import ConfigError, ImageError
-from captioner.familiarity_file import UNFAMILIAR
-from captioner.vision.geometry import Box
+from captioner.familiarity import UNFAMILIAR
+from captioner.vision.transform import Box
 from captioner.word import Word, read_number
 
 if TYPE_CHECKING:

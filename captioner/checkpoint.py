@@ -25,18 +25,36 @@ from captioner.errors import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointVersionError,
     ConfigError,
 )
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
-from captioner.header import FORMAT_VERSION, HEADER_KEY, odd_header, read_header
 from captioner.model import CaptionModel, ModelConfig
 from captioner.paths import expanded
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
-from captioner.vocabulary import Vocabulary, is_fit
+from captioner.vocabulary import Vocabulary, check_style, is_fit
 
-__all__ = ["Checkpoint", "load_checkpoint"]
+__all__ = [
+    "FORMAT_VERSION",
+    "HEADER_KEY",
+    "Checkpoint",
+    "check_head",
+    "check_style_of",
+    "load_checkpoint",
+    "odd_header",
+    "read_generation",
+    "read_header",
+    "read_transform",
+]
+
+FORMAT_VERSION = 1
+"""Goes up when a file of the new kind would be misread by the old code."""
+
+HEADER_KEY = "captioner"
+"""Under which the header stands in the file's metadata."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +153,131 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a checkpoint says of itself: everything but the tensors.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
+        CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
+
+    """
+    path = expanded(path)
+    _check_kind(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            text = (file.metadata() or {}).get(HEADER_KEY)
+        if text is None:
+            raise CheckpointFormatError(
+                f"{path} holds tensors but no Captioner configuration: "
+                "it is not a Captioner checkpoint"
+            )
+        header = json.loads(text)
+    except SafetensorError as error:
+        raise CheckpointFormatError(
+            f"{path} is cut off, damaged or not a safetensors file ({error}): copy it again"
+        ) from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointFormatError(f"{path} has a header that is not a JSON object")
+    if (version := header.get("format_version")) != FORMAT_VERSION:
+        raise CheckpointVersionError(
+            f"{path} has checkpoint format {version!r}; this Captioner reads format "
+            f"{FORMAT_VERSION}: install the Captioner that wrote it"
+        )
+    return header
+
+
+def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
+    """Read how a checkpoint makes captions unless it is told otherwise; older ones do not say.
+
+    Raises:
+        CheckpointError: as for read_header.
+
+    """
+    try:
+        return GenerationConfig(**read_header(path).get("generation", {}))
+    except (ConfigError, TypeError) as error:
+        raise odd_header(path, error) from error
+
+
+def check_style_of(path: str | os.PathLike[str], style: str) -> None:
+    """Refuse a style of captions that a checkpoint does not have.
+
+    Raises:
+        ConfigError: it has others, or none.
+        CheckpointError: as for read_header.
+
+    """
+    styles = read_header(path).get("styles", [])
+    if not isinstance(styles, list):
+        raise odd_header(path, TypeError("its styles are no list"))
+    check_style(style, styles)
+
+
+def read_transform(path: str | os.PathLike[str]) -> TransformConfig:
+    """Read how a checkpoint makes its square of a photo.
+
+    Raises:
+        CheckpointError: as for read_header.
+
+    """
+    try:
+        return TransformConfig(**read_header(path)["transform"])
+    except (ConfigError, KeyError, TypeError) as error:
+        raise odd_header(path, error) from error
+
+
+def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointFormatError:
+    """Say that a header has fields or values that nobody here knows."""
+    return CheckpointFormatError(
+        f"{path} has a header that this Captioner cannot use ({error!s}): "
+        "it is damaged, or another version wrote it"
+    )
+
+
+def check_head(
+    head: int | None, header: Mapping[str, Any], *, path: str | os.PathLike[str]
+) -> None:
+    """Refuse a head of the attention, from 1, that a checkpoint does not have.
+
+    Raises:
+        ConfigError: it has fewer.
+        CheckpointFormatError: the header does not say how many.
+
+    """
+    if head is None:
+        return
+    try:
+        name, count = header["name"], int(header["decoder"].get("heads", 1))  # older: no heads
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise odd_header(path, error) from error
+    if not 1 <= head <= count:
+        has = "one head" if count == 1 else f"the heads 1 to {count}"
+        raise ConfigError(f"head {head}: the model {name} has {has}")
+
+
+def _check_kind(path: Path) -> None:
+    """Name the usual mistakes before the parser stumbles over them."""
+    try:
+        if path.is_fifo():  # opening it would wait for a writer
+            raise CheckpointFormatError(f"{path} is a pipe: write the checkpoint to a file first")
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
+    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):
+        raise CheckpointFormatError(
+            f"{path} is a pickle (torch.save), which could run code when it is read: "
+            "Captioner reads .safetensors files only"
+        )
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointFormatError(f"{path} is a Git LFS pointer: run git lfs pull")
+
+
 def _plain(text: object) -> str:
     """Let pass what may stand in records, tables and terminals.
 
@@ -160,11 +303,18 @@ def _read_tensors(path: Path, wanted: Collection[str]) -> tuple[dict[str, Tensor
 
 def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
     """Make the model around the file's tensors."""
+
+    def make(device: str) -> CaptionModel:
+        try:
+            with torch.device(device):
+                return CaptionModel(config, vocabulary_size=vocabulary_size)
+        except ConfigError as error:  # of settings that only the parts can judge, as the stride
+            raise odd_header(path, error) from error
+
     try:
-        with torch.device("meta"):
-            model = CaptionModel(config, vocabulary_size=vocabulary_size)
-    except ConfigError as error:  # of settings that only the parts can judge, such as the stride
-        raise odd_header(path, error) from error
+        model = make("meta")
+    except RuntimeError:  # a few networks compute with tensors while they are made
+        model = make("cpu")
     expected = model.state_dict()
     tensors, strays = _read_tensors(path, expected)
     problems = [f"no {name}" for name in expected if name not in tensors]
@@ -190,6 +340,9 @@ def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionMode
         for name, tensor in tensors.items()
     }
     model.load_state_dict(floats, assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):  # tables that a network does not save
+        model = make("cpu")
+        model.load_state_dict(floats)
     return model.requires_grad_(False).eval()
 
 

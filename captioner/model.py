@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput
-from captioner.vision.encoder import Encoder, EncoderConfig, Grid
+from captioner.decoders.decoder import DecoderOutput, build_decoder
+from captioner.vision.encoder import Encoder, EncoderConfig, Grid, prepare_encoder
 
-__all__ = ["CaptionModel", "ModelConfig"]
+__all__ = ["CaptionModel", "ModelConfig", "prepare_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +54,15 @@ class CaptionModel(nn.Module):
         """Teacher forcing: images (B, 3, H, W) and K captions each (B, K, T)."""
         output: DecoderOutput = self.decoder(self.encode(images).features, tokens)
         return output
+
+
+def prepare_model(model: CaptionModel, *, device: torch.device, dtype: torch.dtype) -> CaptionModel:
+    """Turn a model into one for captioning: folded, tabulated, in one dtype, on one device.
+
+    What comes out is for use only: it cannot be trained, and its tensors are not those of a
+    checkpoint. The model that is given is used up: give a copy of one that is still wanted.
+    """
+    ready = model.requires_grad_(False).float().eval()
+    ready.decoder.tabulate()  # in float32, so that half precision rounds once, after it
+    prepare_encoder(ready.encoder, device=device, dtype=dtype)
+    return ready.to(device, dtype)

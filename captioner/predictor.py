@@ -7,34 +7,34 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import torch
 from PIL import Image
 
-from captioner.caption import Caption, ModelName
+from captioner.bundled import bundled_checkpoint
+from captioner.caption import Alternative, Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoding.pool import SECONDS
 from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
-from captioner.device import find_device
+from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
-from captioner.header import bundled_checkpoint
+from captioner.model import prepare_model
 from captioner.paths import expanded
-from captioner.precision import find_dtype
-from captioner.sentence import read_sentence
 from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, ImageSource, open_image
-from captioner.vision.preparation import prepare_model
 from captioner.vision.transform import Transform
+from captioner.vocabulary import Vocabulary
+from captioner.word import Word
 
 __all__ = ["BATCH", "Captioner", "PreparedImage"]
 
@@ -285,7 +285,7 @@ class Captioner:
         effects: Sequence[Sequence[float] | None],
     ) -> Caption:
         best, *others = (
-            read_sentence(one, grid, self.vocabulary, effects=effect)
+            _sentence(one, grid, self.vocabulary, effect)
             for one, effect in zip(hypotheses, effects, strict=True)
         )
         return Caption(
@@ -298,3 +298,36 @@ class Captioner:
             box=prepared.box,
             open_photo=prepared.open_photo,
         )
+
+
+def _sentence(
+    hypothesis: Hypothesis, grid: Grid, vocabulary: Vocabulary, effects: Sequence[float] | None
+) -> Alternative:
+    """Give the T words of a hypothesis with all that is known of them; effects (T,), or none."""
+    texts = vocabulary.decode(hypothesis.tokens)
+    places = grid.rows, grid.columns
+
+    def each(part: torch.Tensor | None, *shape: int) -> Iterable[Any]:
+        return repeat(None, len(texts)) if part is None else part.reshape(len(texts), *shape)
+
+    count = 0 if hypothesis.heads is None else hypothesis.heads.shape[1]
+    words = tuple(
+        Word(
+            text=text,
+            probability=float(log.exp()),
+            gate=None if gate is None else float(gate),
+            attention=attention,
+            heads=heads,
+            effect=effect,
+        )
+        for text, log, gate, attention, heads, effect in zip(
+            texts,
+            hypothesis.log_probabilities[:-1],  # the last is the end's
+            each(hypothesis.gate),
+            each(hypothesis.attention, *places),
+            each(hypothesis.heads, count, *places),
+            effects or repeat(None, len(texts)),
+            strict=True,
+        )
+    )
+    return Alternative(text=vocabulary.join(texts), score=hypothesis.score, words=words)

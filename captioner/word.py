@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import ConfigError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["SHUT_GATE", "SMALL_EFFECT", "Word", "read_number"]
 

@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import average
-from captioner.attention.masks import masked_softmax
+from captioner.attention.attention import average, masked_softmax
 
 try:
     from matplotlib.figure import Figure

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import Attention
-from captioner.attention.masks import masked_softmax
+from captioner.attention.attention import Attention, masked_softmax
 from captioner.attention.positions import Positions, sine, word_places
 
 try:

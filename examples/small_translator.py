@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.attention import Attention
-from captioner.attention.masks import causal
+from captioner.attention.attention import Attention, causal
 from captioner.attention.positions import Positions, word_places
 
 try:

@@ -4,6 +4,8 @@ A score function says how well a query (the hidden state, say) fits each key (a 
 The softmax of the scores is the attention weights, and the weighted mean of the values the context.
 What depends on the keys and values alone is computed once, by `project`; what is left for a query
 is small, and the hypotheses of an image share its keys and values without a copy.
+
+A mask says which keys a query may see. True is visible; every query must see at least one key.
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioner.attention.masks import masked_softmax
-from captioner.attention.score_names import problem_of_heads
-from captioner.attention.scores import ProductScore, build_score, split_heads
+from captioner.attention.scores import SCORES, ProductScore, build_score, check_heads, split_heads
 from captioner.errors import ConfigError
 
 __all__ = [
@@ -25,8 +25,12 @@ __all__ = [
     "attend_fused",
     "average",
     "average_folded",
+    "causal",
     "fold",
+    "full",
+    "local",
     "maps",
+    "masked_softmax",
 ]
 
 
@@ -139,8 +143,8 @@ class Attention(nn.Module):
         value_bias: whether the projection of the values adds a bias.
         input_dim: the numbers of a value before its projection; None: the keys are the values too.
 
-    `dot` has no matrices: unless there are values besides the keys, it compares the query with the
-    projected values, as Luong et al. compare two hidden states.
+    A score that does not project, as `dot`, compares the query with the projected values, unless
+    there are values besides the keys: so Luong et al. compare two hidden states.
 
     Raises:
         ConfigError: no such score function, or sizes that do not fit it.
@@ -162,7 +166,8 @@ class Attention(nn.Module):
         super().__init__()
         entering = key_dim if input_dim is None else input_dim
         self.value_dim = entering if value_dim is None else value_dim
-        self.keys_are_values = score == "dot" and input_dim is None
+        raw = score in SCORES and not SCORES[score].projects
+        self.keys_are_values = raw and input_dim is None
         self.score = build_score(
             score,
             query_dim=query_dim,
@@ -170,8 +175,7 @@ class Attention(nn.Module):
             attention_dim=attention_dim,
             heads=heads,
         )
-        if problem := problem_of_heads(heads, "value_dim", self.value_dim):
-            raise ConfigError(problem)
+        check_heads(heads, value_dim=self.value_dim)
         self.value: nn.Module = nn.Identity()
         if value_dim is not None:
             self.value = nn.Linear(entering, value_dim, bias=value_bias)
@@ -221,3 +225,61 @@ class Attention(nn.Module):
             return average(self.weigh(query, grid.keys, mask), grid.values)
         queries = self.score.project_query(query)
         return attend_fused(queries, grid.keys, grid.values, heads=self.score.heads, mask=mask)
+
+
+def full(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Let every query see every key: (queries, keys)."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device)
+
+
+def causal(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Let position i see the positions up to i: (queries, keys).
+
+    The last query stands at the last key: with fewer queries than keys, the queries are the newest
+    positions, as when words are generated one by one.
+
+    Raises:
+        ConfigError: there are more queries than keys, so that the first would see nothing.
+
+    """
+    return _distance(queries, keys, device) >= 0
+
+
+def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "cpu") -> Tensor:
+    """Let position i see the positions j with |i - j| <= delta: (queries, keys).
+
+    Queries stand at the last positions, as in `causal`.
+
+    Raises:
+        ConfigError: delta is negative, or there are more queries than keys.
+
+    """
+    if delta < 0:
+        raise ConfigError(f"delta {delta} of a local mask is negative: no position sees itself")
+    return _distance(queries, keys, device).abs() <= delta
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Turn scores into weights that sum to 1 over the visible keys and are 0 elsewhere.
+
+    Args:
+        scores: (..., L).
+        mask: of bools that broadcast to the scores; None sees everything.
+
+    Returns:
+        The weights (..., L), float32 or finer.
+
+    """
+    # Half precision would make the weights of a long grid miss a sum of 1 visibly.
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def _distance(queries: int, keys: int, device: torch.device | str) -> Tensor:
+    """How far each key lies behind each query: (queries, keys)."""
+    if queries > keys:
+        raise ConfigError(f"{queries} queries do not stand at the ends of {keys} keys")
+    places = torch.arange(keys, device=device)
+    return places[keys - queries :, None] - places

@@ -13,38 +13,59 @@ H heads share the A numbers of W_q q and W_k k: each scores with A / H of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.score_names import check_score
+from captioner.errors import ConfigError
 
 __all__ = [
     "SCORES",
     "AdditiveScore",
+    "DotScore",
+    "MultiplicativeScore",
     "NoScore",
     "ProductScore",
+    "ScaledDotScore",
     "ScoreFunction",
     "build_score",
+    "check_heads",
     "split_heads",
 ]
 
 
-class ScoreFunction(Protocol):
-    """How well queries fit keys."""
+class ScoreFunction(nn.Module):
+    """How well queries fit keys.
 
-    heads: int
+    Args:
+        query_dim: Q, the numbers of a query.
+        key_dim: D, the numbers of a key.
+        attention_dim: A, what both are projected to, where the score projects.
+        heads: H.
+
+    Raises:
+        ConfigError: the sizes do not fit the score.
+
+    """
+
+    projects: ClassVar[bool] = True
+    """False: queries and keys are compared as they are."""
+
+    def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
+        super().__init__()
+        self.heads = heads
 
     def project(self, keys: Tensor) -> Tensor:
         """Turn keys (B, L, D) into projected keys (B, L, A), once for all queries."""
+        raise NotImplementedError
 
-    def __call__(self, query: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
+        raise NotImplementedError
 
 
-class AdditiveScore(nn.Module):
+class AdditiveScore(ScoreFunction):
     """v . tanh(W_k k + W_q q) (Bahdanau et al. 2015; f_att of Xu et al. 2015, equation 4).
 
     The sum is that of one matrix over query and key in one vector, W [q; k]: its two halves are
@@ -55,8 +76,8 @@ class AdditiveScore(nn.Module):
     """
 
     def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1) -> None:
-        super().__init__()
-        self.heads = heads
+        super().__init__(heads=heads)
+        check_heads(heads, attention_dim=attention_dim)
         self.key = nn.Linear(key_dim, attention_dim)
         self.query = nn.Linear(query_dim, attention_dim, bias=False)  # the key has the bias
         self.score = nn.Linear(attention_dim, 1, bias=False)  # softmax ignores a bias here
@@ -80,38 +101,12 @@ class AdditiveScore(nn.Module):
             return 2 * own.transpose(2, 3)
 
 
-class ProductScore(nn.Module):
-    """Scores that are products of query and key: multiplicative, dot and scaled_dot.
+class ProductScore(ScoreFunction):
+    """A product of query and key, both brought to one width."""
 
-    Args:
-        query_dim: Q, the numbers of a query.
-        key_dim: D, the numbers of a key.
-        attention_dim: A, what both are projected to; None compares them as they are.
-        heads: H, between which the A numbers are split.
-        scaled: divide by the square root of a head's numbers, so that long vectors do not drive
-            the softmax to where it has no slope (Vaswani et al. 2017, section 3.2.1).
-
-    """
-
-    def __init__(
-        self,
-        *,
-        query_dim: int,
-        key_dim: int,
-        attention_dim: int | None,
-        heads: int = 1,
-        scaled: bool = False,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        width = query_dim if attention_dim is None else attention_dim
-        self.scale = (width // heads) ** -0.5 if scaled else 1.0
-        self.query: nn.Module = nn.Identity()
-        self.key: nn.Module = nn.Identity()
-        if attention_dim is not None:
-            # A bias of the key would add the same to every score of a query.
-            self.query = nn.Linear(query_dim, attention_dim, bias=scaled)
-            self.key = nn.Linear(key_dim, attention_dim, bias=False)
+    scale = 1.0
+    query: nn.Module
+    key: nn.Module
 
     def project(self, keys: Tensor) -> Tensor:
         """Turn keys (B, L, D) into projected keys (B, L, A)."""
@@ -132,17 +127,60 @@ class ProductScore(nn.Module):
         return cast(Tensor, self.query(query)) * self.scale
 
 
-def split_heads(numbers: Tensor, heads: int) -> Tensor:
-    """Give each head its part of the numbers (..., A): (..., H, A / H)."""
-    return numbers.reshape(*numbers.shape[:-1], heads, -1)
+class MultiplicativeScore(ProductScore):
+    """(W_q q) . (W_k k) (Luong et al. 2015, "general")."""
+
+    query_bias: ClassVar[bool] = False
+
+    def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1) -> None:
+        super().__init__(heads=heads)
+        check_heads(heads, attention_dim=attention_dim)
+        # A bias of the key would add the same to every score of a query.
+        self.query = nn.Linear(query_dim, attention_dim, bias=self.query_bias)
+        self.key = nn.Linear(key_dim, attention_dim, bias=False)
 
 
-class NoScore(nn.Module):
+class ScaledDotScore(MultiplicativeScore):
+    """(W_q q) . (W_k k) / sqrt(A / H) (Vaswani et al. 2017, section 3.2.1).
+
+    Divided so, long vectors do not drive the softmax to where it has no slope.
+    """
+
+    query_bias = True
+
+    def __init__(self, *, query_dim: int, key_dim: int, attention_dim: int, heads: int = 1) -> None:
+        super().__init__(
+            query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
+        )
+        self.scale = (attention_dim // heads) ** -0.5
+
+
+class DotScore(ProductScore):
+    """q . k, where both are of one length (Luong et al. 2015)."""
+
+    projects = False
+
+    def __init__(self, *, query_dim: int, key_dim: int, heads: int = 1, **_sizes: int) -> None:
+        super().__init__(heads=heads)
+        if query_dim != key_dim:
+            raise ConfigError(
+                f"score 'dot' multiplies a query of {query_dim} numbers with a key of {key_dim}: "
+                "make the two equal, or choose 'multiplicative' or 'scaled_dot', which project them"
+            )
+        check_heads(heads, query_dim=query_dim)
+        self.query, self.key = nn.Identity(), nn.Identity()
+
+
+class NoScore(ScoreFunction):
     """Every key counts alike, whatever the query: captioning without attention."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = 1
+    def __init__(self, *, heads: int = 1, **_sizes: int) -> None:
+        super().__init__(heads=heads)
+        if heads > 1:
+            raise ConfigError(
+                f"heads {heads} with score 'none': all of them would see the same mean; set heads "
+                "to 1, or choose another score"
+            )
 
     def project(self, keys: Tensor) -> Tensor:
         """Keep of the keys (B, L, D) only how many there are: (B, L, 0)."""
@@ -153,28 +191,12 @@ class NoScore(nn.Module):
         return query.new_zeros(*query.shape[:2], 1, keys.shape[1])
 
 
-def _multiplicative(**sizes: int) -> ScoreFunction:
-    return ProductScore(**sizes, scaled=False)
-
-
-def _dot(*, query_dim: int, key_dim: int, heads: int, **_: int) -> ScoreFunction:
-    return ProductScore(query_dim=query_dim, key_dim=key_dim, attention_dim=None, heads=heads)
-
-
-def _scaled_dot(**sizes: int) -> ScoreFunction:
-    return ProductScore(**sizes, scaled=True)
-
-
-def _none(**_: int) -> ScoreFunction:
-    return NoScore()
-
-
-SCORES: dict[str, Callable[..., ScoreFunction]] = {
+SCORES: dict[str, type[ScoreFunction]] = {
     "additive": AdditiveScore,
-    "multiplicative": _multiplicative,
-    "dot": _dot,
-    "scaled_dot": _scaled_dot,
-    "none": _none,
+    "multiplicative": MultiplicativeScore,
+    "dot": DotScore,
+    "scaled_dot": ScaledDotScore,
+    "none": NoScore,
 }
 """The score functions by the name that a decoder's configuration takes."""
 
@@ -188,9 +210,33 @@ def build_score(
         ConfigError: no score function has that name, or the sizes do not fit it.
 
     """
-    check_score(
-        name, query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
-    )
+    if name not in SCORES:
+        raise ConfigError(f"score {name!r} is not known; known are {', '.join(SCORES)}")
     return SCORES[name](
         query_dim=query_dim, key_dim=key_dim, attention_dim=attention_dim, heads=heads
     )
+
+
+def check_heads(heads: int, **widths: int) -> None:
+    """Refuse heads that do not divide widths, by their names, into equal parts.
+
+    Raises:
+        ConfigError: they do not; the detail names the numbers near that would.
+
+    """
+    if heads < 1:
+        raise ConfigError(f"heads {heads} is not positive")
+    for what, width in widths.items():
+        if width % heads:
+            fit = [number for number in range(1, width + 1) if width % number == 0]
+            near = [number for number in fit if number < heads][-1:]
+            near += [number for number in fit if number > heads][:1]
+            raise ConfigError(
+                f"heads {heads} do not divide {what} {width} into equal parts: "
+                f"{' and '.join(map(str, near))} would"
+            )
+
+
+def split_heads(numbers: Tensor, heads: int) -> Tensor:
+    """Give each head its part of the numbers (..., A): (..., H, A / H)."""
+    return numbers.reshape(*numbers.shape[:-1], heads, -1)

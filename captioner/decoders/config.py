@@ -6,14 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from annotated_types import Interval
 
-from captioner.attention.score_names import check_score, problem_of_heads
-from captioner.decoders.kinds import KINDS
+from captioner.attention.positions import POSITIONS
+from captioner.attention.scores import SCORES, build_score, check_heads
 from captioner.errors import ConfigError
 from captioner.vision.bounds import Fraction, OneOf, Width, check_bounds
 
-__all__ = ["DecoderConfig"]
+__all__ = ["KINDS", "DecoderConfig"]
+
+KINDS = {
+    "lstm": "captioner.decoders.lstm:LSTMDecoder",
+    "top_down": "captioner.decoders.top_down:TopDownDecoder",
+    "transformer": "captioner.decoders.transformer:TransformerDecoder",
+}
+"""Where the class of each `DecoderConfig.kind` is, as MODULE:CLASS; a decoder of one's own is a row
+more (docs/design.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +41,13 @@ class DecoderConfig:
 
     kind: Annotated[str, OneOf(KINDS)] = "lstm"  # older files do not say
     # How the grid is looked at; see captioner.attention.scores.
-    score: Literal["additive", "multiplicative", "dot", "scaled_dot", "none"] = "additive"
+    score: Annotated[str, OneOf(SCORES)] = "additive"
     heads: Width = 1  # each looks for itself, with its part of attention_dim and value_dim
     # What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
     # after (Luong et al. 2015). The other kinds leave no choice.
     query: Literal["previous", "current"] = "previous"
     # Tells the cells, and a transformer's words, where they are; see captioner.attention.positions.
-    positions: Literal["none", "sine", "learned", "binary"] = "none"
+    positions: Annotated[str, OneOf(POSITIONS)] = "none"
     layers: Annotated[int, Interval(ge=1, le=100)] = 2  # of the transformer
     # Where the transformer normalises: before each part, which trains without a slow start, or
     # after it and its input are added up, as in Vaswani et al. 2017.
@@ -56,32 +65,32 @@ class DecoderConfig:
         """Name what each field allows and all of them together do not."""
         if self.query == "current" and self.kind != "lstm":
             yield f"query 'current' is a choice of kind lstm alone, not of {self.kind}"
-        if self.kind == "transformer":
-            if problem := problem_of_heads(self.heads, "hidden_dim", self.hidden_dim):
-                yield problem
-            if self.positions == "sine" and self.hidden_dim < 4:
-                yield (
-                    f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
-                    "sine and a cosine of the row, and of the column"
-                )
-        elif self.value_dim is None and (self.heads > 1 or self.score == "dot"):
-            which = "score 'dot'" if self.score == "dot" else f"heads {self.heads}"
+        projected = self.kind == "transformer" or self.value_dim is not None
+        if self.kind == "transformer" and self.positions == "sine" and self.hidden_dim < 4:
+            yield (
+                f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
+                "sine and a cosine of the row, and of the column"
+            )
+        if not projected and (self.heads > 1 or not SCORES[self.score].projects):
+            which = f"heads {self.heads}" if self.heads > 1 else f"score {self.score!r}"
             yield (
                 f"{which} needs projected values: set value_dim, to hidden_dim "
                 f"{self.hidden_dim} for instance"
             )
             return
         values = self.value_dim or self.hidden_dim
-        problem = problem_of_heads(self.heads, "value_dim", values)
-        if self.value_dim is not None and problem:
-            yield problem
         try:
-            check_score(
-                self.score,
-                query_dim=self.hidden_dim,
-                key_dim=values,
-                attention_dim=self.attention_dim,
-                heads=self.heads,
-            )
+            if self.kind == "transformer":
+                check_heads(self.heads, hidden_dim=self.hidden_dim)
+            if self.value_dim is not None:
+                check_heads(self.heads, value_dim=values)
+            with torch.device("meta"):  # what cannot be made says why
+                build_score(
+                    self.score,
+                    query_dim=self.hidden_dim,
+                    key_dim=values,
+                    attention_dim=self.attention_dim,
+                    heads=self.heads,
+                )
         except ConfigError as error:
             yield error.detail

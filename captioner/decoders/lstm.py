@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from captioner.attention.attention import average_folded, fold, maps
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput
-from captioner.decoders.recurrence import RecurrentDecoder, advance
+from captioner.decoders.decoder import DecoderOutput, RecurrentDecoder, advance
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["LSTMDecoder"]

@@ -12,8 +12,8 @@ from PIL import Image
 
 from captioner import errors
 from captioner.digest import digest
-from captioner.vision.geometry import Box, Framing, TransformConfig
 from captioner.vision.image import MAX_PIXELS, open_image
+from captioner.vision.transform import Box, Transform, TransformConfig
 
 __all__ = ["Admit", "Decoded", "Decoder", "EncodedPhoto", "Readable"]
 
@@ -137,7 +137,7 @@ class Decoder:
     """
 
     def __init__(self, config: TransformConfig, *, max_pixels: int = MAX_PIXELS) -> None:
-        self._framing = Framing(config)
+        self._framing = Transform(config)
         self._max_pixels = max_pixels
 
     def __call__(

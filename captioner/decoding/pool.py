@@ -31,8 +31,8 @@ from captioner.errors import (
     ImageTooLargeError,
     ImageTruncatedError,
 )
-from captioner.vision.geometry import TransformConfig
 from captioner.vision.image import MAX_PIXELS
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["SECONDS", "DecodePool"]
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from captioner.decoding.decoder import Decoded
 from captioner.errors import ImageNotFoundError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["PreparedImage", "prepared_images", "square_pixels"]
 

@@ -17,7 +17,7 @@ from captioner.decoding.budget import PixelBudget
 from captioner.decoding.decoder import Decoded, Readable
 from captioner.decoding.worker import READY, Limits, serve
 from captioner.errors import CaptionerError
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["DecodeProcess", "DiedError", "SlowError"]
 

@@ -13,8 +13,8 @@ from PIL import Image
 from captioner.decoding.decoder import Decoded, Decoder, EncodedPhoto
 from captioner.decoding.pool import SECONDS, DecodePool
 from captioner.errors import ConfigError, ImageError
-from captioner.vision.geometry import TransformConfig
 from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_name
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["Reader", "check_limits"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from PIL import AvifImagePlugin
 
 from captioner.decoding.decoder import Decoder
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["READY", "Limits", "serve"]
 

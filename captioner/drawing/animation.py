@@ -12,7 +12,7 @@ from captioner.drawing.lettering import PAPER, Text
 from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
 from captioner.drawing.panel import Panel, fit
 from captioner.errors import ConfigError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["animation"]
 

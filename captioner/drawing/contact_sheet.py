@@ -13,7 +13,7 @@ from captioner.drawing.lettering import HAIRLINE, INK, MUTED, PAPER, Text, font_
 from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
 from captioner.drawing.panel import Panel, fit
 from captioner.errors import ConfigError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["contact_sheet"]
 

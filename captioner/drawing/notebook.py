@@ -18,7 +18,7 @@ from PIL import Image
 from captioner.drawing.colors import FULL_HEAT
 from captioner.drawing.overlay import WHOLE, overlay
 from captioner.drawing.panel import Panel, fit
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["notebook_sheet"]
 

@@ -1,7 +1,7 @@
 """Where the model looked, as a picture: attention -> upsample -> blend.
 
 Weights are anything with `.tolist()`, such as a tensor of shape (rows, columns), or nested
-sequences. A box is the part of the photo that the grid covers; see `captioner.vision.geometry.Box`.
+sequences. A box is the part of the photo that the grid covers; see captioner.vision.transform.Box.
 Photos are PIL images of any mode, turned the way the viewer sees them, and never modified.
 What heat means, and why it is not stretched to each word's maximum: see `captioner.drawing.colors`.
 """
@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioner.drawing.colors import DEFAULT_COLORS, Weights, blend, heat_grid
 from captioner.errors import ConfigError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = ["DEFAULT_STRENGTH", "WHOLE", "attention_map", "overlay"]
 

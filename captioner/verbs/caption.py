@@ -12,18 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner.bundled import bundled_checkpoint
 from captioner.decoding.pool import SECONDS
 from captioner.decoding.reader import Reader, check_limits
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.header import (
-    bundled_checkpoint,
-    check_head,
-    check_style_of,
-    read_header,
-    read_transform,
-)
 from captioner.json_line import json_line
 from captioner.paths import expanded, is_web_address
 from captioner.terminal import in_a_line
@@ -124,8 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
-    # All that can be refused is refused before torch is imported, which takes seconds.
     _check(arguments)
+    from captioner.checkpoint import check_head, check_style_of, read_header
+
     checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     own = check_model(arguments)
     check_head(arguments.head, read_header(checkpoint), path=checkpoint)
@@ -200,14 +195,16 @@ def _absent(photo: str) -> ImageError | None:
 def _captions(
     photos: list[str], checkpoint: Path, config: GenerationConfig, arguments: argparse.Namespace
 ) -> Iterator[Caption | ImageError]:
+    from captioner.checkpoint import read_transform
+    from captioner.predictor import BATCH, Captioner
+
     settings: dict[str, Any] = {
         "max_pixels": arguments.max_pixels,
         "seconds": arguments.seconds,
         "in_process": arguments.in_process,
     }
     reader = Reader(read_transform(checkpoint), **settings)
-    reader.start()  # while torch is imported
-    from captioner.predictor import BATCH, Captioner
+    reader.start()  # while the model is loaded
 
     captioner = Captioner.from_pretrained(
         checkpoint,

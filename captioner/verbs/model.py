@@ -1,12 +1,11 @@
-"""The options on the model that verbs share, looked at before torch is there."""
+"""The options on the model that verbs share."""
 
 from __future__ import annotations
 
 import argparse
 
-from captioner.device_names import check_device, check_dtype
+from captioner.bundled import bundled_checkpoint
 from captioner.generation.config import GenerationConfig
-from captioner.header import bundled_checkpoint, read_generation
 
 __all__ = ["check_model"]
 
@@ -20,6 +19,8 @@ def check_model(arguments: argparse.Namespace) -> GenerationConfig:
         DeviceError: this machine has no such device.
 
     """
-    check_device(arguments.device)
-    check_dtype(arguments.dtype)
+    from captioner.checkpoint import read_generation
+    from captioner.device import find_device, find_dtype
+
+    find_dtype(arguments.dtype, find_device(arguments.device))
     return read_generation(arguments.checkpoint or bundled_checkpoint())

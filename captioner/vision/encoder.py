@@ -1,29 +1,90 @@
-"""The encoder: a CNN that turns an image into a grid of features (Xu et al. 2015, section 3.1.1).
+"""The encoder: a network that turns an image into a grid of features (Xu et al. 2015, 3.1.1).
 
-Every backbone is a sequence of stages without its pooling and classifier, so that each cell of the
-grid comes from its own place in the image. A name is torchvision's own ("resnet101",
-"convnext_tiny", ...) or "efficientnet_v2_b0".
+Every network is a sequence of stages without its pooling and classifier, so that each cell of the
+grid comes from its own place in the image. A name is one of
+
+    resnet50, vit_b_16, ...   torchvision's classification models; FAMILIES says how each is cut
+    efficientnet_v2_b0, ...   our own; NETWORKS has what makes their stages
+    timm/NAME                 timm's models with `features_only=True`, where timm is installed
 """
 
 from __future__ import annotations
 
-import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import torch
-import torchvision
+from annotated_types import Ge
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.func import functional_call
+from torchvision import models
 
-from captioner.errors import CheckpointNotFoundError, ConfigError
-from captioner.vision.backbones import EncoderConfig, backbones
-
-__all__ = ["Encoder", "EncoderConfig", "Grid", "SameConv2d", "backbones"]
-
-_REACH = (
-    3.0  # of coordinates: x and y go from -3 to 3, so that a cell's place counts as features do
+from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
+from captioner.vision.bounds import Positive, check_bounds
+from captioner.vision.convolutions import (
+    SameConv2d,
+    convolutions,
+    fold_batch_norm,
+    fuse_silu,
+    halve_stride,
 )
+
+__all__ = [
+    "FAMILIES",
+    "NETWORKS",
+    "Encoder",
+    "EncoderConfig",
+    "Family",
+    "Grid",
+    "encoder_names",
+    "prepare_encoder",
+]
+
+_REACH = 3.0  # x and y go from -3 to 3, so that a cell's place counts as its features do
+_TIMM: Final = "timm/"
+_SIZES = 256, 512  # pixels of the squares by which a stride is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Which network, and how fine a grid.
+
+    Raises:
+        ConfigError: a value cannot work; the detail names every such field.
+
+    """
+
+    name: str = "resnet101"  # the usual choice for COCO
+    stride: Positive = 32  # pixels a cell: 32 is most networks' own; 16 gives four times the cells
+    # The grid is its output: early cells know their own place only. None: the network's last.
+    last_stage: Annotated[int, Ge(0)] | None = None
+    coordinates: bool = False  # add x and y to each cell's features: an early stage has no idea
+
+    def __post_init__(self) -> None:
+        check_bounds(self, also=self._contradictions())
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages of the network there are up to the grid."""
+        with torch.device("meta"):
+            return len(Encoder(self).stages)
+
+    def _contradictions(self) -> Iterator[str]:
+        if not isinstance(self.name, str):
+            yield f"encoder name {self.name!r} is no name"
+        elif not self.name.startswith(_TIMM) and self.name not in encoder_names():
+            near = get_close_matches(self.name, encoder_names(), n=1)
+            hint = f"; is it {near[0]}?" if near else ""
+            yield (
+                f"encoder name {self.name!r} is not known{hint} It is one of torchvision's "
+                f"classification models, timm/NAME, or {', '.join(NETWORKS)}"
+            )
 
 
 class Grid(NamedTuple):
@@ -38,43 +99,45 @@ class Grid(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """A CNN whose last stage is a grid.
+    """A network whose last stage is a grid.
 
     Args:
-        config: the backbone and its stride.
-        pretrained: start from torchvision's default ImageNet weights (downloaded once by
-            torchvision). The weights of "efficientnet_v2_b0" do not come from torchvision.
+        config: the network and its stride.
+        pretrained: start from the ImageNet weights of torchvision or timm, downloaded once.
 
     Raises:
-        ConfigError: pretrained weights asked for a backbone that torchvision has none for, or its
-            last stage cannot have that stride.
+        ConfigError: there is no such network or stage, it cannot have that stride, or pretrained
+            weights are asked for that nobody has.
         CheckpointNotFoundError: the pretrained weights cannot be downloaded.
+        MissingExtraError: the network is timm's, which is not installed.
 
     """
 
     def __init__(self, config: EncoderConfig, *, pretrained: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.stages = _build_stages(config.name, pretrained=pretrained)
-        if config.last_stage is not None:
-            self.stages = self.stages[: config.last_stage + 1]
+        build = _timm if config.name.startswith(_TIMM) else _stages
+        self.stages, self._channels = build(config, pretrained)
         self._first_trained = len(self.stages)
-        own = self._own_stride()
-        if 2 * config.stride == own:
-            _halve_stride(self.stages)
-        elif config.stride != own:
-            raise ConfigError(
-                f"encoder stride {config.stride} is impossible: {config.name} up to stage "
-                f"{config.last_stage} has a stride of {own}, and {own // 2} by dilation"
-            )
 
     def forward(self, images: Tensor) -> Grid:
-        """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells."""
+        """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells.
+
+        Raises:
+            ConfigError: the network takes images of another size only, as many transformers do.
+
+        """
         maps = images
         for index, stage in enumerate(self.stages):
             # Below the first trained stage nothing needs a gradient, so nothing is kept for one.
             with torch.set_grad_enabled(torch.is_grad_enabled() and index >= self._first_trained):
-                maps = stage(maps)
+                try:
+                    maps = stage(maps)
+                except AssertionError as error:
+                    raise ConfigError(
+                        f"{self.config.name} cannot take images of {tuple(images.shape[2:])} "
+                        f"pixels ({error}): change the transform's size"
+                    ) from error
         rows, columns = maps.shape[-2:]
         if self.config.coordinates:
             places = _places(rows, columns).to(maps).expand(len(maps), -1, -1, -1)
@@ -83,9 +146,7 @@ class Encoder(nn.Module):
 
     def channels(self) -> int:
         """D, the number of features in a cell."""
-        # In every family a stage ends with a convolution, or keeps the channels of its last one.
-        *_, last = (module for module in self.stages.modules() if isinstance(module, nn.Conv2d))
-        return last.out_channels + (2 if self.config.coordinates else 0)
+        return self._channels + (2 if self.config.coordinates else 0)
 
     def fine_tune(self, *, from_stage: int | None) -> None:
         """Train the stages from `from_stage` on and freeze those before; None freezes all.
@@ -94,9 +155,10 @@ class Encoder(nn.Module):
             ConfigError: there is no such stage.
 
         """
-        if from_stage is not None:
-            self._check_stage(from_stage)
-        self._first_trained = len(self.stages) if from_stage is None else from_stage
+        count = len(self.stages)
+        if from_stage is not None and not 0 <= from_stage < count:
+            raise _no_stage(self.config.name, from_stage, count)
+        self._first_trained = count if from_stage is None else from_stage
         for index, stage in enumerate(self.stages):
             stage.requires_grad_(index >= self._first_trained)
         self.train(self.training)
@@ -116,21 +178,18 @@ class Encoder(nn.Module):
                 module.eval()
         return self
 
-    def _own_stride(self) -> int:
-        """Pixels a cell before any dilation."""
-        if self.config.last_stage is None:
-            return 32
-        with torch.no_grad():
-            rows = Encoder.forward(self.eval(), torch.zeros(1, 3, 64, 64)).rows
-        self.train()
-        return 64 // rows
 
-    def _check_stage(self, stage: int) -> None:
-        if not 0 <= stage < len(self.stages):
-            raise ConfigError(
-                f"{self.config.name} has the stages 0 to {len(self.stages) - 1}; "
-                f"there is no {stage}"
-            )
+def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Turn an encoder into one for use: folded, in one dtype, on one device; it is used up.
+
+    What comes out computes the same with fewer and cheaper operations, and cannot be trained.
+    """
+    ready = encoder.requires_grad_(False).float().eval()
+    fold_batch_norm(ready)  # in float32, so that half precision rounds once, after it
+    ready.to(device, dtype).to(memory_format=torch.channels_last)
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        fuse_silu(ready)
+    return ready
 
 
 def _places(rows: int, columns: int) -> Tensor:
@@ -139,31 +198,96 @@ def _places(rows: int, columns: int) -> Tensor:
     return torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)])
 
 
-def _build_stages(name: str, *, pretrained: bool) -> nn.Sequential:
-    if name == "efficientnet_v2_b0":
-        if pretrained:
-            raise ConfigError(
-                "torchvision has no weights for efficientnet_v2_b0: start from the encoder inside "
-                "a checkpoint, or from a safetensors file of the backbone"
-            )
-        return _efficientnet_v2_b0()
-    try:
-        model = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None)
-    except (OSError, RuntimeError) as error:  # URLError, HTTPError, or a hash that does not match
-        raise CheckpointNotFoundError(
-            f"the pretrained weights of {name} cannot be downloaded by torchvision ({error}): "
-            "check the network, or put the file into torch's hub folder (TORCH_HOME)"
-        ) from error
-    if isinstance(model, torchvision.models.ResNet):
-        stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool)
-        return nn.Sequential(stem, model.layer1, model.layer2, model.layer3, model.layer4)
-    features = model.features
-    return features if isinstance(features, nn.Sequential) else nn.Sequential(features)
+# --- torchvision, and our own ---------------------------------------------------------------------
 
 
-def _efficientnet_v2_b0() -> nn.Sequential:
+@dataclass(frozen=True)
+class Family:
+    """How networks of one class become stages.
+
+    cut: gives the stages of a network, whose last gives maps (B, D, rows, columns).
+    dilates: whether its resolution falls by strided convolutions alone, so that dilation can undo
+        the last of them.
+    size: the only size of images that it takes, in pixels; None: any.
+    """
+
+    cut: Callable[[Any], nn.Sequential]
+    dilates: bool = False
+    size: int | None = None
+
+
+class _VisionTransformer(nn.Module):
+    """Patches of an image that have read each other, without the class token."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.conv_proj, self.class_token = network.conv_proj, network.class_token
+        self.encoder = network.encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Turn images (B, 3, H, W) into maps (B, D, rows, columns)."""
+        patches = self.conv_proj(images)
+        first = self.class_token.expand(len(images), -1, -1)
+        tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1)
+        torch._assert(tokens.shape[1] == self.encoder.pos_embedding.shape[1], "patches differ")
+        read: Tensor = self.encoder(tokens)[:, 1:]
+        return read.transpose(1, 2).reshape(patches.shape)
+
+
+def _features(network: Any) -> nn.Sequential:
+    return nn.Sequential(*network.features)
+
+
+def _resnet(network: Any) -> nn.Sequential:
+    stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
+    return nn.Sequential(stem, network.layer1, network.layer2, network.layer3, network.layer4)
+
+
+def _inception(network: Any) -> nn.Sequential:
+    """Take all parts before the pooling; pretrained ones want a mean and std of 0.5."""
+    parts = dict(network.named_children())
+    names = [name for name in parts if not name.lower().startswith("aux")]
+    return nn.Sequential(*(parts[name] for name in names[: names.index("avgpool")]))
+
+
+def _shufflenet(network: Any) -> nn.Sequential:
+    stages = network.stage2, network.stage3, network.stage4
+    return nn.Sequential(network.conv1, network.maxpool, *stages, network.conv5)
+
+
+def _swin(network: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(network.features, network.norm, network.permute))
+
+
+FAMILIES: dict[type[nn.Module], Family] = {
+    models.AlexNet: Family(_features),
+    models.ConvNeXt: Family(_features, dilates=True),
+    models.DenseNet: Family(lambda network: nn.Sequential(*network.features, nn.ReLU())),
+    models.EfficientNet: Family(_features, dilates=True),
+    models.GoogLeNet: Family(_inception),
+    models.Inception3: Family(_inception),
+    models.MaxVit: Family(lambda network: nn.Sequential(network.stem, *network.blocks), size=224),
+    models.MNASNet: Family(lambda network: network.layers, dilates=True),
+    models.MobileNetV2: Family(_features, dilates=True),
+    models.MobileNetV3: Family(_features, dilates=True),
+    models.RegNet: Family(
+        lambda network: nn.Sequential(network.stem, *network.trunk_output), dilates=True
+    ),
+    models.ResNet: Family(_resnet, dilates=True),
+    models.ShuffleNetV2: Family(_shufflenet),
+    models.SqueezeNet: Family(_features),
+    models.SwinTransformer: Family(_swin),
+    models.VGG: Family(_features),
+    models.VisionTransformer: Family(
+        lambda network: nn.Sequential(_VisionTransformer(network)), size=224
+    ),
+}
+"""How torchvision's networks are cut into stages, by their class."""
+
+
+def _efficientnet_v2_b0() -> nn.Module:
     """EfficientNetV2-B0 (Tan and Le 2021, as published in Keras) from torchvision's blocks."""
-    efficientnet = torchvision.models.efficientnet
+    efficientnet = models.efficientnet
     fused, mobile = efficientnet.FusedMBConvConfig, efficientnet.MBConvConfig
     settings = [
         fused(1, 3, 1, 32, 16, 1),
@@ -173,91 +297,148 @@ def _efficientnet_v2_b0() -> nn.Sequential:
         mobile(6, 3, 1, 96, 112, 5),
         mobile(6, 3, 2, 112, 192, 8),
     ]
-    features: nn.Sequential = efficientnet.EfficientNet(
+    network: nn.Module = efficientnet.EfficientNet(
         settings,
         dropout=0.0,
         stochastic_depth_prob=0.1,  # half of torchvision's: fine-tuning is short
         last_channel=1280,
         norm_layer=partial(nn.BatchNorm2d, eps=1e-3),
-    ).features
-    for parent, name, conv in _convolutions(features):
+    )
+    for parent, name, conv in convolutions(network):
         if conv.stride == (2, 2):
             setattr(parent, name, SameConv2d(conv))
-    return features
+    return network
 
 
-def _convolutions(root: nn.Module) -> list[tuple[nn.Module, str, nn.Conv2d]]:
-    """Every convolution below `root` in forward order, with the module that holds it."""
-    return [
-        (parent, name, child)
-        for parent in root.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Conv2d)
-    ]
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"efficientnet_v2_b0": _efficientnet_v2_b0}
+"""Our own networks by name: each is of a class that FAMILIES has."""
 
 
-class SameConv2d(nn.Conv2d):
-    """A strided convolution padded as TensorFlow's SAME: the odd pixel goes right and bottom.
+def encoder_names() -> list[str]:
+    """The names of torchvision's networks and of our own."""
+    return sorted([*models.list_models(module=models), *NETWORKS])
 
-    With torch's symmetric padding, weights trained in TensorFlow see every stride-2 layer shifted
-    by a pixel. Takes over the parameters of `conv`.
-    """
 
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__(
-            conv.in_channels,
-            conv.out_channels,
-            _pair(conv.kernel_size),
-            _pair(conv.stride),
-            groups=conv.groups,
-            bias=conv.bias is not None,
+def _stages(config: EncoderConfig, pretrained: bool) -> tuple[nn.Sequential, int]:
+    """Give the stages up to the grid, and its D."""
+    network = _network(config.name, pretrained=pretrained)
+    family = FAMILIES[type(network)]
+    stages = family.cut(network)
+    if config.last_stage is not None:
+        if config.last_stage >= len(stages):
+            raise _no_stage(config.name, config.last_stage, len(stages))
+        stages = stages[: config.last_stage + 1]
+    stride, channels = _measure(stages, family.size)
+    if family.dilates and 2 * config.stride == stride:
+        halve_stride(stages)
+    elif config.stride != stride:
+        also = f", and {stride // 2} by dilation" if family.dilates else ""
+        raise ConfigError(
+            f"encoder stride {config.stride} is impossible: {config.name} up to stage "
+            f"{len(stages) - 1} has a stride of {stride}{also}"
         )
-        self.weight, self.bias = conv.weight, conv.bias
-        self.sampling = conv.stride[0]  # what the padding is computed for, also once unstrided
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Pad (B, C, H, W) by what its own size needs, then convolve."""
-        return super().forward(self.pad(input))
-
-    def pad(self, maps: Tensor) -> Tensor:
-        """Pad (B, C, H, W) by what its own size needs."""
-        top, bottom = self._padding(maps.shape[-2])
-        left, right = self._padding(maps.shape[-1])
-        return F.pad(maps, (left, right, top, bottom))
-
-    def _padding(self, size: int) -> tuple[int, int]:
-        reach = self.kernel_size[0] - 1
-        total = max((math.ceil(size / self.sampling) - 1) * self.sampling + reach + 1 - size, 0)
-        before = total // 2
-        # Unstrided, the same taps start at every pixel: as many outputs as inputs.
-        return before, (total if self.stride[0] > 1 else reach) - before
+    return stages, channels
 
 
-def _halve_stride(stages: nn.Sequential) -> None:
-    """Undo the last halving of the resolution and dilate what follows (Yu and Koltun 2016).
-
-    Every second cell in both directions then sees what the strided network sees there.
-    """
-    strided = [
-        index
-        for index, stage in enumerate(stages)
-        if any(conv.stride[0] == 2 for _, _, conv in _convolutions(stage))
-    ]
-    if not strided:  # ConvNeXt's first stages: patches of 4 pixels
-        raise ConfigError("the encoder's stride cannot be halved: none of its stages halves")
-    passed = False
-    for parent, name, conv in _convolutions(stages[strided[-1] :]):
-        size = conv.kernel_size[0]
-        if conv.stride[0] == 2:
-            passed = True
-            if not isinstance(conv, SameConv2d) and 2 * int(conv.padding[0]) != size - 1:
-                conv = SameConv2d(conv)
-                setattr(parent, name, conv)
-            conv.stride = (1, 1)
-        elif passed and size > 1:
-            conv.dilation = (2, 2)
-            conv.padding = (size - 1, size - 1)
+def _network(name: str, *, pretrained: bool) -> nn.Module:
+    if name in NETWORKS:
+        if pretrained:
+            raise ConfigError(
+                f"nobody has pretrained weights of {name}: start from the encoder inside a "
+                "checkpoint, or from a safetensors file of the network"
+            )
+        return NETWORKS[name]()
+    # Two would warn otherwise, and take a minute to draw weights that nobody keeps.
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with _downloads(name) if pretrained else nullcontext():
+        network: nn.Module = models.get_model(
+            name, weights="DEFAULT" if pretrained else None, **quick
+        )
+    return network
 
 
-def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
-    return sizes[0], sizes[1]
+@contextmanager
+def _downloads(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # URLError, HTTPError, or a hash that does not match
+        raise CheckpointNotFoundError(
+            f"the pretrained weights of {name} cannot be downloaded ({error}): check the network, "
+            "or put the file into the folder of torch's hub (TORCH_HOME) or timm's (HF_HOME)"
+        ) from error
+
+
+def _measure(stages: nn.Sequential, size: int | None) -> tuple[int, int]:
+    """Find pixels a cell, and D, without computing anything."""
+
+    def shape(pixels: int) -> torch.Size:
+        image = torch.empty(1, 3, pixels, pixels, device="meta")
+        return cast(Tensor, functional_call(stages, weights, image)).shape
+
+    parts = chain(stages.named_parameters(), stages.named_buffers())
+    weights = {name: part.to("meta") for name, part in parts}
+    with torch.no_grad():
+        stages.eval()
+        if size is not None:
+            found = shape(size)
+            stride = size // found[-1]
+        else:
+            small, found = map(shape, _SIZES)
+            stride = (_SIZES[1] - _SIZES[0]) // (found[-1] - small[-1])
+        stages.train()
+    return stride, found[1]
+
+
+def _no_stage(name: str, stage: int, count: int) -> ConfigError:
+    return ConfigError(f"{name} has the stages 0 to {count - 1}; there is no {stage}")
+
+
+# --- timm -----------------------------------------------------------------------------------------
+
+
+class _Timm(nn.Module):
+    """The last feature maps of a timm model."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.channels_last = getattr(network, "output_fmt", "NCHW") == "NHWC"
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Turn images (B, 3, H, W) into maps (B, D, rows, columns)."""
+        maps: Tensor = self.network(images)[-1]
+        return maps.permute(0, 3, 1, 2) if self.channels_last else maps
+
+
+def _timm(config: EncoderConfig, pretrained: bool) -> tuple[nn.Sequential, int]:
+    """Give one of timm's models as a single stage, and the D of its grid."""
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingExtraError(f"the encoder {config.name}", "timm") from error
+    name = config.name.removeprefix(_TIMM)
+    # A checkpoint may name anything, and timm would follow names such as hf-hub:SOMEBODY/MODEL.
+    if not (re.fullmatch(r"[\w.]+", name) and timm.is_model(name)):
+        near = get_close_matches(name, timm.list_models(), n=1)
+        raise ConfigError(f"timm has no model {name!r}{f'; is it {near[0]}?' if near else ''}")
+
+    def make(**settings: Any) -> tuple[Any, int, int]:
+        if config.last_stage is not None:
+            settings["out_indices"] = (config.last_stage,)
+        network: Any = timm.create_model(
+            name, pretrained=pretrained, features_only=True, **settings
+        )
+        features = network.feature_info
+        return network, features.reduction()[-1], features.channels()[-1]
+
+    with _downloads(config.name) if pretrained else nullcontext():
+        try:
+            network, stride, channels = make()
+            if stride != config.stride:
+                network, stride, channels = make(output_stride=config.stride)
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"timm cannot make {name} with stride {config.stride} and last_stage "
+                f"{config.last_stage} ({type(error).__name__}: {error})"
+            ) from error
+    return nn.Sequential(_Timm(network)), channels

@@ -1,25 +1,99 @@
-"""Image -> tensor: the square of `vision.geometry`, normalised as the encoder was trained."""
+"""Photo -> the encoder's square -> tensor, and from places on the square back to the photo.
+
+The encoder sees a square; photos are not square. `TransformConfig` says how one becomes the other
+and travels inside the checkpoint. `Transform` does it, the same in training and in use, and says
+which part of the photo the square shows, so that attention is drawn in the right place.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from annotated_types import Interval
 from PIL import Image
 
-from captioner.vision.geometry import Box, Framing, Mode, TransformConfig
+from captioner.vision.bounds import PositiveFloat, check_bounds
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Box", "Mode", "Transform", "TransformConfig"]
 
+Mode = Literal["crop", "pad", "squash"]
 
-class Transform(Framing):
-    """Photo -> normalised square, the same in training and in use."""
+# Large photos are first shrunk by whole factors, as far as this many times the size needed: several
+# times as fast, and at 3 the result can hardly be told from the slow one.
+_REDUCING_GAP = 3.0
+
+# A JPEG may be decoded smaller than it is, but to no less than this many times the size needed.
+# From six times its square is the same to 0.2 of 255 levels (at twice 0.4, at 1.5 times 0.9), and
+# a photo of less than twelve times is never decoded smaller: it makes the same square, bit for
+# bit, whether it comes as a file or as pixels.
+_SPARE = 6
+
+_LARGEST = 1024  # pixels a side: at 600, the largest of torchvision, a photo takes a CPU seconds
+
+
+class Box(NamedTuple):
+    """A rectangle in fractions of a photo's width and height, x to the right and y down.
+
+    The photo itself is (0, 0, 1, 1); a padded transform's box reaches beyond it.
+    """
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformConfig:
+    """How a photo becomes the encoder's square.
+
+    Raises:
+        ConfigError: a value cannot work; the detail names every such field, its value and what is
+            allowed.
+
+    """
+
+    # crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
+    # colour; squash: all of it, shape lost.
+    mode: Mode = "crop"
+    # Pixels on each side of the square that the encoder sees.
+    size: Annotated[int, Interval(ge=1, le=_LARGEST)] = 224
+    # crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
+    # for 224); None: the same as size.
+    resize: Annotated[int, Interval(ge=1, le=2 * _LARGEST)] | None = None
+    # Red, green, blue, on a scale of 0 to 1. These are ImageNet's.
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, also=self._contradictions())
+        # JSON has lists for tuples and may have 0 for 0.0; equal settings must be equal objects.
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.resize is None:
+            return
+        if self.mode != "crop":
+            yield f"resize {self.resize} with mode {self.mode!r}: only crop has a resize"
+        elif self.resize < self.size:
+            yield f"resize {self.resize} is out of range: it is at least size, {self.size}"
+
+
+class Transform:
+    """Photo -> square -> normalised tensor; from the square back to the photo.
+
+    Processes that only decode photos use the square alone, and never import torch.
+    """
 
     def __init__(self, config: TransformConfig) -> None:
-        super().__init__(config)
-        # (pixel / 255 - mean) / std, as one multiplication and one subtraction.
-        mean = torch.tensor(config.mean, dtype=torch.float64).view(3, 1, 1)
-        std = torch.tensor(config.std, dtype=torch.float64).view(3, 1, 1)
-        self._scale = (1 / (255 * std)).to(torch.float32)
-        self._shift = (mean / std).to(torch.float32)
+        self.config = config
+        self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB image of any size into what the encoder takes.
@@ -33,6 +107,38 @@ class Transform(Framing):
         """
         return self.normalize(self.pixels(image))
 
+    @property
+    def at_least(self) -> int:
+        """Pixels of a photo's shorter side worth decoding, for `open_image(at_least=...)`."""
+        return _SPARE * self._side
+
+    @property
+    def _side(self) -> int:
+        """Pixels of the shorter side that is cropped, or of the square."""
+        return self.config.resize or self.config.size
+
+    def square(self, image: Image.Image) -> Image.Image:
+        """Give the RGB picture of size x size pixels that the encoder sees, before normalising.
+
+        Raises:
+            ValueError: the image is not RGB or has no pixels.
+
+        """
+        if image.mode != "RGB" or 0 in image.size:
+            raise ValueError(
+                f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
+                "pixels: open it with captioner.vision.image.open_image"
+            )
+        side = self.config.size
+        if self.config.mode == "pad":
+            left, top, width, height = self._inner(*image.size)
+            square = Image.new("RGB", (side, side), self._fill)
+            square.paste(_resized(image, (width, height), (0.0, 0.0, *image.size)), (left, top))
+            return square
+        (width, height), box = image.size, self.box(*image.size)
+        part = (box.left * width, box.top * height, box.right * width, box.bottom * height)
+        return _resized(image, (side, side), part)
+
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB image of any size into the encoder's square, before normalising.
 
@@ -43,9 +149,11 @@ class Transform(Framing):
             ValueError: the image is not RGB or has no pixels.
 
         """
-        size = self.config.size
+        import torch
+
         # A bytearray, since torch warns about memory that it may not write to.
         data = bytearray(self.square(image).tobytes())
+        size = self.config.size
         pixels = torch.frombuffer(data, dtype=torch.uint8).view(size, size, 3)
         return pixels.permute(2, 0, 1).contiguous()
 
@@ -62,10 +170,60 @@ class Transform(Framing):
             ValueError: another dtype or shape.
 
         """
+        import torch
+
         if pixels.dtype != torch.uint8 or pixels.dim() < 3 or pixels.shape[-3] != 3:
             raise ValueError(
                 f"pixels are {pixels.dtype} {tuple(pixels.shape)}, "
                 "and must be torch.uint8 (..., 3, height, width)"
             )
-        scale, shift = self._scale.to(pixels.device), self._shift.to(pixels.device)
-        return torch.mul(pixels, scale).sub_(shift)
+        # As one multiplication and one subtraction.
+        channels = zip(self.config.mean, self.config.std, strict=True)
+        factors = [(1 / (255 * std), mean / std) for mean, std in channels]
+        scale, shift = torch.tensor(factors, dtype=torch.float32, device=pixels.device).T
+        return torch.mul(pixels, scale.view(3, 1, 1)).sub_(shift.view(3, 1, 1))
+
+    def box(self, width: int, height: int) -> Box:
+        """Say which part of a photo the square covers.
+
+        A point at (x, y) of the square, in fractions of its side, is at
+        (left + x * (right - left), top + y * (bottom - top)) of the photo.
+
+        Args:
+            width: pixels of the photo, as `open_image` turns it; only the ratio to height counts,
+                but for the rounding of the padding.
+            height: the same.
+
+        Raises:
+            ValueError: width or height is below 1.
+
+        """
+        if width < 1 or height < 1:
+            raise ValueError(f"a photo of {width} x {height} pixels has no box")
+        if self.config.mode == "squash":
+            return Box(0.0, 0.0, 1.0, 1.0)
+        side = self.config.size
+        if self.config.mode == "pad":
+            left, top, inner_width, inner_height = self._inner(width, height)
+            return Box(
+                -left / inner_width,
+                -top / inner_height,
+                (side - left) / inner_width,
+                (side - top) / inner_height,
+            )
+        covered = min(width, height) * side / self._side
+        across, down = covered / width, covered / height
+        return Box((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
+
+    def _inner(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Left, top, width, height of a padded photo inside the square, in pixels."""
+        side, longer = self.config.size, max(width, height)
+        inner_width = max(1, round(width * side / longer))
+        inner_height = max(1, round(height * side / longer))
+        return (side - inner_width) // 2, (side - inner_height) // 2, inner_width, inner_height
+
+
+def _resized(
+    image: Image.Image, size: tuple[int, int], part: tuple[float, float, float, float]
+) -> Image.Image:
+    return image.resize(size, Image.Resampling.BILINEAR, box=part, reducing_gap=_REDUCING_GAP)

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder
+from captioner.decoders.decoder import Decoder, build_decoder
 from captioner_training.ablation_variants import count_parameters, equal_transformer
 
 IMAGES, BEAM, STEPS = 16, 5, 10

@@ -21,7 +21,7 @@ from PIL import Image
 
 from captioner.decoding.decoder import EncodedPhoto
 from captioner.decoding.pool import DecodePool
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.transform import TransformConfig
 
 SECONDS = 20.0
 KINDS = (

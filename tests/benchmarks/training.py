@@ -31,9 +31,9 @@ import torch
 from straightforward import advance
 from torch import Tensor, nn
 
+from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
 from captioner.decoders.config import DecoderConfig
-from captioner.header import bundled_checkpoint
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig

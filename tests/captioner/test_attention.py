@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner import ConfigError
-from captioner.attention.attention import Attention, average
-from captioner.attention.masks import causal, full, local, masked_softmax
-from captioner.attention.scores import SCORES, AdditiveScore, ProductScore
+from captioner.attention.attention import Attention, average, causal, full, local, masked_softmax
+from captioner.attention.scores import SCORES, AdditiveScore, ProductScore, ScaledDotScore
 
 PRODUCTS = ("multiplicative", "dot", "scaled_dot")
 SIZES = {"query_dim": 8, "key_dim": 8, "attention_dim": 12}
@@ -76,7 +75,9 @@ def close(found: Tensor, expected: list[list[float]]) -> None:
 
 
 def test_practical_10_question_1_scaled_dot_product() -> None:
-    score = ProductScore(query_dim=3, key_dim=3, attention_dim=None, scaled=True)
+    score = ScaledDotScore(query_dim=3, key_dim=3, attention_dim=3).double()
+    nn.init.zeros_(score.query.bias)
+    score.query.weight.data = score.key.weight.data = torch.eye(3).double()
     query = torch.tensor([[[-2, 1, -1]]]).double()
     scores = score(query, score.project(X[None]))
     weights = masked_softmax(scores)

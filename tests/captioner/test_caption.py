@@ -14,8 +14,8 @@ from PIL import Image
 
 from captioner.caption import Alternative, Caption, ModelName
 from captioner.errors import ConfigError
-from captioner.vision.geometry import Box
 from captioner.vision.image import open_image
+from captioner.vision.transform import Box
 from captioner.word import Word
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")

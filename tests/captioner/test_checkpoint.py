@@ -24,8 +24,7 @@ from captioner import (
     GenerationConfig,
     OutputError,
 )
-from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.header import check_head
+from captioner.checkpoint import Checkpoint, check_head, load_checkpoint
 from captioner.vocabulary import Vocabulary
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.numpy import save
 
 from captioner import __version__
+from captioner.checkpoint import FORMAT_VERSION, HEADER_KEY
 from captioner.cli import VERBS
-from captioner.header import FORMAT_VERSION, HEADER_KEY
 from tests.launcher import environment, refuse
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import build_decoder
 from captioner.decoders.state import State, StepOutput
 from captioner.deletion import (
     attended_cells,

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from captioner import Captioner, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput
-from captioner.decoders.kinds import KINDS
+from captioner.decoders.config import KINDS, DecoderConfig
+from captioner.decoders.decoder import DecoderOutput, WordDecoder
 from captioner.decoders.state import State, StepOutput
-from captioner.decoders.words import WordDecoder
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig

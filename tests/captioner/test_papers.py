@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from captioner.attention.attention import Attention
 from captioner.attention.scores import build_score
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder
+from captioner.decoders.decoder import Decoder, build_decoder
 
 B, K, T, L, D, WORDS = 2, 3, 5, 9, 10, 11
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from captioner import ConfigError
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import build_decoder
 from captioner.decoders.lstm import LSTMDecoder
 from captioner.decoders.state import State
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from captioner.cli import main
 from captioner.decoders.config import DecoderConfig
+from captioner.device import best_dtype
 from captioner.errors import CheckpointError, ConfigError
-from captioner.precision import best_dtype
 from captioner_training.ablation import Ablation
 from captioner_training.ablation_table import Row, table_text
 from captioner_training.ablation_variants import VARIANTS, count_parameters, decoder_variants

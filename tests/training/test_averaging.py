@@ -14,8 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.header import HEADER_KEY
+from captioner.checkpoint import HEADER_KEY, Checkpoint, load_checkpoint
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

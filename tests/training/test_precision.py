@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from captioner.device import best_dtype
 from captioner.errors import ConfigError
-from captioner.precision import best_dtype
 from captioner_training.distributed import Processes
 from captioner_training.precision import autocast_of, dtype_of, settled, told_precision
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
@@ -30,7 +30,7 @@ WITHOUT = "flags\t\t: fpu avx2 avx512f avx512_vnni\nbugs\t\t: bf16\n"
 def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(request.param)
-    monkeypatch.setattr("captioner.precision.Path", lambda _: path)
+    monkeypatch.setattr("captioner.device.Path", lambda _: path)
     monkeypatch.setattr("platform.system", lambda: "Linux")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
-from captioner.header import bundled_checkpoint
 from captioner_training.data.scenes import write_scenes
 from tests.launcher import start
 from tests.training.runs import newest_state, older, records

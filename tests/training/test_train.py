@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from captioner import CheckpointMismatchError, CheckpointNotFoundError, ConfigError
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.kinds import KINDS
+from captioner.decoders.config import KINDS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_origin

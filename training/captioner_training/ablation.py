@@ -18,14 +18,13 @@ from typing import Any, Protocol
 import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoders.build import build_decoder
+from captioner.decoders.decoder import build_decoder
 from captioner.errors import ConfigError
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.vision.encoder import Encoder, Grid
-from captioner.vision.geometry import Framing, TransformConfig
-from captioner.vision.transform import Transform
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.ablation_table import Measures, Row, draw_chart, table_text
 from captioner_training.ablation_variants import VARIANTS, decoder_variants
 from captioner_training.data.grids import CachedGrids
@@ -290,7 +289,7 @@ def _people_images(folder: Path) -> list[CaptionedImage]:
     if not boxes.is_file():
         raise ConfigError(f"--people {folder}: there is no {boxes}")
     images = read_dataset(folder, split="val")
-    check_boxes(boxes, Framing(TransformConfig()), ids={one.id for one in images})
+    check_boxes(boxes, Transform(TransformConfig()), ids={one.id for one in images})
     return list(images)
 
 

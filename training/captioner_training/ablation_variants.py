@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 import torch
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import build_decoder
 from captioner.errors import ConfigError
 
 __all__ = ["VARIANTS", "count_parameters", "decoder_variants", "equal_transformer"]

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint, odd_header, read_header
 from captioner.errors import CheckpointFormatError, CheckpointMismatchError, ConfigError
-from captioner.header import odd_header, read_header
 from captioner_training.checkpoint_settings import checkpoint_settings
 
 __all__ = ["average_checkpoints", "check_alike", "check_shares"]

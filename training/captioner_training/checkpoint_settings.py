@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from captioner.checkpoint import odd_header
 from captioner.decoders.config import DecoderConfig
-from captioner.header import odd_header
-from captioner.vision.backbones import EncoderConfig
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.encoder import EncoderConfig
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["checkpoint_settings"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from captioner.precision import best_dtype, find_dtype
+from captioner.device import best_dtype, find_dtype
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe
 

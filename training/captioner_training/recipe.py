@@ -19,9 +19,9 @@ from captioner.decoders.config import DecoderConfig
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.paths import expanded
-from captioner.vision.backbones import EncoderConfig
 from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.encoder import EncoderConfig
+from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Tokenizer, is_fit
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from captioner.device_names import check_device
+from captioner.device import find_device
 from captioner.errors import CaptionerError, DataError
 from captioner.paths import there_is_no
 from captioner_training.data.unprepared import check_readable
@@ -38,7 +38,7 @@ def checked_recipe(name: str, fields: Mapping[str, str], *, device: str) -> Reci
         DeviceError: this machine has no such device.
 
     """
-    check_device(device)
+    find_device(device)
     recipe = load_recipe(name, fields)
     if speaks():  # what all would find, one looks for
         check_weights(recipe)

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from captioner.bundled import bundled_checkpoint
+from captioner.checkpoint import odd_header, read_header
 from captioner.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
     ConfigError,
 )
-from captioner.header import bundled_checkpoint, odd_header, read_header
 from captioner.paths import expanded, there_is_no
 from captioner_training.checkpoint_settings import checkpoint_settings
 from captioner_training.recipe import Recipe

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.vision.geometry import Framing, TransformConfig
-from captioner.vision.transform import Transform
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
@@ -127,7 +126,7 @@ def read_supervision(recipe: Recipe, corpus: Corpus) -> SupervisedAttention | No
         )
     boxes: dict[int | str, list[BoxedObject]] = {}
     for path in data.boxes:
-        found = check_boxes(resolve(data.root, path), Framing(recipe.transform), ids=ids)
+        found = check_boxes(resolve(data.root, path), Transform(recipe.transform), ids=ids)
         for image, objects in found.items():
             boxes.setdefault(image, []).extend(objects)
     side = recipe.transform.size // recipe.encoder.stride

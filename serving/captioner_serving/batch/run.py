@@ -9,12 +9,13 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
+from captioner.bundled import bundled_checkpoint
+from captioner.checkpoint import read_generation
 from captioner.closing import Closing
 from captioner.digest import digest
 from captioner.errors import OutputError
-from captioner.familiarity_file import UNFAMILIAR
+from captioner.familiarity import UNFAMILIAR
 from captioner.generation.config import GenerationConfig
-from captioner.header import bundled_checkpoint, read_generation
 from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
 from captioner_serving.batch.checks import check_run, run_settings

@@ -16,7 +16,7 @@ from captioner.decoding.decoder import EncodedPhoto
 from captioner.decoding.pool import DecodePool
 from captioner.decoding.prepared import PreparedImage, prepared_images
 from captioner.errors import ImageNotFoundError
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.transform import TransformConfig
 
 __all__ = ["PhotoReader", "is_ordinary"]
 

@@ -17,7 +17,7 @@ from captioner.decoding.prepared import PreparedImage
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Order
 from captioner_serving.server.config import ServerConfig

@@ -7,8 +7,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from captioner.bundled import bundled_checkpoint
 from captioner.errors import ConfigError
-from captioner.header import bundled_checkpoint, check_head, check_style_of, read_header
 from captioner.json_line import json_line
 from captioner.verbs.machine import add_machine_arguments
 from captioner_serving.verbs.texts import (
@@ -81,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo of the inputs failed, now or in a run that this one goes on from."""
     refuse_windows("batch")
+    from captioner.checkpoint import check_head, check_style_of, read_header
     from captioner.verbs.model import check_model
     from captioner_serving.batch.checks import check_run
 

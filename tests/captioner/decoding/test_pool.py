@@ -23,8 +23,8 @@ from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
 from captioner.decoding.budget import PixelBudget
 from captioner.decoding.decoder import Decoded, EncodedPhoto
 from captioner.decoding.pool import DecodePool
-from captioner.vision.geometry import Framing, TransformConfig
 from captioner.vision.image import open_image
+from captioner.vision.transform import Transform, TransformConfig
 
 SMALL = TransformConfig(mode="crop", size=96)
 
@@ -115,7 +115,7 @@ def error_of(future: Future[Decoded]) -> str:
 def test_the_pixels_are_those_of_the_library(pool: DecodePool) -> None:
     data = jpeg(3, 200, noise=True)
     decoded = pool.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
-    framing = Framing(SMALL)
+    framing = Transform(SMALL)
     alone = framing.square(open_image(data, at_least=framing.at_least))
     assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
     assert decoded.box == framing.box(200, 200)

@@ -29,8 +29,8 @@ from captioner.decoding.decoder import Decoded, EncodedPhoto
 from captioner.decoding.pool import DecodePool
 from captioner.decoding.prepared import prepared_images
 from captioner.decoding.reader import Reader
-from captioner.vision.geometry import Box, TransformConfig
 from captioner.vision.image import open_image
+from captioner.vision.transform import Box, TransformConfig
 from tests.captioner import bombs
 from tests.launcher import environment
 from tests.process_tree import children

@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
-from captioner.familiarity import Familiarity
-from captioner.familiarity_file import digest_encoder, familiarity_file
+from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
 from captioner_serving.batch import BatchConfig, caption_batch
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 from captioner_training.evaluation.categories import PERSON_WORDS
 from captioner_training.evaluation.grounding import (
     box_coverage,

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, DecoderOutput
+from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import PAD
 from captioner_training.losses.cross_entropy import LossTerms, caption_loss, count
 from captioner_training.optimizer import warmup_cosine

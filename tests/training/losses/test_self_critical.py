@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder
+from captioner.decoders.decoder import Decoder, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.losses.cross_entropy import LossTerms, caption_loss
 from captioner_training.losses.self_critical import (

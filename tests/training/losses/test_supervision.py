@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioner.decoders.build import build_decoder
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import DecoderOutput
+from captioner.decoders.decoder import DecoderOutput, build_decoder
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 from captioner.vocabulary import END, PAD, tokenize

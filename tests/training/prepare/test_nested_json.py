@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from captioner.errors import DataError
-from captioner.vision.geometry import Framing, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.comparison import read_report
 from captioner_training.evaluation.predictions import read_predictions
@@ -33,7 +33,7 @@ def archive(path: Path) -> dict[int, str]:
     ("read", "message"),
     [
         (lambda path: read_json(path, Problems()), "is not JSON"),
-        (lambda path: read_boxes(path, Framing(TransformConfig())), "is not JSON"),
+        (lambda path: read_boxes(path, Transform(TransformConfig())), "is not JSON"),
         (read_report, "cannot be read"),
         (lambda path: read_predictions(path, []), "neither a JSON list"),
         (lambda path: read_jsonl(path, Columns(), Problems()), "has no JSON objects"),

@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from captioner.errors import OutputError
 from captioner.files import replace_file
-from captioner.vision.encoder import Encoder
-from captioner.vision.preparation import prepare_encoder
+from captioner.vision.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
@@ -91,7 +90,7 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        They are encoded as `captioner.vision.preparation` makes an encoder ready for use.
+        They are encoded as `captioner.vision.encoder` makes an encoder ready for use.
 
         The names of the files hold a digest of encoder, dtype, transform and images, and a file
         only gets its name when it is whole: what is found is never stale and never half. Each

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
-from captioner.vision.geometry import Box, Framing
+from captioner.vision.transform import Box, Transform
 
 __all__ = ["BoxedObject", "Boxes", "categories_there", "check_boxes", "read_boxes"]
 
@@ -37,7 +37,7 @@ Boxes = Mapping[int | str, Sequence[BoxedObject]]
 """Of images, by their ids."""
 
 
-def read_boxes(path: Path, transform: Framing) -> dict[int | str, list[BoxedObject]]:
+def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
     """Read the boxes of each image, by its id, in the order of the file.
 
     Raises:
@@ -66,7 +66,7 @@ def read_boxes(path: Path, transform: Framing) -> dict[int | str, list[BoxedObje
 
 
 def check_boxes(
-    path: Path, transform: Framing, *, ids: Collection[int | str]
+    path: Path, transform: Transform, *, ids: Collection[int | str]
 ) -> dict[int | str, list[BoxedObject]]:
     """Read boxes as read_boxes does, and refuse those that belong to none of these images.
 

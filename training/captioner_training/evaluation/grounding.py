@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 
 __all__ = [
     "box_coverage",

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from captioner.bundled import bundled_checkpoint
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
-from captioner.familiarity_file import familiarity_file
+from captioner.familiarity import familiarity_file
 from captioner.files import identity, refuse_input
-from captioner.header import bundled_checkpoint
 from captioner.paths import there_is_no
 from captioner.predictor import Captioner
-from captioner.vision.geometry import Framing, TransformConfig
+from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.evaluation.boxes import Boxes, check_boxes, read_boxes
@@ -115,7 +115,7 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> I
     if arguments.official:
         attempt(check_java)
     tokenizer = "words" if captioner is None else captioner.vocabulary.tokenizer
-    whole = Framing(TransformConfig(mode="squash"))
+    whole = Transform(TransformConfig(mode="squash"))
     framing = whole if captioner is None else captioner.transform
     images = attempt(partial(_images, arguments, tokenizer)) or []
     split = targets(images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from captioner.vision.geometry import Framing
+from captioner.vision.transform import Transform
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.pages.pictures import draw_looks, open_small, picture_address
@@ -37,7 +37,7 @@ def photos_of(
     images: Sequence[CaptionedImage],
     captioned: Sequence[Captioned] = (),
     *,
-    framing: Framing | None = None,
+    framing: Transform | None = None,
     leave_out: Collection[str] = (),
 ) -> Gallery:
     """Show the photos of a split, and where the words of their captions looked.

@@ -10,8 +10,8 @@ from PIL import Image
 
 from captioner.drawing.overlay import overlay
 from captioner.errors import ImageError
-from captioner.vision.geometry import Box
 from captioner.vision.image import open_image
+from captioner.vision.transform import Box
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 

@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode photos, and write their statistics."""
+    from captioner.checkpoint import read_header
     from captioner.errors import ConfigError
-    from captioner.header import read_header
     from captioner_training.data.unprepared import check_readable
 
     if arguments.photos < _FEWEST:
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             check_readable(folder, split)
 
     from captioner.checkpoint import load_checkpoint
-    from captioner.familiarity import Familiarity
-    from captioner.familiarity_file import digest_encoder, familiarity_file
+    from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
     from captioner.predictor import Captioner
     from captioner_training.evaluation.familiar import pooled_grids, some_photos
 

@@ -24,7 +24,7 @@ from captioner.errors import CaptionerError, MissingExtraError
 from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner.vision.geometry import TransformConfig
+from captioner.vision.transform import TransformConfig
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.local import caption_decoded
 from captioner_serving.batch.engines.outcome import Claim, Outcome

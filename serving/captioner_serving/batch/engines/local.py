@@ -27,7 +27,7 @@ from captioner.decoding.prepared import prepared_images
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 from captioner_serving.allocator import MemoryCeiling, is_out_of_memory
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engines.outcome import Claim, Outcome

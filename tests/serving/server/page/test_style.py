@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
-from captioner.header import bundled_checkpoint
 from tests.conftest import make_styled
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.page.conftest import Visit
