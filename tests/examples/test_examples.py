@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,9 +11,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES, FIGURES = ROOT / "examples", ROOT / "assets" / "figures"
 
 
 def example(name: str) -> ModuleType:
@@ -104,9 +107,9 @@ def test_the_networks_for_pulses_have_the_sizes_of_the_notes() -> None:
 
 @pytest.mark.parametrize("by_place", [False, True])
 def test_pulses_get_the_mean_height_of_their_pair(by_place: bool) -> None:
-    signals, wanted = example("pulse_equalisation").pulses(50, by_place=by_place)
-    quarters = signals.view(50, 4, 25)
-    before, after = quarters.amax(-1), wanted.view(50, 4, 25).amax(-1)
+    drawn = example("pulse_equalisation").pulses(50, by_place=by_place)
+    quarters = drawn.signals.view(50, 4, 25)
+    before, after = quarters.amax(-1), drawn.targets.view(50, 4, 25).amax(-1)
     flat = (quarters == before.unsqueeze(-1)).sum(-1) > 1  # a triangle has one highest sample
     pair = (torch.arange(4) < 2).expand(50, 4) if by_place else flat
     for two in (pair, ~pair):
@@ -135,11 +138,29 @@ def test_strings_are_reversed_with_attention_along_the_anti_diagonal(tmp_path: P
     assert (looks - diagonal).abs().max() <= 1
 
 
+def hold_what_is_claimed(results: dict[str, float]) -> None:
+    """What docs and docstring say of the pulses, of numbers printed or recorded."""
+    assert results["shapes: convolutions"] > 4 * results["shapes: attention"]
+    assert results["triangles on triangles"] > 0.7
+    assert results["sides: attention, bits"] < results["sides: attention"] / 2
+    assert results["sides: attention, sines"] < results["sides: attention"] / 2
+
+
+def test_the_figure_of_the_pulses_is_that_of_the_code() -> None:
+    pulse = example("pulse_equalisation")
+    with Image.open(FIGURES / "pulse_equalisation.png") as figure:
+        record = json.loads(figure.info["Description"])
+    assert (record["steps"], record["batch"], record["rate"]) == (
+        pulse.STEPS,
+        pulse.BATCH,
+        pulse.RATE,
+    )
+    hold_what_is_claimed(record["results"])
+
+
 @pytest.mark.slow
 def test_pulses_need_attention_and_sides_need_places(tmp_path: Path) -> None:
-    results = example("pulse_equalisation").run(tmp_path)
-    assert results["shapes: attention"] < results["shapes: convolutions"] / 2
-    assert results["sides: attention with places"] < results["sides: attention"] / 2
+    hold_what_is_claimed(example("pulse_equalisation").run(tmp_path))
 
 
 @pytest.mark.slow
