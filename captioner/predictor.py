@@ -17,9 +17,8 @@ from PIL import Image
 from captioner.bundled import bundled_checkpoint
 from captioner.caption import Alternative, Caption, ModelName
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoding.pool import SECONDS
 from captioner.decoding.prepared import PreparedImage, square_pixels
-from captioner.decoding.reader import Reader
+from captioner.decoding.reader import SECONDS, Reader
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, ImageError

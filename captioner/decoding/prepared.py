@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from captioner.decoding.decoder import Decoded
+from captioner.decoding.decoded import Decoded
 from captioner.errors import ImageNotFoundError
 from captioner.vision.transform import Box
 

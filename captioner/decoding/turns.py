@@ -1,7 +1,8 @@
-"""Whose photo is next: of those who wait, the one who has taken the least of late.
+"""Whose turn it is: a queue that is fair to many clients, threads that work it off, and a budget.
 
-Photos that take long are no reason to let others wait for all of them: whoever sent them waits
-longest, and leaves the last free worker to the others.
+Of those who wait, the one who has taken the least of late is next. Photos that take long are no
+reason to let others wait for all of them: whoever sent them waits longest, and leaves the last free
+worker to the others.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import math
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Turns"]
+from captioner.closing import Closing
+
+__all__ = ["Budget", "FairThreads", "Turns"]
 
 T = TypeVar("T")
 
@@ -47,19 +53,14 @@ class Turns(Generic[T]):
     def take(self) -> tuple[T, str] | None:
         """Wait for an item; whoever takes it tells `done` of it. None: closed, and all is taken."""
         with self._changed:
-            while True:
-                client = self._next()
-                if client is not None:
-                    items = self._waiting[client]
-                    item = items.popleft()
-                    if not items:
-                        del self._waiting[client]
-                    self._running[client] += 1
-                    return item, client
+            while (client := self._next()) is None:
                 if self._closed and not self._waiting:
                     return None
                 # What is held back for others has its turn when some of its past is forgotten.
                 self._changed.wait(timeout=1.0 if self._waiting else None)
+            item = self._waiting[client][0]
+            self._remove(item, client)
+            return item, client
 
     def in_order(self) -> list[T]:
         """What waits, in the order of its turns as they stand now."""
@@ -75,10 +76,7 @@ class Turns(Generic[T]):
     def start(self, item: T, client: str) -> None:
         """Take a certain item; whoever does tells `done` of it."""
         with self._changed:
-            self._waiting[client].remove(item)
-            if not self._waiting[client]:
-                del self._waiting[client]
-            self._running[client] += 1
+            self._remove(item, client)
 
     def done(self, client: str, seconds: float) -> None:
         """Note what an item has taken."""
@@ -95,6 +93,12 @@ class Turns(Generic[T]):
             self._closed = True
             self._changed.notify_all()
 
+    def _remove(self, item: T, client: str) -> None:
+        self._waiting[client].remove(item)
+        if not self._waiting[client]:
+            del self._waiting[client]
+        self._running[client] += 1
+
     def _next(self) -> str | None:
         last = 1 < self._workers <= self._running.total() + 1
         ready = (
@@ -107,3 +111,97 @@ class Turns(Generic[T]):
     def _recent(self, client: str) -> float:
         seconds, when = self._used.get(client, (0.0, 0.0))
         return seconds * math.exp2((when - time.monotonic()) / _HALF)
+
+
+class FairThreads(Closing):
+    """Threads that work for the client whose turn it is.
+
+    Args:
+        threads: how many.
+        name: of the threads.
+        begin: what each of them does first.
+        end: what each of them does last.
+
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        name: str,
+        begin: Callable[[], object] = lambda: None,
+        end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._begin, self._end = begin, end
+        self._turns: Turns[tuple[Callable[[], Any], Future[Any]]] = Turns(threads)
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._attend, name=f"{name} {number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], T], client: str = "") -> Future[T]:
+        """Have something done for a client; cancelled before its turn, it costs nothing.
+
+        After `close` it comes back cancelled.
+        """
+        future: Future[T] = Future()
+        if self._closed:
+            future.cancel()
+        else:
+            self._turns.put((work, future), client)
+        return future
+
+    def close(self) -> None:
+        """Do what waits, and end."""
+        self._closed = True
+        self._turns.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _attend(self) -> None:
+        self._begin()
+        while (turn := self._turns.take()) is not None:
+            (work, future), client = turn
+            start = time.monotonic()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            self._turns.done(client, time.monotonic() - start)
+            del work, future, turn  # what they hold: a picture, maybe
+        self._end()
+
+
+class Budget:
+    """An amount that is shared: first come, first served, so that small ones keep no large one out.
+
+    Args:
+        total: whoever wants more gets all of it, alone.
+
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    @contextmanager
+    def hold(self, amount: int) -> Iterator[None]:
+        """Wait until so much is free, and keep it for as long as the block runs."""
+        amount, ticket = min(amount, self._total), object()
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._waiting[0] is ticket and self._free >= amount)
+            self._waiting.popleft()
+            self._free -= amount
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += amount
+                self._changed.notify_all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,22 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.bundled import bundled_checkpoint
-from captioner.decoding.pool import SECONDS
-from captioner.decoding.reader import Reader, check_limits
+from captioner.decoding.reader import SECONDS
 from captioner.drawing.colors import COLORS, DEFAULT_COLORS
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.json_line import json_line
-from captioner.paths import expanded, is_web_address
+from captioner.paths import expanded
 from captioner.terminal import in_a_line
 from captioner.verbs.machine import add_machine_arguments
-from captioner.verbs.model import check_model
 from captioner.verbs.pictures import make_folders, plan_pictures
-from captioner.vision.image import MAX_PIXELS, image_bytes
+from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
-    from captioner.generation.config import GenerationConfig
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -119,38 +115,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     _check(arguments)
-    from captioner.checkpoint import check_head, check_style_of, read_header
-
-    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
-    own = check_model(arguments)
-    check_head(arguments.head, read_header(checkpoint), path=checkpoint)
-    config = own.asked(
-        beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
-    )
-    check_style_of(checkpoint, arguments.style or "")
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
+    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
-    failed = {at: error for at, photo in enumerate(arguments.photos) if (error := _absent(photo))}
-    for error in failed.values():
-        print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
-    found = [photo for at, photo in enumerate(arguments.photos) if at not in failed]
-    if found:
-        make_folders(plan)
-    captions = _captions(found, checkpoint, config, arguments) if found else iter(())
-    status = int(bool(failed))
-    for at, (photo, files) in enumerate(zip(arguments.photos, plan, strict=True)):
-        result = failed.get(at) or next(captions)
-        if isinstance(result, ImageError):
-            if arguments.json:
-                _print_record({"image": photo, "error": result.record()})
-            if at not in failed:
-                print(f"captioner: {in_a_line(str(result))}", file=sys.stderr)
-            status = 1
-            continue
-        _print(result, arguments)
-        if result.unfamiliar:
-            print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
+    status = 0
+    for photo, files, result in zip(arguments.photos, plan, _captions(arguments), strict=True):
         try:
+            if isinstance(result, ImageError):
+                if arguments.json:
+                    _print_record({"image": photo, "error": result.record()})
+                raise result
+            _print(result, arguments)
+            if result.unfamiliar:
+                print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
             _draw(result, files, arguments)
         except CaptionerError as error:
             print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
@@ -169,55 +146,38 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
     if arguments.check_attention and not (arguments.json or arguments.sheet):
         raise ConfigError("--check-attention is told by --json and on --sheet FILE: name one")
-    check_limits(arguments.max_pixels, arguments.seconds)
 
 
-def _absent(photo: str) -> ImageError | None:
-    """Say what can be said of a photo without reading it."""
-    if is_web_address(photo):
-        return None
-    try:
-        is_folder = stat.S_ISDIR(Path(photo).stat().st_mode)
-    except (OSError, ValueError):
-        try:
-            image_bytes(photo)  # to fail as any photo that cannot be read
-        except ImageError as error:
-            return error
-        return None  # it has come meanwhile
-    if is_folder:
-        return ImageNotFoundError(
-            f"{photo} is a folder; to caption all photos in it: "
-            f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
-        )
-    return None
-
-
-def _captions(
-    photos: list[str], checkpoint: Path, config: GenerationConfig, arguments: argparse.Namespace
-) -> Iterator[Caption | ImageError]:
-    from captioner.checkpoint import read_transform
+def _captions(arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
+    from captioner.checkpoint import check_head, read_header
     from captioner.predictor import BATCH, Captioner
 
-    settings: dict[str, Any] = {
-        "max_pixels": arguments.max_pixels,
-        "seconds": arguments.seconds,
-        "in_process": arguments.in_process,
-    }
-    reader = Reader(read_transform(checkpoint), **settings)
-    reader.start()  # while the model is loaded
-
+    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     captioner = Captioner.from_pretrained(
         checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
-        **settings,
+        max_pixels=arguments.max_pixels,
+        seconds=arguments.seconds,
+        in_process=arguments.in_process,
     )
-    captioner.reader = reader
-    for start in range(0, len(photos), BATCH):
-        batch = photos[start : start + BATCH]
-        yield from captioner.caption(
+    config = captioner.generation.asked(
+        beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
+    )
+    check_head(arguments.head, read_header(checkpoint), path=checkpoint)
+    captioner.vocabulary.style(config.style)
+    for start in range(0, len(arguments.photos), BATCH):
+        batch = arguments.photos[start : start + BATCH]
+        results = captioner.caption(
             batch, config, errors="return", check_attention=arguments.check_attention
         )
+        for photo, result in zip(batch, results, strict=True):
+            if isinstance(result, ImageError) and Path(photo).is_dir():
+                result = ImageNotFoundError(
+                    f"{photo} is a folder; to caption all photos in it: "
+                    f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
+                )
+            yield result
 
 
 def _print_record(record: dict[str, Any]) -> None:
@@ -238,6 +198,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
     from captioner.drawing.saving import save_animation, save_image
 
+    make_folders([files])
     colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
     caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):

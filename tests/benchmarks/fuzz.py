@@ -1,4 +1,4 @@
-"""Mutated images through the decode pool; fuzz_archives.py is for archives.
+"""Mutated images through the reader; fuzz_archives.py is for archives.
 
     python tests/benchmarks/fuzz.py --images 20000
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import random
 import sys
 import time
@@ -19,9 +20,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.decoding.decoder import EncodedPhoto
-from captioner.decoding.pool import DecodePool
+from captioner.decoding.decoded import EncodedPhoto
+from captioner.decoding.reader import Reader
 from captioner.vision.transform import TransformConfig
+from tests.process_tree import children
 
 SECONDS = 20.0
 KINDS = (
@@ -65,10 +67,10 @@ def fuzz_images(count: int, heic: Path | None, chance: random.Random) -> list[st
 
     found, came = [], Counter[str]()
     early = late = 0
-    with DecodePool(TransformConfig(size=96), workers=2, seconds=SECONDS) as pool:
+    with Reader(TransformConfig(size=96), workers=2, seconds=SECONDS) as reader:
         began = last = time.monotonic()
         slowest = 0.0
-        for number, (photo, decoded) in enumerate(pool.decode(photos(), ahead=16)):
+        for number, (photo, decoded) in enumerate(reader.stream(photos(), ahead=16)):
             now = time.monotonic()
             slowest, last = max(slowest, now - last), now
             detail = (decoded.error or {}).get("detail", "")
@@ -78,8 +80,8 @@ def fuzz_images(count: int, heic: Path | None, chance: random.Random) -> list[st
             if "crashed the image decoder" in detail or "takes more than" in detail:
                 found.append(detail)
             if number == count // 5:
-                early = memory(pool)
-        late = memory(pool)
+                early = memory()
+        late = memory()
     print(f"{count:,} images in {last - began:.0f} s, the slowest {slowest:.1f} s: {dict(came)}")
     print(f"memory of the workers: {early >> 20} MB after a fifth, {late >> 20} MB at the end")
     if slowest > SECONDS + 5:
@@ -124,11 +126,11 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def memory(pool: DecodePool) -> int:
+def memory() -> int:
     """Resident bytes of the workers, the largest one's."""
     sizes = [0]
-    for process in list(pool._processes.values()):
-        status = Path(f"/proc/{process._process.pid}/statm")
+    for process in children(os.getpid()):
+        status = Path(f"/proc/{process}/statm")
         if status.exists():
             sizes.append(int(status.read_text().split()[1]) * 4096)
     return max(sizes)

@@ -215,7 +215,7 @@ def test_what_cannot_be_is_said_and_leaves_no_trace(photo: Path) -> None:
         ),
         f"caption {photo} --overlay {photo}": (2, "would overwrite"),
         f"caption {photo} --device quantum": (1, "'quantum' cannot be used here (no such kind"),
-        f"caption {photo} --device cpu:x": (1, "'cpu:x' cannot be used here (no such kind"),
+        f"caption {photo} --device cpu:x": (1, "'cpu:x' cannot be used here"),
         f"caption {photo} --dtype float8": (2, "--dtype 'float8' is not one of auto, float32"),
         f"train smoke --out {folder}/run --device quantum": (1, "no such kind of device"),
         f"evaluate --captions {photo} --images {folder} --device quantum": (1, "no such kind"),

@@ -30,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
-from captioner.decoding.fair_threads import FairThreads
+from captioner.decoding.turns import FairThreads
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory

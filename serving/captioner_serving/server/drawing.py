@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.decoding.fair_threads import FairThreads
+from captioner.decoding.turns import FairThreads
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation

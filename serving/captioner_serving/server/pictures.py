@@ -19,7 +19,7 @@ from fastapi import APIRouter, Query, Request, Response
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.decoding.fair_threads import FairThreads
+from captioner.decoding.turns import FairThreads
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from captioner.decoding.fair_threads import FairThreads
+from captioner.decoding.turns import FairThreads
 
 
 def test_a_client_with_much_work_keeps_nobody_waiting() -> None:

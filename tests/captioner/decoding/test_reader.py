@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,7 @@ from captioner import (
     ImageNotFoundError,
     ImageTooLargeError,
 )
-from captioner.decoding.decoder import Decoded, EncodedPhoto
-from captioner.decoding.pool import DecodePool
+from captioner.decoding.decoded import Decoded, EncodedPhoto
 from captioner.decoding.prepared import prepared_images
 from captioner.decoding.reader import Reader
 from captioner.vision.image import open_image
@@ -101,8 +101,8 @@ def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_p
         loaded.load()
         sources = (path, str(path), data, io.BytesIO(data), opened, loaded, opened)
         squares = [captioner.prepare(source) for source in sources]
-    with DecodePool(captioner.transform.config, workers=1) as pool:  # as server and batch
-        squares += prepared_images([("", pool.submit(EncodedPhoto("", data)).result())])
+    with Reader(captioner.transform.config, quick=1) as reader:  # as server and batch
+        squares += prepared_images([("", reader.submit(EncodedPhoto("", data)).result())])
     assert all(one.pixels.equal(squares[0].pixels) and one.box == squares[0].box for one in squares)
 
 
@@ -133,6 +133,39 @@ def test_a_fork_has_a_process_of_its_own(captioner: Captioner, photo: Path) -> N
         os._exit(0 if captioner.prepare(photo).pixels.any() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert captioner.prepare(photo).pixels.any()
+
+
+SCRIPT = """
+import os, sys, time
+from captioner.decoding.reader import Reader
+from captioner.vision.transform import TransformConfig
+reader = Reader(TransformConfig(size=32))
+assert reader.square(sys.argv[1]).error is None
+from tests.process_tree import children
+(decoding,) = children(os.getpid())
+fork = os.fork()
+if fork == 0:
+    time.sleep(3600)
+print(decoding, fork, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_ends_with_its_parent_and_not_with_a_fork_of_it(photo: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, photo]
+    with subprocess.Popen(
+        command, env=environment(PYTHONWARNINGS="ignore"), stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        decoding, fork = map(int, parent.stdout.readline().split())
+        parent.kill()
+    try:
+        while Path(f"/proc/{decoding}/exe").exists():  # or the limit of the whole test ends it
+            time.sleep(0.01)
+        assert Path(f"/proc/{fork}/exe").exists()
+    finally:
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_a_script_is_run_once(saved_tiny: Path, photo: Path, tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from captioner.cli import main
-from captioner.decoding.decoder import Decoded, Decoder, EncodedPhoto
+from captioner.decoding import reader
 from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError, OutputError
 from captioner.verbs.pictures import make_folders, plan_pictures
@@ -116,13 +117,13 @@ def test_all_pictures_of_a_photo_open_it_once(
     tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
-    decode = Decoder.__call__
+    decode = reader.decode
 
-    def counting(self: Decoder, photo: EncodedPhoto, **options: object) -> Decoded:
+    def counting(*photo: Any, **options: Any) -> object:
         opened.append(options["longest"])
-        return decode(self, photo, **options)  # type: ignore[arg-type]
+        return decode(*photo, **options)
 
-    monkeypatch.setattr(Decoder, "__call__", counting)
+    monkeypatch.setattr(reader, "decode", counting)
     pictures = ("--sheet", "s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)
     command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--in-process"]

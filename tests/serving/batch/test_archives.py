@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, ImageNotFoundError
-from captioner.decoding.decoder import Decoded
+from captioner.decoding.decoded import Decoded
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engines.local import LocalEngine
@@ -226,7 +226,7 @@ def test_large_members_of_a_small_archive_do_not_pile_up(
     tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Photos with zeros behind them, and zeros that are no photos: 240 MB of them."""
-    monkeypatch.setattr("captioner.decoding.pool._CARRIED", 1 << 24)
+    monkeypatch.setattr("captioner.decoding.reader._CARRIED", 1 << 24)
     path, each = tmp_path / "a.tar.gz", 12_000_000
     with gzip.open(path, "wb", compresslevel=1) as file:
         for number in range(10):

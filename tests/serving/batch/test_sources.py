@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
-from captioner.decoding.pool import DecodePool
+from captioner.decoding.reader import Reader
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
@@ -372,9 +372,9 @@ def test_a_stalled_archive_holds_nobody_up(
 
 def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
     config = tiny.transform.config
-    with slow(b"\xff\xd8") as server, DecodePool(config, workers=1, seconds=1.0) as pool:
+    with slow(b"\xff\xd8") as server, Reader(config, seconds=1.0) as reader:
         photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
-        error = pool.submit(photo).result(timeout=120).error
+        error = reader.submit(photo).result(timeout=120).error
     assert error is not None and error["type"] == "image-not-found"
     assert error["detail"].startswith("a.jpg takes more than 1 s to fetch and decode, as its link")
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoding.decoder import Decoded
-from captioner.decoding.pool import DecodePool
+from captioner.decoding.decoded import Decoded
+from captioner.decoding.reader import Reader
 from captioner.errors import CaptionerError, MissingExtraError
 from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
@@ -53,11 +53,11 @@ class DecodeActor:
     """Decodes on a CPU of a node, in a process beside it that a photo may bring down."""
 
     def __init__(self, transform: TransformConfig, *, max_pixels: int) -> None:
-        self._pool = DecodePool(transform, workers=1, max_pixels=max_pixels, environment=os.environ)
+        self._reader = Reader(transform, max_pixels=max_pixels, environment=os.environ)
 
     def __call__(self, batch: dict[str, Any]) -> _Column:
         """Decode the photos in batch["photo"]."""
-        decoded = self._pool.decode(iter(batch["photo"]))
+        decoded = self._reader.stream(iter(batch["photo"]))
         return {"result": [_Result(name=photo.name, decoded=one) for photo, one in decoded]}
 
 

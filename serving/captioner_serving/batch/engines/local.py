@@ -17,13 +17,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 
 from captioner.caption import Caption
 from captioner.cores import cores
-from captioner.decoding.decoder import Decoded
-from captioner.decoding.pool import DecodePool
+from captioner.decoding.decoded import Decoded
 from captioner.decoding.prepared import prepared_images
+from captioner.decoding.reader import Reader
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
@@ -109,7 +108,7 @@ class LocalEngine:
         pool = ThreadPoolExecutor(
             self.streams, "captioning", initializer=torch.set_num_threads, initargs=(self.threads,)
         )
-        decoder = DecodePool(
+        reader = Reader(
             self.captioner.transform.config,
             max_pixels=self.captioner.max_pixels,
             workers=self.workers,
@@ -117,7 +116,7 @@ class LocalEngine:
         )
         feeder = threading.Thread(
             target=self._feed,
-            args=(decoder.decode(photos, ahead=2 * self.batch_size), claim, pool, ready),
+            args=(reader.stream(photos, ahead=2 * self.batch_size), claim, pool, ready),
             name="feeding",
             daemon=True,
         )
@@ -127,10 +126,10 @@ class LocalEngine:
                 if isinstance(item, BaseException):
                     raise item
                 span, captions = item
-                yield list(self._outcomes(span, captions.result(), decoder))
+                yield list(self._outcomes(span, captions.result(), reader))
         finally:
             self._stop.set()
-            decoder.close()
+            reader.close()
             pool.shutdown(cancel_futures=True)
             feeder.join(timeout=10)
             torch.set_num_threads(before)
@@ -212,9 +211,7 @@ class LocalEngine:
         self.batch_size = min(self.batch_size, half)
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
-    def _outcomes(
-        self, span: _Span, captions: list[Caption], decoder: DecodePool
-    ) -> Iterator[Outcome]:
+    def _outcomes(self, span: _Span, captions: list[Caption], reader: Reader) -> Iterator[Outcome]:
         made = iter(captions)
         for photo, decoded, twin in span:
             if decoded.error is not None:
@@ -225,15 +222,8 @@ class LocalEngine:
                 caption = next(made)
                 record = caption.record(attention=self._attention)
                 # For maps; it is read again where it can bring down no more than a process.
-                whole = partial(_whole, decoder, photo, longest=self.captioner.max_pixels)
-                caption = replace(caption, open_photo=whole)
+                caption = replace(caption, open_photo=partial(reader.picture, photo))
                 yield Outcome(photo=photo, content=decoded.content, record=record, caption=caption)
-
-
-def _whole(decoder: DecodePool, photo: Photo, *, longest: int) -> Image.Image:
-    decoded = decoder.submit(photo, longest=longest).result()
-    decoded.check()
-    return Image.frombytes("RGB", decoded.shape, decoded.pixels)
 
 
 def caption_decoded(

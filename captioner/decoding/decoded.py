@@ -15,12 +15,11 @@ from captioner.digest import digest
 from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.transform import Box, Transform, TransformConfig
 
-__all__ = ["Admit", "Decoded", "Decoder", "EncodedPhoto", "Readable"]
+__all__ = ["Decoded", "EncodedPhoto", "Readable", "decode"]
 
-Admit = Callable[[int], None]
-"""Told how many pixels a photo has before they are decoded; it may wait until there is room."""
-
-_NO_BOX = Box(0.0, 0.0, 0.0, 0.0)
+_KINDS: dict[object, type[errors.CaptionerError]] = {
+    kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
+}
 
 
 class Readable(Protocol):
@@ -61,7 +60,7 @@ class Decoded(NamedTuple):
     size: tuple[int, int]
     pixels: bytes
     shape: tuple[int, int]
-    box: Box = _NO_BOX
+    box: Box = Box(0.0, 0.0, 0.0, 0.0)
     error: dict[str, str] | None = None
 
     @classmethod
@@ -70,12 +69,12 @@ class Decoded(NamedTuple):
         return cls(content, (0, 0), b"", (0, 0), error=error.record())
 
     def head(self) -> bytes:
-        """Write all but the pixels as JSON: another process may take its word, and runs nothing."""
-        said = {"content": self.content.hex(), "pixels": len(self.pixels)}
-        return json.dumps({**self._asdict(), **said}).encode()
+        """Write all but the pixels as JSON."""
+        lean = {"content": self.content.hex(), "pixels": len(self.pixels)}
+        return json.dumps({**self._asdict(), **lean}).encode()
 
     @classmethod
-    def of_head(cls, said: Any) -> tuple[Decoded, int]:
+    def of_head(cls, head: Any) -> tuple[Decoded, int]:
         """Read what `head` wrote and json.loads gave back, or what a stranger wrote in its place.
 
         Returns:
@@ -85,16 +84,16 @@ class Decoded(NamedTuple):
             ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
 
         """
-        (width, height), (across, down) = said["size"], said["shape"]
-        count, content, box = said["pixels"], bytes.fromhex(said["content"]), Box(*said["box"])
+        (width, height), (across, down) = head["size"], head["shape"]
+        count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
         numbers = (width, height, across, down, count)
         if not all(type(each) is int and each >= 0 for each in numbers) or len(content) > 16:
             raise ValueError(f"sizes {numbers} of {len(content)}")
         if count != 3 * across * down or not all(map(math.isfinite, box)):
             raise ValueError(f"{count} bytes for {across} x {down} pixels in {box}")
-        error = said["error"]
+        error = head["error"]
         if error is not None:
-            kind = _error_class(error["type"])
+            kind = _KINDS.get(error["type"], errors.ImageError)
             error = {"type": kind.type, "title": kind.title, "detail": str(error["detail"])}
         return cls(content, (width, height), b"", (across, down), box, error), count
 
@@ -106,17 +105,9 @@ class Decoded(NamedTuple):
 
         """
         if self.error is not None:
-            kind = _error_class(self.error["type"])
+            kind = _KINDS.get(self.error["type"], errors.ImageError)
             is_image = issubclass(kind, errors.ImageError)
             raise (kind if is_image else errors.ImageError)(self.error["detail"])
-
-
-def _error_class(type_: object) -> type[errors.CaptionerError]:
-    for kind in vars(errors).values():
-        is_error = isinstance(kind, type) and issubclass(kind, errors.CaptionerError)
-        if is_error and kind.type == type_:
-            return kind  # type: ignore[no-any-return]
-    return errors.ImageError
 
 
 class _NamedBytes(io.BytesIO):
@@ -127,54 +118,49 @@ class _NamedBytes(io.BytesIO):
         self.name = name
 
 
-class Decoder:
-    """Photo -> pixels, with every failure turned into an error record.
+def decode(
+    photo: Readable,
+    config: TransformConfig,
+    *,
+    longest: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    admit: Callable[[int], None] | None = None,
+) -> Decoded:
+    """Read a photo, decode it, make it small; every failure is an error record.
 
     Args:
+        photo: what to read.
         config: how a photo becomes the encoder's square.
+        longest: None makes the encoder's square; a number of pixels the whole picture, with
+            neither side longer than this.
         max_pixels: larger photos are refused.
+        admit: called with the number of pixels before they are decoded; it may wait until there
+            is room for them.
 
     """
-
-    def __init__(self, config: TransformConfig, *, max_pixels: int = MAX_PIXELS) -> None:
-        self._framing = Transform(config)
-        self._max_pixels = max_pixels
-
-    def __call__(
-        self, photo: Readable, *, longest: int | None = None, admit: Admit | None = None
-    ) -> Decoded:
-        """Read, decode, make small.
-
-        Args:
-            photo: what to read.
-            longest: None makes the encoder's square; a number of pixels the whole picture, with
-                neither side longer than this.
-            admit: see Admit.
-
-        """
-        content = b""
-        try:
-            data = photo.read()
-            content = digest(data)
-            image = open_image(
-                _NamedBytes(data, photo.name),
-                at_least=self._framing.at_least if longest is None else None,
-                max_pixels=self._max_pixels,
-                admit=admit,
-            )
-            size = image.size
-            if longest is None:
-                box = self._framing.box(*size)
-                image = self._framing.square(image)
-            else:
-                box = Box(0.0, 0.0, 1.0, 1.0)
-                image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=3)
-        except errors.CaptionerError as error:
-            return Decoded.failed(error, content)
-        except MemoryError:
-            reason = f"{photo.name} needs too much memory: make it smaller"
-            return Decoded.failed(errors.ImageTooLargeError(reason), content)
-        except Exception as error:
-            reason = f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
-            return Decoded.failed(errors.ImageTruncatedError(reason), content)
-        return Decoded(content, size, image.tobytes(), image.size, box)
+    content, framing = b"", Transform(config)
+    try:
+        data = photo.read()
+        content = digest(data)
+        image = open_image(
+            _NamedBytes(data, photo.name),
+            at_least=framing.at_least if longest is None else None,
+            max_pixels=max_pixels,
+            admit=admit,
+        )
+        size = image.size
+        if longest is None:
+            box = framing.box(*size)
+            image = framing.square(image)
+        else:
+            box = Box(0.0, 0.0, 1.0, 1.0)
+            image.thumbnail((longest, longest), Image.Resampling.LANCZOS, reducing_gap=3)
+    except errors.CaptionerError as error:
+        return Decoded.failed(error, content)
+    except MemoryError:
+        reason = f"{photo.name} needs too much memory: make it smaller"
+        return Decoded.failed(errors.ImageTooLargeError(reason), content)
+    except Exception as error:
+        reason = f"{photo.name} cannot be decoded ({error!r}): copy or export it again"
+        return Decoded.failed(errors.ImageTruncatedError(reason), content)
+    return Decoded(content, size, image.tobytes(), image.size, box)

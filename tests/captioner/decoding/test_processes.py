@@ -1,4 +1,4 @@
-"""The decode pool: what one photo may do to a worker, and what it may not do to the others."""
+"""What one photo may do to a decoding process, and what it may not do to the others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gc
 import io
 import json
 import os
+import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ import pytest
 from PIL import Image
 
 from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
-from captioner.decoding.budget import PixelBudget
-from captioner.decoding.decoder import Decoded, EncodedPhoto
-from captioner.decoding.pool import DecodePool
+from captioner.decoding import process
+from captioner.decoding.decoded import Decoded, EncodedPhoto
+from captioner.decoding.reader import Reader
+from captioner.decoding.turns import Budget
 from captioner.vision.image import open_image
 from captioner.vision.transform import Transform, TransformConfig
+from tests.process_tree import children
 
 SMALL = TransformConfig(mode="crop", size=96)
 
@@ -60,12 +62,15 @@ class Trap:
 
 def lie(what: bytes) -> None:
     """Answer as a process that a photo has taken over."""
-    (connection,) = (one for one in gc.get_objects() if isinstance(one, Connection))
+    (line,) = (one for one in gc.get_objects() if isinstance(one, process._Line))
     good = Decoded(b"", (1, 1), bytes(3), (1, 1)).head()
     if what == b"pickle":
-        connection.send(Trap())
-    for line in LIES.get(what, ()):
-        connection.send_bytes(line.replace(b"GOOD", good))
+        line.send(pickle.dumps(Trap()))
+    if what == b"half":
+        line.socket.sendall((1000).to_bytes(8, "big") + b"half")
+        time.sleep(3600)
+    for message in LIES.get(what, ()):
+        line.send(message.replace(b"GOOD", good))
     time.sleep(0.02)
     os._exit(0)
 
@@ -101,8 +106,8 @@ def jpeg(number: int, side: int = 64, *, noise: bool = False) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[DecodePool]:
-    with DecodePool(SMALL, workers=2, max_pixels=2_000_000, seconds=2.0) as made:
+def reader() -> Iterator[Reader]:
+    with Reader(SMALL, workers=2, max_pixels=2_000_000, seconds=2.0) as made:
         yield made
 
 
@@ -112,19 +117,19 @@ def error_of(future: Future[Decoded]) -> str:
     return error["detail"]
 
 
-def test_the_pixels_are_those_of_the_library(pool: DecodePool) -> None:
+def test_the_pixels_are_those_of_the_library(reader: Reader) -> None:
     data = jpeg(3, 200, noise=True)
-    decoded = pool.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
+    decoded = reader.submit(EncodedPhoto("a.jpg", data)).result(timeout=300)
     framing = Transform(SMALL)
     alone = framing.square(open_image(data, at_least=framing.at_least))
     assert (decoded.pixels, decoded.shape) == (alone.tobytes(), (96, 96))
     assert decoded.box == framing.box(200, 200)
     decoded.check()
-    shown = pool.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=300)
+    shown = reader.submit(EncodedPhoto("a.jpg", data), longest=50).result(timeout=300)
     assert (shown.size, shown.shape, len(shown.pixels)) == ((200, 200), (50, 50), 7500)
 
 
-def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(pool: DecodePool) -> None:
+def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Reader) -> None:
     def photos() -> Iterator[EncodedPhoto]:
         for number in range(40):
             yield EncodedPhoto(str(number), jpeg(number, 1000 if number % 7 == 0 else 20))
@@ -132,7 +137,7 @@ def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(pool: Deco
 
     names = []
     with pytest.raises(CaptionerError, match="the list ends here"):
-        for photo, decoded in pool.decode(photos(), ahead=8):
+        for photo, decoded in reader.stream(photos(), ahead=8):
             assert decoded.error is None
             names.append(photo.name)
     assert names == [str(number) for number in range(40)]
@@ -144,49 +149,50 @@ def test_large_photos_and_large_squares_do_not_wait_for_each_other(
 ) -> None:
     data = jpeg(0, side, noise=True)  # 10 kB, 640 kB, 14 MB
     named = (EncodedPhoto(str(number), data) for number in range(photos))
-    with DecodePool(TransformConfig(size=size), workers=2) as pool:
-        lengths = {len(decoded.pixels) for _, decoded in pool.decode(named, ahead=64)}
+    with Reader(TransformConfig(size=size), workers=2) as reader:
+        lengths = {len(decoded.pixels) for _, decoded in reader.stream(named, ahead=64)}
     assert lengths == {3 * size * size}
 
 
-def test_a_photo_that_takes_too_long_is_ended(pool: DecodePool) -> None:
-    said = error_of(pool.submit(Act("slow.jpg", b"sleep")))
+@pytest.mark.parametrize("act", [b"sleep", b"answer half"])
+def test_a_photo_that_takes_too_long_is_ended(reader: Reader, act: bytes) -> None:
+    said = error_of(reader.submit(Act("slow.jpg", act)))
     assert said == "slow.jpg takes more than 2 s to decode: export it again, smaller"
-    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+    assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
 
 
-def test_a_photo_that_takes_all_memory_is_an_error(pool: DecodePool) -> None:
-    decoded = pool.submit(Act("greedy.jpg", b"eat")).result(timeout=300)
+def test_a_photo_that_takes_all_memory_is_an_error(reader: Reader) -> None:
+    decoded = reader.submit(Act("greedy.jpg", b"eat")).result(timeout=300)
     with pytest.raises(ImageTooLargeError):
         decoded.check()
-    assert "greedy.jpg needs too much memory" in error_of(pool.submit(Act("greedy.jpg", b"eat")))
+    assert "greedy.jpg needs too much memory" in error_of(reader.submit(Act("greedy.jpg", b"eat")))
 
 
 def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
-    pool: DecodePool, tmp_path: Path
+    reader: Reader, tmp_path: Path
 ) -> None:
     mark = os.fsencode(tmp_path / "mark")
-    once = pool.submit(Act("once.jpg", b"once " + mark))
+    once = reader.submit(Act("once.jpg", b"once " + mark))
     assert once.result(timeout=300).error is None and Path(os.fsdecode(mark)).exists()
-    said = error_of(pool.submit(Act("always.jpg", b"kill %d" % signal.SIGSEGV)))
+    said = error_of(reader.submit(Act("always.jpg", b"kill %d" % signal.SIGSEGV)))
     assert "always.jpg crashed the image decoder (status -11)" in said
 
 
 def test_a_kill_for_want_of_memory_blames_no_photo(
-    pool: DecodePool, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner.decoding.pool.time.sleep", lambda _: None)
-    future = pool.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
+    monkeypatch.setattr("captioner.decoding.reader.time.sleep", lambda _: None)
+    future = reader.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
     with pytest.raises(CaptionerError, match="memory is short"):
         future.result(timeout=300)
-    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+    assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
 
 
 def test_a_process_has_nothing_of_ours_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPTIONER_AUTH", "me:secret")
     monkeypatch.setenv("LANG", "C.UTF-8")
-    with DecodePool(SMALL, workers=1, environment={"REGION": "here"}) as pool:
-        found = json.loads(error_of(pool.submit(Act("", b"environment"))))
+    with Reader(SMALL, workers=1, environment={"REGION": "here"}) as reader:
+        found = json.loads(error_of(reader.submit(Act("", b"environment"))))
     assert found.pop("REGION") == "here"
     assert found.keys() <= {
         *("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONPATH", "MALLOC_ARENA_MAX")
@@ -195,16 +201,16 @@ def test_a_process_has_nothing_of_ours_in_its_environment(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("what", ["pickle", *map(bytes.decode, LIES)])
 def test_whatever_a_process_answers_runs_nothing(
-    what: str, pool: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    decoded = pool.submit(Act("evil.jpg", b"answer " + what.encode())).result(timeout=300)
+    decoded = reader.submit(Act("evil.jpg", b"answer " + what.encode())).result(timeout=300)
     if what == "well":
         assert decoded.pixels == bytes(3)  # the others fail by what they say
     else:
         assert "crashed the image decoder" in decoded.error["detail"]
     assert not any(tmp_path.iterdir())
-    assert pool.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
+    assert reader.submit(EncodedPhoto("next.jpg", jpeg(1))).result(timeout=300).error is None
 
 
 def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,18 +218,18 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
     most: list[int] = []
     data = jpeg(0, 2500)
 
-    class Watched(PixelBudget):
+    class Watched(Budget):
         @contextmanager
-        def hold(self, pixels: int) -> Iterator[None]:
-            with super().hold(pixels):
-                under_way.append(pixels)
+        def hold(self, amount: int) -> Iterator[None]:
+            with super().hold(amount):
+                under_way.append(amount)
                 most.append(sum(under_way))
                 yield
                 under_way.pop()
 
-    monkeypatch.setattr("captioner.decoding.pool.PixelBudget", Watched)
-    with DecodePool(SMALL, workers=3, budget=7_000_000) as pool:
-        futures = [pool.submit(EncodedPhoto(str(number), data)) for number in range(9)]
+    monkeypatch.setattr("captioner.decoding.reader.Budget", Watched)
+    with Reader(SMALL, workers=3, budget=7_000_000) as reader:
+        futures = [reader.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)
     assert most == [6_250_000] * 9
 
@@ -233,43 +239,42 @@ def test_a_process_that_cannot_start_says_why(
 ) -> None:
     (tmp_path / "captioner.py").write_text("import nothing_of_this_name")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with DecodePool(SMALL, workers=1) as pool:
-        future = pool.submit(EncodedPhoto("innocent.jpg", jpeg(1)))
+    with Reader(SMALL, workers=1) as reader:
+        future = reader.submit(EncodedPhoto("innocent.jpg", jpeg(1)))
         with pytest.raises(CaptionerError, match=r"cannot start: .*No module named"):
             future.result(timeout=300)
 
 
-def test_a_pool_ends_at_once_and_leaves_no_process() -> None:
-    with DecodePool(SMALL, workers=2, seconds=3600) as pool:
-        pool.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
-        slow = [pool.submit(Act(str(number), b"sleep")) for number in range(4)]
-        while len(pool._processes) < 2:
+def test_a_reader_ends_at_once_and_leaves_no_process() -> None:
+    before = set(children(os.getpid()))
+    with Reader(SMALL, workers=2, seconds=3600) as reader:
+        reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
+        slow = [reader.submit(Act(str(number), b"sleep")) for number in range(4)]
+        while len(set(children(os.getpid())) - before) < 2:
             time.sleep(0.01)
-        pids = [process._process.pid for process in pool._processes.values()]
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert set(children(os.getpid())) <= before
     for future in slow:
         with pytest.raises(CaptionerError, match="have been ended"):
             future.result(timeout=300)
     with pytest.raises(CaptionerError, match="have been ended"):
-        pool.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=300)
+        reader.submit(EncodedPhoto("late.jpg", jpeg(1))).result(timeout=300)
 
 
-def test_a_worker_has_no_torch(pool: DecodePool) -> None:
-    pool.submit(EncodedPhoto("a.jpg", jpeg(1))).result(timeout=300)
-    pid = next(iter(pool._processes.values()))._process.pid
-    mapped: Callable[[str], str] = lambda name: Path(f"/proc/{pid}/{name}").read_text()  # noqa: E731
-    assert "torch" not in mapped("maps")
+def test_a_process_has_no_torch() -> None:
+    before = set(children(os.getpid()))
+    with Reader(SMALL) as reader:
+        reader.submit(EncodedPhoto("a.jpg", jpeg(1))).result(timeout=300)
+        (process,) = set(children(os.getpid())) - before
+        assert "torch" not in Path(f"/proc/{process}/maps").read_text()
 
 
 def test_one_client_s_slow_photos_do_not_keep_another_s_waiting() -> None:
-    with DecodePool(SMALL, workers=2, max_pixels=2_000_000, seconds=1.0) as pool:
-        pool.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
-        slow = [pool.submit(Act(str(number), b"sleep"), client="slow") for number in range(12)]
+    with Reader(SMALL, workers=2, max_pixels=2_000_000, seconds=1.0) as reader:
+        reader.submit(EncodedPhoto("first.jpg", jpeg(1))).result(timeout=300)
+        slow = [reader.submit(Act(str(number), b"sleep"), client="slow") for number in range(12)]
         time.sleep(0.2)
         already = sum(future.done() for future in slow)
-        photo, before = pool.submit(EncodedPhoto("a.jpg", jpeg(1)), client="another"), []
+        photo, before = reader.submit(EncodedPhoto("a.jpg", jpeg(1)), client="another"), []
         photo.add_done_callback(lambda _: before.append(sum(future.done() for future in slow)))
         assert photo.result(timeout=300).error is None
     assert before[0] - already <= 3  # and not all twelve
