@@ -12,10 +12,9 @@ from PIL import Image
 
 from captioner.drawing.animation import animation
 from captioner.drawing.colors import DEFAULT_COLORS
-from captioner.drawing.contact_sheet import contact_sheet
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import DEFAULT_STRENGTH, overlay
-from captioner.drawing.panel import Panel
+from captioner.drawing.overlay import DEFAULT_STRENGTH, Panel, overlay
+from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import UNFAMILIAR
 from captioner.vision.transform import Box

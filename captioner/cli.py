@@ -7,9 +7,7 @@ which returns the exit status; it imports torch no earlier than in `run`.
 from __future__ import annotations
 
 import argparse
-import atexit
 import errno
-import gc
 import io
 import os
 import re
@@ -61,19 +59,8 @@ _EPILOG = """Run 'captioner VERB --help' for the options of a verb, with example
 Exit status: 0 all done; 1 something was not done, standard error says what; 2 wrong usage."""
 
 
-def _leave_uncollected() -> None:
-    """Spare a process that ends half a second of looking for what could be collected.
-
-    Not where triton is loaded, as in training: its bindings report all that is left as leaks.
-    """
-    if "triton" not in sys.modules:
-        gc.freeze()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    if argv is None:
-        atexit.register(_leave_uncollected)
     arguments = list(sys.argv[1:] if argv is None else argv)
     _reopen_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -114,75 +101,8 @@ def _discard_output() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    parser = _root_parser()
-    if not arguments:
-        parser.print_help(sys.stderr)
-        return 2
-    if arguments[0] not in VERBS:
-        parser.parse_args(arguments)
-    name = arguments[0]
-    verb = VERBS[name]
-    module = import_module(verb.module)
-    verb_parser = argparse.ArgumentParser(
-        prog=f"captioner {name}",
-        description=module.HELP,
-        epilog=module.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.add_arguments(verb_parser)
-    rest = arguments[1:]
-    fields: dict[str, str] = {}
-    if verb.takes_fields:
-        rest, fields = _take_fields(verb_parser, rest)
-    parsed = verb_parser.parse_args(rest)
-    parsed.fields = fields
-    try:
-        status: int = module.run(parsed)
-    except ConfigError as error:
-        raise ConfigError(_as_typed(error.detail, verb_parser)) from error
-    return status
-
-
-def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
-    """Say `--beam-size 0` where a configuration says `beam_size 0`."""
-    for action in parser._actions:
-        option = f"--{action.dest.replace('_', '-')}"
-        if option in action.option_strings:
-            # A plain word may be just that, unless it begins a problem or stands beside an option.
-            plain = r"^|(?<=; )|(?<=it needs )|(?<=--)[\w-]+ and "
-            place = r"(?<![\w.-])" if "_" in action.dest else plain
-            detail = re.sub(rf"({place}){action.dest}(?=[ ,;:]|$)", rf"\g<1>{option}", detail)
-    return detail
-
-
-def _take_fields(
-    parser: argparse.ArgumentParser, arguments: list[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Take `--a.b value` and `--a.b=value` out, wherever they stand.
-
-    Raises:
-        ConfigError: a field has no value.
-
-    """
-    known = {option for action in parser._actions for option in action.option_strings}
-    rest: list[str] = []
-    fields = {}
-    words = iter(arguments)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not option.startswith("--") or option in known:
-            rest.append(word)
-            continue
-        if not equals:
-            value = next(words, "--")
-            if value.startswith("--"):
-                raise ConfigError(f"{word} has no value")
-        fields[option.removeprefix("--").replace("-", "_")] = value
-    return rest, fields
-
-
-def _root_parser() -> argparse.ArgumentParser:
+    if arguments and arguments[0] in VERBS:
+        return _run(*arguments)
     width = max(map(len, VERBS))
     table = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
     parser = argparse.ArgumentParser(
@@ -194,4 +114,52 @@ def _root_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"captioner {__version__}")
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help=argparse.SUPPRESS)
-    return parser
+    if arguments:
+        parser.parse_args(arguments)  # which ends here
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _run(name: str, *arguments: str) -> int:
+    verb = import_module(VERBS[name].module)
+    parser = argparse.ArgumentParser(
+        prog=f"captioner {name}",
+        description=verb.HELP,
+        epilog=verb.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_arguments(parser)
+    fields = _add_fields(parser, arguments) if VERBS[name].takes_fields else {}
+    parsed = parser.parse_args(arguments)
+    parsed.fields = {field: getattr(parsed, place) for place, field in fields.items()}
+    try:
+        status: int = verb.run(parsed)
+    except ConfigError as error:
+        raise ConfigError(_as_typed(error.detail, parser)) from error
+    return status
+
+
+def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, str]:
+    """Let the parser take every `--a.b value`; returns the fields by where it puts their values."""
+    fields = {}
+    for word in arguments:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in parser._option_string_actions:
+            place = f"field {option}"
+            parser.add_argument(option, dest=place, help=argparse.SUPPRESS, metavar="VALUE")
+            fields[place] = option.removeprefix("--").replace("-", "_")
+    return fields
+
+
+def _as_typed(detail: str, parser: argparse.ArgumentParser) -> str:
+    """Say `--beam-size 0` where a configuration says `beam_size 0`.
+
+    A name of one word may be just that word, unless the message begins with it.
+    """
+    for action in parser._actions:
+        option = f"--{action.dest.replace('_', '-')}"
+        if option in action.option_strings:
+            begin = r"(?<![\w./-])" if "_" in action.dest else "^"
+            detail = re.sub(rf"{begin}{action.dest}(?![\w./-])", option, detail)
+    return detail

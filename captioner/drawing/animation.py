@@ -9,8 +9,7 @@ from PIL import Image
 
 from captioner.drawing.colors import DEFAULT_COLORS, blend
 from captioner.drawing.lettering import PAPER, Text
-from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
-from captioner.drawing.panel import Panel, fit
+from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, Panel, attention_map, fit
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 

@@ -1,4 +1,4 @@
-"""Words on sheets and animations: fonts, colours and lines."""
+"""Words on sheets and animations: fonts, colours, lines, and the dashes around what is guessed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner.drawing.dashes import dashed_rectangle
-
-__all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "font_of", "shorten"]
+__all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "dashed_rectangle", "font_of", "shorten"]
 
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
 _ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
@@ -92,3 +90,26 @@ class Text(NamedTuple):
                     draw.rounded_rectangle(pill, pad, _ACCENT)
                     ink = PAPER
             draw.text((x, y), text, ink, font, anchor="ls")
+
+
+def dashed_rectangle(
+    draw: ImageDraw.ImageDraw,
+    box: tuple[int, int, int, int],
+    color: str,
+    *,
+    dash: int,
+    width: int,
+) -> None:
+    """Draw the outline of a box (left, top, right, bottom), inclusive, in dashes of that length.
+
+    They mark words that were guessed, for those too who tell no colours apart.
+    """
+    left, top, right, bottom = box
+    for x in range(left, right, 2 * dash):
+        end = min(x + dash - 1, right)
+        draw.rectangle((x, top, end, top + width - 1), color)
+        draw.rectangle((x, bottom - width + 1, end, bottom), color)
+    for y in range(top, bottom, 2 * dash):
+        end = min(y + dash - 1, bottom)
+        draw.rectangle((left, y, left + width - 1, end), color)
+        draw.rectangle((right - width + 1, y, right, end), color)

@@ -9,6 +9,7 @@ What heat means, and why it is not stretched to each word's maximum: see `captio
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -16,13 +17,26 @@ from captioner.drawing.colors import DEFAULT_COLORS, Weights, blend, heat_grid
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
-__all__ = ["DEFAULT_STRENGTH", "WHOLE", "attention_map", "overlay"]
+__all__ = ["DEFAULT_STRENGTH", "WHOLE", "Panel", "attention_map", "fit", "overlay"]
 
 DEFAULT_STRENGTH = 0.75
 """Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
 
 WHOLE = Box(0.0, 0.0, 1.0, 1.0)
 """The box of a grid that covers the photo exactly."""
+
+
+class Panel(NamedTuple):
+    """What sheets and animations are made of: a word with its attention.
+
+    probability: how sure the model was, 0 to 1, or None.
+    guessed: whether the word came from the words before it rather than from the photo.
+    """
+
+    word: str
+    probability: float | None
+    weights: Weights
+    guessed: bool = False
 
 
 def attention_map(
@@ -72,6 +86,13 @@ def overlay(
     """
     heat = attention_map(weights, photo.size, box=box, smooth=smooth)
     return blend(photo, heat, colors=colors, strength=strength)
+
+
+def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
+    """Make the photo "RGB" and as large as fits the bounds, enlarged at most so many times."""
+    scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
+    size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
+    return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:

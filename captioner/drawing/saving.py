@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import BytesIO
-from os import PathLike
+from os import SEEK_END, PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from PIL import Image
 
@@ -23,19 +25,27 @@ __all__ = [
     "save_image",
 ]
 
-_MARK = "Captioner"
-_SOFTWARE = 0x0131  # the tag of EXIF that names what made a picture
-_SOURCE = 0x010D  # DocumentName: what the picture was made from
+# In EXIF, what made a picture, and what it was made from; in a GIF, a comment is all there is.
+_MARK, _SOFTWARE, _DOCUMENT_NAME = "Captioner", 0x0131, 0x010D
+_EXIF = re.compile(
+    rb"MM\x00\*\x00\x00\x00\x08\x00[\x01\x02](?:\x01\x0d\x00\x02.{8})?"
+    rb"\x01\x31\x00\x02\x00\x00\x00\x0a.{4}\x00{4}(?:([^\x00]+)\x00+)?Captioner\x00",
+    re.DOTALL,
+)
+_BEGINS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"GIF8")
+_END = 1 << 16  # bytes: the marks are near the beginning of a file, or its end
 
-_Formats = dict[str, dict[str, Any]]
 _JPEG = {"format": "JPEG", "quality": 92, "subsampling": 0}
-_STILL: _Formats = {
+_STILL: dict[str, dict[str, Any]] = {
     ".png": {"format": "PNG"},
     ".jpg": _JPEG,
     ".jpeg": _JPEG,
     ".webp": {"format": "WEBP", "quality": 90},
 }
-_MOVING: _Formats = {".gif": {"format": "GIF"}, ".webp": {"format": "WEBP", "quality": 85}}
+_MOVING: dict[str, dict[str, Any]] = {
+    ".gif": {"format": "GIF"},
+    ".webp": {"format": "WEBP", "quality": 85},
+}
 
 
 def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
@@ -43,8 +53,8 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
 
     Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
     """
-    target, _ = _target(path, _STILL)
-    _write(target, lambda: encode_image(image, target.suffix))
+    check_suffix(path)
+    _write(Path(path), lambda: encode_image(image, Path(path).suffix))
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
@@ -55,10 +65,10 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
     Raises OutputError for another suffix, a missing folder, no frames, and a file that cannot be
     written.
     """
-    target, _ = _target(path, _MOVING)
+    check_suffix(path, moving=True)
     if not frames:
-        raise OutputError(f"{target} cannot be written: there are no frames")
-    _write(target, lambda: encode_animation(frames, target.suffix))
+        raise OutputError(f"{path} cannot be written: there are no frames")
+    _write(Path(path), lambda: encode_animation(frames, Path(path).suffix))
 
 
 def encode_image(image: Image.Image, suffix: str, *, source: str = "") -> bytes:
@@ -88,37 +98,28 @@ def encode_animation(frames: Sequence[Image.Image], suffix: str) -> bytes:
 
 
 def is_drawn(path: str | PathLike[str]) -> bool:
-    """Say whether a file is a picture that Captioner wrote, which may be written over."""
-    return drawn_from(path) is not None
+    """Say whether a file is a picture that Captioner wrote, which may be written over.
+
+    It may be anybody's, and made to take all memory from whoever opens it: it is not decoded.
+    """
+    with suppress(OSError), Path(path).open("rb") as file:
+        start = file.read(_END)
+        file.seek(max(_END, file.seek(0, SEEK_END) - _END))
+        return drawn_from(start + file.read(_END)) is not None
+    return False
 
 
-def drawn_from(file: str | PathLike[str] | IO[bytes]) -> str | None:
+def drawn_from(data: bytes) -> str | None:
     """Give the source that `encode_image` was told of, "" if of none.
 
     None stands for a file that Captioner did not write.
     """
-    try:
-        with Image.open(file) as image:
-            if image.format == "GIF":
-                return "" if image.info.get("comment") == _MARK.encode() else None
-            exif = image.getexif()
-            return str(exif.get(_SOURCE, "")) if exif.get(_SOFTWARE) == _MARK else None
-    except Exception:  # of any file at all: not a picture, or one that nobody can read
+    if not data.startswith(_BEGINS):
         return None
-
-
-def _encode(image: Image.Image, options: dict[str, Any], source: str = "") -> bytes:
-    """Encode a picture with the marks that `drawn_from` looks for."""
-    if options["format"] == "GIF":
-        options = {**options, "comment": _MARK.encode()}
-    else:
-        exif = Image.Exif()
-        exif[_SOFTWARE] = _MARK
-        if source:
-            exif[_SOURCE] = source
-        options = {**options, "exif": exif}
-    image.save(buffer := BytesIO(), **options)
-    return buffer.getvalue()
+    if data.startswith(b"GIF8"):
+        return "" if b"!\xfe\x09Captioner\0" in data[:_END] else None
+    found = _EXIF.search(data, 0, _END) or _EXIF.search(data, max(0, len(data) - _END))
+    return (found[1] or b"").decode("ascii", "replace") if found else None
 
 
 def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
@@ -126,27 +127,28 @@ def check_suffix(path: str | PathLike[str], *, moving: bool = False) -> None:
 
     Raises OutputError, which lists the suffixes that can be written.
     """
-    _format(Path(path), _MOVING if moving else _STILL)
+    suffix, known = Path(path).suffix, _MOVING if moving else _STILL
+    if suffix.lower() not in known:
+        wrong = f"it has the suffix {suffix!r}" if suffix else "it has no suffix"
+        raise OutputError(f"{path} cannot be written: {wrong}; use {', '.join(known)}")
 
 
-def _format(target: Path, formats: _Formats) -> dict[str, Any]:
-    options = formats.get(target.suffix.lower())
-    if options is None:
-        wrong = f"it has the suffix {target.suffix!r}" if target.suffix else "it has no suffix"
-        raise OutputError(f"{target} cannot be written: {wrong}; use {', '.join(formats)}")
-    return options
-
-
-def _target(path: str | PathLike[str], formats: _Formats) -> tuple[Path, dict[str, Any]]:
-    """Find the options of the path's format, or say what is wrong before any work is done."""
-    target = Path(path)
-    options = _format(target, formats)
-    if not target.parent.is_dir():
-        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
-    return target, options
+def _encode(image: Image.Image, options: dict[str, Any], source: str = "") -> bytes:
+    """Encode a picture with the mark that `drawn_from` looks for."""
+    if options["format"] == "GIF":
+        mark: dict[str, Any] = {"comment": _MARK.encode()}
+    else:
+        mark = {"exif": (exif := Image.Exif())}
+        exif[_SOFTWARE] = _MARK
+        if source:
+            exif[_DOCUMENT_NAME] = source
+    image.save(buffer := BytesIO(), **options, **mark)
+    return buffer.getvalue()
 
 
 def _write(target: Path, encode: Callable[[], bytes]) -> None:
+    if not target.parent.is_dir():
+        raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
     try:
         data = encode()
     except (OSError, ValueError) as error:

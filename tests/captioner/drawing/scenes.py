@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from PIL import Image, ImageChops
 
-from captioner.drawing.panel import Panel
+from captioner.drawing.overlay import Panel
 
 UNIFORM = torch.full((7, 7), 1 / 49)
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image, ImageChops, ImageSequence
 
 from captioner.drawing.animation import animation
-from captioner.drawing.overlay import overlay
-from captioner.drawing.panel import Panel
+from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import save_animation
 from captioner.errors import ConfigError
 from tests.captioner.drawing.scenes import UNIFORM, panels, same, scene

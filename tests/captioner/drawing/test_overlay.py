@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -133,15 +131,3 @@ class TestHeat:
     def test_a_box_without_an_inside_is_refused(self, box):
         with pytest.raises(ConfigError, match="box"):
             attention_map(UNIFORM, (10, 10), box=box)
-
-
-def test_pictures_need_pillow_alone():
-    source = Path(sys.modules["captioner.drawing.overlay"].__file__ or "").parent
-    lines = [
-        line
-        for name in ("overlay.py", "colors.py", "contact_sheet.py", "animation.py")
-        for line in (source / name).read_text().splitlines()
-        if line.startswith(("import ", "from "))
-    ]
-    modules = {line.split()[1].split(".")[0] for line in lines}
-    assert modules - set(sys.stdlib_module_names) == {"PIL", "captioner"}

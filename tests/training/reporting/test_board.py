@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.drawing.contact_sheet import contact_sheet
+from captioner.drawing.sheet import contact_sheet
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned

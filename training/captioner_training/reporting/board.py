@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from captioner.drawing.contact_sheet import contact_sheet
-from captioner.drawing.panel import Panel
+from captioner.drawing.overlay import Panel
+from captioner.drawing.sheet import contact_sheet
 from captioner.errors import MissingExtraError
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, join

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from itertools import takewhile
@@ -121,7 +120,7 @@ def _place(path: Path, source: str) -> tuple[Path, bytes | None]:
             old = read_existing(place, kind="a map", largest=_LARGEST)
         except OSError as error:
             raise OutputError(f"{place} cannot be read: {error.strerror}") from error
-        theirs = None if old is None else drawn_from(io.BytesIO(old))
+        theirs = None if old is None else drawn_from(old)
         if place.is_symlink() or (old is not None and theirs is None):
             raise OutputError(
                 f"{place} is there already, and is no map that Captioner drew: move it away, or "

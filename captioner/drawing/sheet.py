@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw
 
 from captioner.drawing.colors import DEFAULT_COLORS, FULL_HEAT, blend
-from captioner.drawing.dashes import dashed_rectangle
-from captioner.drawing.lettering import HAIRLINE, INK, MUTED, PAPER, Text, font_of, shorten
-from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, attention_map
-from captioner.drawing.panel import Panel, fit
+from captioner.drawing.lettering import (
+    HAIRLINE,
+    INK,
+    MUTED,
+    PAPER,
+    Text,
+    dashed_rectangle,
+    font_of,
+    shorten,
+)
+from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, Panel, attention_map, fit
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 

@@ -8,10 +8,9 @@ import pytest
 from PIL import Image, ImageChops, ImageColor
 
 from captioner.drawing.animation import animation
-from captioner.drawing.contact_sheet import contact_sheet
 from captioner.drawing.lettering import INK, PAPER
-from captioner.drawing.overlay import overlay
-from captioner.drawing.panel import Panel
+from captioner.drawing.overlay import Panel, overlay
+from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError
 from tests.captioner.drawing.scenes import UNIFORM, one_hot, panels, same, scene
 
