@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from captioner.attention.attention import Attention
 from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.decoders.config import KINDS, DecoderConfig
-from captioner.decoders.product import Product, by_columns, lay_out
 from captioner.decoders.state import State, StepOutput
 
 __all__ = [
@@ -72,7 +71,7 @@ class Decoder(nn.Module, ABC):
         """Score every word from the deep output (..., m): (..., words)."""
 
     def tabulate(self) -> None:
-        """Work out once, for use, what does not depend on the photo. Nothing, where not told."""
+        """Work out once what does not depend on the photo; afterwards no weight may change."""
 
 
 class WordDecoder(Decoder):
@@ -90,7 +89,11 @@ class WordDecoder(Decoder):
         self.dropout = nn.Dropout(config.dropout)
         # The matrix also scores words: rows of unit variance would start with huge logits.
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
-        self.words_in, self.words_out = Product(), Product()
+        self.words_in: Tensor | None
+        self.words_out: Tensor | None
+        self.words_bias: Tensor | None
+        for name in ("words_in", "words_out", "words_bias"):  # of `tabulate`, in no checkpoint
+            self.register_buffer(name, None, persistent=False)
 
     def logits(self, deep: Tensor) -> Tensor:
         """Score every word from the deep output (..., m): (..., words)."""
@@ -105,43 +108,26 @@ class WordDecoder(Decoder):
             last: what makes the deep output (..., m), where nothing else adds to it.
 
         """
-        lay_out(self)
         words = self.embedding.weight
-        self.words_in.make(first(words), of=self._weights_in(first))
+        self.words_in = first(words)
         if last is not None:
-            bias = torch.addmv(self.output_bias, words, last.bias)
-            scoring = by_columns(words @ last.weight)
-            self.words_out.make(scoring, bias, of=self._weights_out(last))
-
-    def _weights_in(self, first: nn.Linear) -> tuple[Tensor, ...]:
-        return self.embedding.weight, first.weight, first.bias
-
-    def _weights_out(self, last: nn.Linear) -> tuple[Tensor, ...]:
-        return self.embedding.weight, self.output_bias, last.weight, last.bias
+            self.words_out = words @ last.weight
+            self.words_bias = torch.addmv(self.output_bias, words, last.bias)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.dropout(self.embedding(tokens)))
 
-    def _enter(self, tokens: Tensor, first: nn.Linear, *, words: Tensor | None = None) -> Tensor:
-        """Bring tokens (...) through the first matrix (E, m): (..., E).
-
-        Args:
-            tokens: of one step.
-            first: the matrix.
-            words: (..., m), the tokens embedded, where the caller has them.
-
-        """
-        made = self.words_in.get(self._weights_in(first))
-        if made is not None:
-            return F.embedding(tokens, made.matrix)
-        return cast(Tensor, first(self._embed(tokens) if words is None else words))
+    def _enter(self, tokens: Tensor, first: nn.Linear) -> Tensor:
+        """Bring the tokens (B, K) of one step through the first matrix (E, m): (B, K, E)."""
+        if self.words_in is None:
+            return cast(Tensor, first(self._embed(tokens)))
+        return F.embedding(tokens, self.words_in)
 
     def _leave(self, hidden: Tensor, last: nn.Linear) -> Tensor:
         """Score the words from what the last matrix takes (B, K, n), of one step."""
-        made = self.words_out.get(self._weights_out(last))
-        if made is None:
+        if self.words_out is None:
             return self._step_logits(self.dropout(last(hidden)))
-        return F.linear(hidden, *made)
+        return F.linear(hidden, self.words_out, self.words_bias)
 
     def _step_logits(self, deep: Tensor) -> Tensor:
         """Do as `logits` does, for the rows (B, K, m) of one step."""

@@ -46,7 +46,7 @@ class LSTMDecoder(RecurrentDecoder):
             self.context_gates = nn.Linear(context_dim, 4 * n, bias=False)
 
     def tabulate(self) -> None:
-        """Work out once, for use, what each word adds to the LSTM's gates."""
+        """Work out once what each word adds to the LSTM's gates."""
         self._tabulate(first=self.word_gates)
 
     def start(self, features: Tensor) -> State:
@@ -72,7 +72,7 @@ class LSTMDecoder(RecurrentDecoder):
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         """Read the tokens (B, K) and score the next ones."""
         words = self._embed(tokens)
-        word_gates = self._enter(tokens, self.word_gates, words=words)
+        word_gates = self._enter(tokens, self.word_gates)
         deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)

@@ -46,7 +46,7 @@ class TopDownDecoder(RecurrentDecoder):
         self.deep_hidden = nn.Linear(n, m)
 
     def tabulate(self) -> None:
-        """Work out once, for use, what each word adds to the gates, and what scores it."""
+        """Work out once what each word adds to the gates, and what scores it."""
         self._tabulate(first=self.look_word, last=self.deep_hidden)
 
     def start(self, features: Tensor) -> State:

@@ -11,14 +11,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from captioner.attention.attention import Attention, ProjectedGrid, attend_fused, causal, maps
 from captioner.attention.positions import GRID_SIDE, Positions, word_places
 from captioner.attention.scores import ProductScore
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, WordDecoder
-from captioner.decoders.product import Product, by_columns
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["TransformerDecoder"]
@@ -52,10 +50,8 @@ class TransformerDecoder(WordDecoder):
         return nn.Identity() if given == width else nn.Linear(given, width)
 
     def tabulate(self) -> None:
-        """Work out once, for use, how each word enters, what scores it, and how layers read."""
+        """Work out once how each word enters, and what scores it."""
         self._tabulate(first=self.enter_word, last=self.deep_hidden)
-        for layer in self._layers():
-            layer.read.tabulate()
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) for every layer, and begin one hypothesis (K = 1) each."""
@@ -142,16 +138,6 @@ class SelfAttention(Attention):
             value_dim=dim,
             heads=heads,
         )
-        self.together = Product()
-
-    @torch.no_grad()
-    def tabulate(self) -> None:
-        """Put the matrices of queries, keys and values below each other, as one, for use."""
-        query, query_bias, key, value, value_bias = weights = self._weights()
-        scale = cast(ProductScore, self.score).scale
-        matrix = torch.cat([scale * query, key, value])
-        bias = torch.cat([scale * query_bias, torch.zeros_like(query_bias), value_bias])
-        self.together.make(by_columns(matrix), bias, of=weights)
 
     def read_newest(
         self, words: Tensor, before: Tensor, mask: Tensor | None
@@ -167,24 +153,10 @@ class SelfAttention(Attention):
             The context (B, K, n), and keys and values with the newest (B, S + K, 2n).
 
         """
-        queries, newest = self._asked_and_said(words)
-        said = torch.cat([before, newest], dim=1)
+        queries = cast(ProductScore, self.score).project_query(words)
+        said = torch.cat([before, torch.cat(self.project(words), dim=-1)], dim=1)
         keys, values = said.chunk(2, dim=-1)
         return attend_fused(queries, keys, values, heads=self.score.heads, mask=mask), said
-
-    def _asked_and_said(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Give queries (B, K, n), and keys with values (B, K, 2n)."""
-        made = self.together.get(self._weights())
-        if made is None:
-            queries = cast(ProductScore, self.score).project_query(words)
-            return queries, torch.cat(self.project(words), dim=-1)
-        queries, newest = F.linear(words, *made).tensor_split([words.shape[-1]], dim=-1)
-        return queries, newest
-
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        score = cast(ProductScore, self.score)
-        query, key, value = (cast(nn.Linear, part) for part in (score.query, score.key, self.value))
-        return query.weight, query.bias, key.weight, value.weight, value.bias
 
 
 class _Layer(nn.Module):
