@@ -119,8 +119,12 @@ class Reader(Closing):
         """Copy and pickle the settings: a process is nobody else's."""
         return {**vars(self), "_running": _NONE}
 
-    def start(self) -> list[_Lane]:
+    def start(self) -> None:
         """Start the processes now: they import what they need while something else is done."""
+        if not self._in_process:
+            self._started()
+
+    def _started(self) -> list[_Lane]:
         with _starting:
             # A fork has the memory of its parent, but none of its threads.
             if self._running[0] != os.getpid():
@@ -151,7 +155,7 @@ class Reader(Closing):
                 decode(photo, self._transform, longest=longest, max_pixels=self._max_pixels)
             )
             return ready
-        patient, *quick = self.start()
+        patient, *quick = self._started()
         is_quick = quick and longest is None and is_ordinary(getattr(photo, "data", b""))
         return (quick[0] if is_quick else patient).submit(photo, longest, client)
 

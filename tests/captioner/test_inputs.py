@@ -27,12 +27,12 @@ def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--captions", "--checkpoint", "--boxes"])
 def test_predictions_are_not_written_over_what_evaluate_reads(
-    run_captioner: Callable[..., object], tmp_path: Path, option: str
+    run_main: Callable[..., object], tmp_path: Path, option: str
 ) -> None:
     kept = tmp_path / "kept"
     kept.write_text("[]")
     options = ("--captions", kept, "--images", tmp_path)
-    result = run_captioner("evaluate", *options, option, kept, "--predictions", kept)
+    result = run_main("evaluate", *options, option, kept, "--predictions", kept)
     assert result.returncode == 2  # type: ignore[attr-defined]
     assert "would overwrite" in result.stderr  # type: ignore[attr-defined]
     assert kept.read_text() == "[]"

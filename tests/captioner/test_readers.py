@@ -11,7 +11,7 @@ import sys
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from captioner.errors import ImageError, ImageFormatError, ImageTooLargeError
+from captioner.errors import ImageError, ImageTooLargeError
 from captioner.readers import MAX_SCANS
 from captioner.vision.image import open_image
 from tests.captioner import bombs
@@ -52,11 +52,6 @@ def test_heic_cut_or_damaged_anywhere_is_an_image_or_an_image_error() -> None:
                 open_image(data)
             except ImageError as error:
                 assert "the image" in str(error)
-
-
-def test_the_error_that_lists_the_formats_names_heic() -> None:
-    with pytest.raises(ImageFormatError, match="AVIF, HEIC, BMP"):
-        open_image(b"a letter to a friend")
 
 
 def test_a_jpeg_that_repeats_its_last_scan_is_refused() -> None:

@@ -1,11 +1,13 @@
-"""Whose photo is next: no client waits for all that another has sent."""
+"""Whose photo is next: no client waits for all that another has sent; and who works for them."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 
 from captioner.decoding import turns
-from captioner.decoding.turns import Turns
+from captioner.decoding.turns import FairThreads, Turns
 
 
 def put_all(queue: Turns[str], **clients: int) -> None:
@@ -60,3 +62,21 @@ def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
     queue.close()
     assert take(queue) == "a0"
     assert queue.take() is None
+
+
+def test_a_failure_is_the_future_s_and_the_threads_go_on() -> None:
+    with FairThreads(1, name="test") as threads:
+        with pytest.raises(ZeroDivisionError):
+            threads.submit(lambda: 1 / 0).result(timeout=300)
+        assert threads.submit(lambda: 7).result(timeout=300) == 7
+
+
+def test_what_is_cancelled_before_its_turn_is_not_done() -> None:
+    done: list[int] = []
+    begin = threading.Event()
+    with FairThreads(1, name="test") as threads:
+        threads.submit(begin.wait)
+        unwanted = threads.submit(lambda: done.append(1))
+        assert unwanted.cancel()
+        begin.set()
+    assert not done
