@@ -32,11 +32,11 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.recipe_data import read_corpus
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.bootstrap import estimate, told
+from captioner_training.evaluation.bootstrap import summary
 from captioner_training.evaluation.boxes import check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
-from captioner_training.evaluation.grounded import category_grounding
+from captioner_training.evaluation.grounding import category_grounding
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.validation import scene_pointing
@@ -231,7 +231,7 @@ class Ablation:
         )
         captioned = captions(validation, test.add)
         references, words = [one.words for one in validation], [one.words for one in captioned]
-        scores = told(estimate(score_tables(references, words)))
+        scores = summary(score_tables(references, words))
         found = _picked(scores, {"BLEU-4": "BLEU-4", "CIDEr": "CIDEr"})
         if (content := test.content()) is not None:
             found |= _picked(content, {"deletion effect": "effect"})

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
-from captioner_training.evaluation.boxes import categories_there, check_boxes, read_boxes
+from captioner_training.evaluation.boxes import check_boxes, read_boxes
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.grounded import object_grounding, person_grounding
+from captioner_training.evaluation.grounding import object_grounding, person_grounding
+from captioner_training.evaluation.hallucination import categories_there
 from captioner_training.evaluation.validation import scene_pointing
 
 SQUASH = Transform(TransformConfig(mode="squash", size=64))
@@ -135,6 +136,11 @@ def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:
         (
             '{"images": [{"id": 1, "width": 2, "height": 2}], "annotations": [{"image_id": 1}]}',
             "lacks 'bbox'",
+        ),
+        (
+            '{"images": [{"id": 1, "width": 2, "height": 2}], '
+            '"annotations": [{"image_id": 1, "bbox": [0, 0, -1, NaN]}]}',
+            "a bbox of the size -1 x nan",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
-from captioner_training.evaluation.familiar import pooled_grids
+from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.measures import Asked, CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
 from tests.conftest import make_tiny

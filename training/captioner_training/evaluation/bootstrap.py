@@ -13,12 +13,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["RESAMPLES", "Estimate", "Table", "estimate", "mean_table", "told"]
+__all__ = [
+    "RESAMPLES",
+    "Estimate",
+    "Floats",
+    "Table",
+    "estimate",
+    "mean_table",
+    "summary",
+    "with_intervals",
+]
 
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000  # the ends of a 95 % interval rest on 25 draws each
-_CHUNK = 100  # draws that are held at once: 32 MB for COCO's 40,000 images
+_CHUNK = 100  # draws at once: 32 MB for COCO's 40,000 images
 
 
 class Table(NamedTuple):
@@ -42,6 +51,14 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, value: float, draws: ArrayLike) -> Estimate:
+        """Take the interval from the scores of the draws; those that are no number are left out."""
+        drawn = np.asarray(draws, dtype=np.float64)
+        drawn = drawn[np.isfinite(drawn)]
+        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
+        return cls(float(value), float(low), float(high))
 
 
 def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: float = 1.0) -> Table:
@@ -82,15 +99,18 @@ def estimate(
     found, first = {}, 0
     for name, table in tables.items():
         width = table.rows.shape[1]
-        value, *others = table.score(sums[:, first : first + width])
+        value, *draws_of = table.score(sums[:, first : first + width])
         first += width
-        drawn = np.array([one for one in others if np.isfinite(one)])
-        low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
-        found[name] = Estimate(float(value), float(low), float(high))
+        found[name] = Estimate.of(value, draws_of)
     return found
 
 
-def told(estimates: Mapping[str, Estimate]) -> dict[str, object]:
+def summary(tables: Mapping[str, Table]) -> dict[str, object]:
+    """Estimate scores, and write them for a report; see with_intervals."""
+    return with_intervals(estimate(tables))
+
+
+def with_intervals(estimates: Mapping[str, Estimate]) -> dict[str, object]:
     """Write scores for a report: each by its name, and `intervals`, [low, high], beside them."""
     values: dict[str, object] = {name: one.value for name, one in estimates.items()}
     return {**values, "intervals": {name: [one.low, one.high] for name, one in estimates.items()}}

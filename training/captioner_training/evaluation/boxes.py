@@ -5,7 +5,7 @@
      "categories": [{"id": 1, "name": "person"}, ...]}
 
 `bbox` is in pixels of the photo as it is seen, x to the right and y down from the top left corner.
-Categories may be left out: then every box is taken for a person's.
+Categories may be left out: then every box is a person's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from captioner.errors import DataError
 from captioner.vision.transform import Box, Transform
 
-__all__ = ["BoxedObject", "Boxes", "categories_there", "check_boxes", "read_boxes"]
+__all__ = ["BoxedObject", "Boxes", "box_coverage", "check_boxes", "read_boxes"]
 
 
 class BoxedObject(NamedTuple):
@@ -44,14 +47,25 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
         DataError: the file cannot be read, or is not in COCO's instances format.
 
     """
-    content = _content(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    lists = content if isinstance(content, dict) else {}
+    if lacks := [one for one in ("images", "annotations") if not isinstance(lists.get(one), list)]:
+        lacks_lists = " and no list ".join(lacks)
+        raise DataError(f"{path} is not in COCO's instances format: it has no list {lacks_lists}")
+    found: dict[int | str, list[BoxedObject]] = defaultdict(list)
     try:
         names = {item["id"]: str(item["name"]) for item in content.get("categories", [])}
         sizes = {item["id"]: (item["width"], item["height"]) for item in content["images"]}
-        found: dict[int | str, list[BoxedObject]] = defaultdict(list)
         for item in content["annotations"]:
             width, height = sizes[item["image_id"]]
             left, top, across, down = item["bbox"]
+            if not (across >= 0 and down >= 0):  # NaN is refused too
+                raise ValueError(f"a bbox of the size {across} x {down}")
             box = Box(left / width, top / height, (left + across) / width, (top + down) / height)
             placed = _on_square(box, transform.box(width, height))
             category = names.get(item.get("category_id"), "")
@@ -68,10 +82,10 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
 def check_boxes(
     path: Path, transform: Transform, *, ids: Collection[int | str]
 ) -> dict[int | str, list[BoxedObject]]:
-    """Read boxes as read_boxes does, and refuse those that belong to none of these images.
+    """Read boxes as read_boxes does, and refuse a file that has none for any of these images.
 
     Raises:
-        DataError: they do, or they cannot be read.
+        DataError: it has none, or cannot be read.
 
     """
     found = read_boxes(path, transform)
@@ -80,32 +94,6 @@ def check_boxes(
             f"{path} has boxes for {len(found):,} images, but for none of this split: image_id "
             "must be the id of the image in the data set"
         )
-    return found
-
-
-def categories_there(boxes: Boxes | None, ids: Sequence[int | str]) -> list[set[str]] | None:
-    """Say which categories of objects each of these images has; None where no boxes are known."""
-    if boxes is None:
-        return None
-    return [{one.category or "person" for one in boxes.get(image, ())} for image in ids]
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
-    missing = [
-        part
-        for part in ("images", "annotations")
-        if not isinstance(content, dict) or not isinstance(content.get(part), list)
-    ]
-    if missing:
-        lists = " and no list ".join(missing)
-        raise DataError(f"{path} is not in COCO's instances format: it has no list {lists}")
-    found: dict[str, Any] = content
     return found
 
 
@@ -118,3 +106,30 @@ def _on_square(box: Box, seen: Box) -> Box:
         (box.right - seen.left) / width,
         (box.bottom - seen.top) / height,
     )
+
+
+def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
+    """Measure how much of each cell of a grid lies inside the union of the boxes.
+
+    By coordinate compression: the lines of the grid and the edges of the boxes cut the square into
+    rectangles, each of them wholly inside or outside every box, and wholly in one cell. Of a box,
+    what lies outside 0 to 1 is cut off.
+
+    Returns (rows, columns), float64, in [0, 1].
+    """
+    # In units of cells, where the lines of the grid are whole numbers and hence exact.
+    scale = torch.tensor([columns, rows, columns, rows], dtype=torch.float64)
+    edges = torch.tensor([tuple(box) for box in boxes], dtype=torch.float64).reshape(-1, 4)
+    lefts, tops, rights, bottoms = (edges.clamp(0, 1) * scale).unbind(1)
+    xs = torch.cat([torch.arange(columns + 1), lefts, rights]).sort().values
+    ys = torch.cat([torch.arange(rows + 1), tops, bottoms]).sort().values
+    x, y = (xs[1:] + xs[:-1]) / 2, (ys[1:] + ys[:-1]) / 2  # the rectangles' centres
+    in_columns = (lefts[:, None] < x) & (x < rights[:, None])
+    in_rows = (tops[:, None] < y) & (y < bottoms[:, None])
+    covered = (in_rows[:, :, None] & in_columns[:, None, :]).any(dim=0)
+    areas = torch.outer(ys.diff(), xs.diff()) * covered
+    # The clamp is for strips without width at the far edge, whose centre is the edge itself.
+    row_of, column_of = y.long().clamp(max=rows - 1), x.long().clamp(max=columns - 1)
+    by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
+    cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
+    return cells.clamp_(max=1)  # the parts of a whole cell sum to 1 up to rounding

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, with_intervals
 from captioner_training.evaluation.image_row import ImageRow
 
 __all__ = ["check_comparable", "compare_reports", "read_report"]
@@ -87,7 +87,10 @@ def compare_reports(
     }
     if _same_words(report, other) and (surprise := _cross_entropy(rows, before)) is not None:
         tables["cross_entropy"] = surprise
-    return {"with": other.get("checkpoint") or other.get("predictions"), **told(estimate(tables))}
+    return {
+        "with": other.get("checkpoint") or other.get("predictions"),
+        **with_intervals(estimate(tables)),
+    }
 
 
 def _same_words(report: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

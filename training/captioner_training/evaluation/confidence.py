@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner_training.evaluation.bootstrap import RESAMPLES, Estimate, told
+from captioner_training.evaluation.bootstrap import RESAMPLES, Estimate, with_intervals
 from captioner_training.evaluation.calibration import cross_fitted
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.reliability import measure_reliability
@@ -59,7 +59,7 @@ def measure_confidence(
         "captions": _calibrated(
             np.exp(means), share, np.arange(len(captioned)), images=len(captioned)
         ),
-        **told({"rank_correlation": found}),
+        **with_intervals({"rank_correlation": found}),
         "coverage": coverage_curve(means, values),
     }
 

@@ -15,7 +15,7 @@ from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
 from captioner.word import SHUT_GATE
 from captioner_training.data.dataset import starts_of
-from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, with_intervals
 from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_content", "summarize_effects"]
@@ -137,7 +137,7 @@ def _is_content(effect: WordEffect, captions: Sequence[Sequence[str]]) -> bool:
 
 
 def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
-    return {"words": len(effects), **told(estimate(_tables(effects, images)))}
+    return {"words": len(effects), **with_intervals(estimate(_tables(effects, images)))}
 
 
 def _tables(effects: Sequence[WordEffect], images: int) -> dict[str, Table]:

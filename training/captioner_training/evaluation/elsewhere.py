@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
-from captioner_training.evaluation.boxes import Boxes, categories_there
+from captioner_training.evaluation.boxes import Boxes
 from captioner_training.evaluation.facts import describe_captions
+from captioner_training.evaluation.hallucination import categories_there
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.predictions import Predictions, Target, tokenized
 from captioner_training.evaluation.rows import image_rows

@@ -1,25 +1,31 @@
-"""Whether attention looks where it should: pure functions over attention maps and boxes.
+"""Whether attention is where it should be: on the objects that the words name.
 
 An attention map is a (rows, columns) tensor of weights over an image's grid. Maps need not sum to
-exactly 1 (half precision, weights rounded in a record): each is divided by its own sum. Boxes are
-fractions of the extent that the grid covers, so that they do not depend on the photo's size; what
-lies outside 0 to 1 is cut off.
+exactly 1 (half precision, weights rounded in a record): each is divided by its own sum.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from captioner.vision.transform import Box
+from captioner.errors import DataError
+from captioner.vision.geometry import Box
+from captioner_training.evaluation.bootstrap import mean_table, summary
+from captioner_training.evaluation.boxes import BoxedObject, Boxes, box_coverage
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.hallucination import mentions
 
 __all__ = [
-    "box_coverage",
+    "category_grounding",
     "center_weighted_attention",
     "mass_in_boxes",
+    "object_grounding",
+    "person_grounding",
     "points_at",
     "uniform_attention",
     "word_distance",
@@ -27,61 +33,27 @@ __all__ = [
 
 
 def word_distance(attention: Tensor) -> float:
-    """Measure how much the attention moves between the words of one caption: 0 (never) to 1.
+    """Measure how much the attention (words, rows, columns) moves in a caption: 0 (never) to 1.
 
     The mean, over every pair of words, of the total-variation distance between their maps: half
-    the sum of absolute differences, which is the share of attention that would have to move.
-
-    `attention` is (words, rows, columns). Fewer than two words have no pair, and the answer is nan:
-    0 would claim that the attention stood still. Average over captions with `nanmean`.
-
-    Raises ValueError when a map is not one: another shape, negative, not finite, or all zero.
+    the sum of absolute differences, which is the share of attention that would have to move. nan
+    for fewer than two words: 0 would claim that the attention stood still.
     """
-    maps = _normalized(attention, dimensions=3).flatten(1)
-    if len(maps) < 2:
+    if len(attention) < 2:
         return math.nan
-    return min(torch.pdist(maps, p=1).mean().item() / 2, 1.0)
+    return min(torch.pdist(_normalized(attention).flatten(1), p=1).mean().item() / 2, 1.0)
 
 
 def mass_in_boxes(attention: Tensor, boxes: Sequence[Box]) -> float:
-    """Measure the share of the attention that falls inside the boxes: 0 to 1.
+    """Measure the share of the attention (rows, columns) that falls inside the boxes: 0 to 1.
 
     Exact: a cell's weight is spread evenly over the cell, a cell partly inside counts by its
-    covered area, and where boxes overlap it counts once. No boxes: 0.
-
-    `attention` is (rows, columns). Raises ValueError as `word_distance` does, and for a box whose
-    left is not at or before its right, or top and bottom likewise.
+    covered area, and where boxes overlap it counts once.
     """
-    weights = _normalized(attention, dimensions=2)
+    weights = _normalized(attention)
     rows, columns = weights.shape
     inside = weights * box_coverage(boxes, rows=rows, columns=columns).to(weights.device)
     return min(inside.sum().item(), 1.0)
-
-
-def box_coverage(boxes: Sequence[Box], *, rows: int, columns: int) -> Tensor:
-    """Measure how much of each cell lies inside the union of the boxes.
-
-    By coordinate compression: the lines of the grid and the edges of the boxes cut the grid into
-    rectangles, each of them wholly inside or outside every box, and wholly in one cell.
-
-    Returns (rows, columns), float64, in [0, 1]. Raises ValueError for an empty grid or a bad box.
-    """
-    _check_grid(rows, columns)
-    # In units of cells, where the lines of the grid are whole numbers and hence exact.
-    scale = torch.tensor([columns, rows, columns, rows], dtype=torch.float64)
-    lefts, tops, rights, bottoms = (_checked(boxes).clamp(0, 1) * scale).unbind(1)
-    xs = torch.cat([torch.arange(columns + 1), lefts, rights]).sort().values
-    ys = torch.cat([torch.arange(rows + 1), tops, bottoms]).sort().values
-    x, y = (xs[1:] + xs[:-1]) / 2, (ys[1:] + ys[:-1]) / 2  # the rectangles' centres
-    in_columns = (lefts[:, None] < x) & (x < rights[:, None])
-    in_rows = (tops[:, None] < y) & (y < bottoms[:, None])
-    covered = (in_rows[:, :, None] & in_columns[:, None, :]).any(dim=0)
-    areas = torch.outer(ys.diff(), xs.diff()) * covered
-    # The clamp is for strips without width at the far edge, whose centre is the edge itself.
-    row_of, column_of = y.long().clamp(max=rows - 1), x.long().clamp(max=columns - 1)
-    by_row = areas.new_zeros(rows, len(x)).index_add_(0, row_of, areas)
-    cells = areas.new_zeros(rows, columns).index_add_(1, column_of, by_row)
-    return cells.clamp_(max=1)  # the parts of a whole cell sum to 1 up to rounding
 
 
 def points_at(attention: Tensor, boxes: Sequence[Box]) -> bool:
@@ -90,24 +62,15 @@ def points_at(attention: Tensor, boxes: Sequence[Box]) -> bool:
     The pointing game of Zhang et al. 2016, "Top-down Neural Attention by Excitation Backprop",
     without its tolerance of 15 pixels: a cell of the grid is wider than that already. Of equal
     cells the first in reading order counts, so for a uniform map the answer means nothing.
-
-    `attention` is (rows, columns). Raises ValueError as `mass_in_boxes` does.
     """
-    weights = _normalized(attention, dimensions=2)
-    rows, columns = weights.shape
-    row, column = divmod(int(weights.argmax()), columns)
+    rows, columns = attention.shape
+    row, column = divmod(int(_normalized(attention).argmax()), columns)
     x, y = (column + 0.5) / columns, (row + 0.5) / rows
-    lefts, tops, rights, bottoms = _checked(boxes).unbind(1)
-    return bool(((lefts <= x) & (x <= rights) & (tops <= y) & (y <= bottoms)).any())
+    return any(box[0] <= x <= box[2] and box[1] <= y <= box[3] for box in boxes)
 
 
 def uniform_attention(rows: int, columns: int) -> Tensor:
-    """Make the map that looks nowhere in particular, (rows, columns), summing to 1.
-
-    Its mass in boxes is the boxes' area: a word that names nothing should score about this.
-    Raises ValueError for an empty grid.
-    """
-    _check_grid(rows, columns)
+    """Make the map (rows, columns) of no place in particular; its mass in boxes is their area."""
     return torch.full((rows, columns), 1 / (rows * columns))
 
 
@@ -122,12 +85,7 @@ def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> T
     photos whose person boxes are at hand (its mean is at 0.50, 0.51). A narrower one is harder to
     beat: the mass in those boxes is 0.29 for the uniform map, 0.38 for sigma 0.25 and 0.49 for
     sigma 0.1. Compare with one about as narrow as the attention that is judged.
-
-    Raises ValueError for an empty grid or a sigma that is not positive.
     """
-    _check_grid(rows, columns)
-    if not sigma > 0:
-        raise ValueError(f"sigma must be positive, not {sigma}")
 
     def bell(cells: int) -> Tensor:
         offset = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 0.5
@@ -137,29 +95,97 @@ def center_weighted_attention(rows: int, columns: int, sigma: float = 0.25) -> T
     return torch.outer(bell(rows), bell(columns)).to(torch.get_default_dtype())
 
 
-def _normalized(attention: Tensor, *, dimensions: int) -> Tensor:
-    """Return the maps in float64, each summing to 1."""
-    if attention.dim() != dimensions or attention.shape[-1] * attention.shape[-2] == 0:
-        names = "(words, rows, columns)" if dimensions == 3 else "(rows, columns)"
-        raise ValueError(f"attention must be {names}, not of shape {tuple(attention.shape)}")
+def _normalized(attention: Tensor) -> Tensor:
+    """Return the maps (..., rows, columns) in float64, each summing to 1."""
     weights = attention.detach().double()
-    totals = weights.sum(dim=(-2, -1), keepdim=True)
-    if not bool((weights >= 0).all() and (totals > 0).all() and totals.isfinite().all()):
-        raise ValueError("attention must be finite, not negative, and not all zero")
-    return weights / totals
+    return weights / weights.sum(dim=(-2, -1), keepdim=True)
 
 
-def _checked(boxes: Sequence[Box]) -> Tensor:
-    """Return the boxes as (boxes, 4), float64."""
-    table = torch.tensor([tuple(box) for box in boxes], dtype=torch.float64).reshape(-1, 4)
-    # Written so that nan, which compares false, is refused too.
-    if not bool((table[:, 2:] >= table[:, :2]).all()):
-        raise ValueError(
-            "a box must be (left, top, right, bottom) with left <= right, top <= bottom"
-        )
-    return table
+def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
+    """Measure how much attention words for people leave inside the boxes of people.
+
+    Args:
+        captioned: a captioned split.
+        boxes: of its images; those of category `person`, or without one.
+
+    Returns:
+        Means over all words for people in images with boxes: the share of attention inside the
+        boxes (`attention`), what uniform and centre-weighted attention would leave there, and how
+        often the most attended cell lies in a box (`pointing`), beside a cell by chance and the
+        middle one; with `intervals` over images.
+
+    Raises:
+        DataError: no caption speaks of people where there are boxes, or the model does not attend.
+
+    """
+    found = category_grounding(captioned, boxes, "person")
+    if found is None:
+        raise DataError("there are no boxes for images whose captions mention people")
+    return found
 
 
-def _check_grid(rows: int, columns: int) -> None:
-    if rows < 1 or columns < 1:
-        raise ValueError(f"a grid needs at least one row and one column, not {rows} x {columns}")
+def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
+    """Measure the same for words that name any category but people, at the name's last word.
+
+    Returns:
+        As person_grounding, for all of them together; and `categories`, each by itself.
+
+    Raises:
+        DataError: no caption names a category where it has boxes, or the model does not attend.
+
+    """
+    names = {one.category for each in boxes.values() for one in each} - {"", "person"}
+    together = category_grounding(captioned, boxes, *names)
+    if together is None:
+        raise DataError("there are no boxes for images whose captions name their categories")
+    each = {name: category_grounding(captioned, boxes, name) for name in sorted(names)}
+    return {**together, "categories": {name: one for name, one in each.items() if one is not None}}
+
+
+def category_grounding(
+    captioned: Sequence[Captioned], boxes: Boxes, *categories: str
+) -> dict[str, object] | None:
+    """Measure words for these categories; None where no caption names one that has boxes.
+
+    Raises:
+        DataError: the model does not attend.
+
+    """
+    sums: dict[str, list[float]] = defaultdict(list)
+    for one in captioned:
+        for name, value in _in_boxes(one, boxes.get(one.image.id, ()), categories).items():
+            sums[name].append(value)
+    counts = sums.pop("words", [])
+    if not sum(counts):
+        return None
+    tables = {name: mean_table(values, counts) for name, values in sums.items()}
+    return {"words": sum(counts), **summary(tables)}
+
+
+def _in_boxes(
+    one: Captioned, objects: Sequence[BoxedObject], categories: Sequence[str]
+) -> dict[str, float]:
+    """Sum over the words of one image what their attention leaves in the boxes they name."""
+    if one.attention is None:
+        raise DataError("the model captions without attention: there is nothing to compare")
+    rows, columns = one.attention.shape[1:]
+    uniform, centre = uniform_attention(rows, columns), center_weighted_attention(rows, columns)
+    cells = torch.eye(rows * columns).reshape(-1, rows, columns)
+    sums: dict[str, float] = dict.fromkeys(
+        ("words", "attention", "uniform", "center_weighted", "pointing", "pointing_uniform",
+         "pointing_center"), 0.0
+    )  # fmt: skip
+    for said in mentions(one.words):
+        boxes = [thing.box for thing in objects if (thing.category or "person") == said.category]
+        if said.category not in categories or not boxes:
+            continue
+        attention = one.attention[said.end - 1]
+        sums["words"] += 1
+        sums["attention"] += mass_in_boxes(attention, boxes)
+        sums["uniform"] += mass_in_boxes(uniform, boxes)
+        sums["center_weighted"] += mass_in_boxes(centre, boxes)
+        sums["pointing"] += points_at(attention, boxes)
+        # Uniform attention points anywhere: by chance as often as cells have their centre inside.
+        sums["pointing_uniform"] += sum(points_at(cell, boxes) for cell in cells) / len(cells)
+        sums["pointing_center"] += points_at(centre, boxes)
+    return sums

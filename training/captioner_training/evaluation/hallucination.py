@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
-from captioner_training.evaluation.bootstrap import estimate, mean_table, told
-from captioner_training.evaluation.categories import named_categories
+import yaml
 
-__all__ = ["hallucination"]
+from captioner_training.evaluation.bootstrap import mean_table, summary
+from captioner_training.evaluation.boxes import Boxes
+
+__all__ = [
+    "Mention",
+    "categories",
+    "categories_there",
+    "hallucination",
+    "mentions",
+    "named_categories",
+]
 
 Words = Sequence[str]
+
+
+class Mention(NamedTuple):
+    """A category that a caption names with its words from `first` to before `end`."""
+
+    category: str
+    first: int
+    end: int
+
+
+def mentions(words: Words) -> list[Mention]:
+    """Find the categories that a caption names, in its order.
+
+    >>> mentions("two men with a hot dog beside train tracks".split())
+    [Mention(category='person', first=1, end=2), Mention(category='hot dog', first=4, end=6)]
+    """
+    names, found, at = _names(), [], 0
+    while at < len(words):
+        # A name of two words goes first: a hot dog is no dog.
+        size = 2 if at + 2 <= len(words) and tuple(words[at : at + 2]) in names else 1
+        if category := names.get(tuple(words[at : at + size])):
+            found.append(Mention(category, at, at + size))
+        at += size
+    return found
+
+
+def named_categories(words: Words) -> list[str]:
+    """List the categories that a caption names, once for each mention."""
+    return [one.category for one in mentions(words)]
 
 
 def hallucination(
@@ -32,21 +73,54 @@ def hallucination(
         objects were given. None where no object is mentioned.
 
     """
-    wrong, mentions = [], []
+    wrong, count = [], []
     for at, (texts, caption) in enumerate(zip(references, captions, strict=True)):
         there = {category for words in texts for category in named_categories(words)}
         there |= set(objects[at]) if objects is not None else set()
         said = named_categories(caption)
-        mentions.append(len(said))
+        count.append(len(said))
         wrong.append(sum(category not in there for category in said))
-    if not sum(mentions):
+    if not sum(count):
         return None
     tables = {
-        "CHAIR_i": mean_table(wrong, mentions, scale=100),
-        "CHAIR_s": mean_table([count > 0 for count in wrong], scale=100),
+        "CHAIR_i": mean_table(wrong, count, scale=100),
+        "CHAIR_s": mean_table([each > 0 for each in wrong], scale=100),
     }
-    return {
-        "mentions": sum(mentions),
-        "annotated": objects is not None,
-        **told(estimate(tables)),
-    }
+    return {"mentions": sum(count), "annotated": objects is not None, **summary(tables)}
+
+
+def categories_there(boxes: Boxes | None, ids: Sequence[int | str]) -> list[set[str]] | None:
+    """Say which categories of objects each of these images has; None where no boxes are known."""
+    if boxes is None:
+        return None
+    return [{one.category or "person" for one in boxes.get(image, ())} for image in ids]
+
+
+@cache
+def categories() -> tuple[str, ...]:
+    """Name COCO's 80 categories."""
+    return ("person", *_lists()["categories"])
+
+
+@cache
+def _lists() -> dict[str, Any]:
+    file = files("captioner_training.evaluation").joinpath("categories.yaml")
+    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def _names() -> dict[tuple[str, ...], str]:
+    """Give the category of each name, as words; "" for what only looks like a name."""
+    lists = _lists()
+    found: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
+    for category, others in lists["categories"].items():
+        for name in (category, *filter(None, others.split(", "))):
+            *before, last = name.split()
+            ending = "es" if last.endswith(("s", "x", "ch", "sh")) else "s"
+            for form in (last, lists["plurals"].get(last, last + ending)):
+                found[(*before, form)] = category
+    for category, phrases in lists["phrases"].items():
+        for phrase in phrases.split(", "):
+            found[tuple(phrase.split())] = "" if category == "none" else category
+    return found

@@ -15,14 +15,15 @@ from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.boxes import Boxes, categories_there
+from captioner_training.evaluation.boxes import Boxes
 from captioner_training.evaluation.calibration import Calibration
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.confidence import measure_confidence
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.facts import describe_captions
-from captioner_training.evaluation.familiar import measure_familiarity
-from captioner_training.evaluation.grounded import object_grounding, person_grounding
+from captioner_training.evaluation.familiarity import measure_familiarity
+from captioner_training.evaluation.grounding import object_grounding, person_grounding
+from captioner_training.evaluation.hallucination import categories_there
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.predictions import (
     Target,
@@ -31,8 +32,8 @@ from captioner_training.evaluation.predictions import (
     write_predictions,
 )
 from captioner_training.evaluation.rows import image_rows
-from captioner_training.evaluation.scores import fallback_scores, official_scores
-from captioner_training.evaluation.split import caption_split, score_split
+from captioner_training.evaluation.scores import fallback_scores, official_scores, score_split
+from captioner_training.evaluation.split import caption_split
 
 __all__ = ["Asked", "BatchMeasure", "CaptionedSplit"]
 

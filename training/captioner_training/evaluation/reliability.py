@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, with_intervals
 
 __all__ = [
     "BINS",
@@ -65,7 +65,7 @@ def measure_reliability(
         **(beside or {}),
     }
     bins = {"bins": reliability_bins(rows), "bins_calibrated": reliability_bins(after)}
-    return {**told(estimate(tables)), **bins}
+    return {**with_intervals(estimate(tables)), **bins}
 
 
 def reliability_rows(

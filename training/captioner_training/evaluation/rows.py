@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioner_training.evaluation.categories import named_categories
+from captioner_training.evaluation.hallucination import named_categories
 from captioner_training.evaluation.image_row import ImageRow
 from captioner_training.evaluation.predictions import Target
 from captioner_training.evaluation.scores import score_tables

@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 
 from captioner.errors import CaptionerError
 from captioner_training.evaluation.bleu import bleu_of_each, bleu_tables, tables_of_counts
-from captioner_training.evaluation.bootstrap import Estimate, Table, estimate, mean_table, told
+from captioner_training.evaluation.bootstrap import (
+    Estimate,
+    Table,
+    estimate,
+    mean_table,
+    with_intervals,
+)
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.grounding import word_distance
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.evaluation.rouge import rouge_l, rouge_of_each
 from captioner_training.losses.cider import CiderD
 
-__all__ = ["fallback_scores", "human_scores", "official_scores", "score_tables"]
+__all__ = ["fallback_scores", "human_scores", "official_scores", "score_split", "score_tables"]
 
 Floats = NDArray[np.float64]
 Words = Sequence[str]
@@ -89,9 +97,9 @@ def _with_meteor(
     scores: dict[str, Estimate], meteor: Callable[[], dict[str, Estimate]]
 ) -> dict[str, object]:
     try:
-        return told(scores | meteor())
+        return with_intervals(scores | meteor())
     except CaptionerError as error:
-        return {**told(scores), "METEOR": {"error": error.record()}}
+        return {**with_intervals(scores), "METEOR": {"error": error.record()}}
 
 
 def _nested(references: Sequence[Sequence[str]]) -> list[list[list[str]]]:
@@ -114,8 +122,8 @@ def fallback_scores(
     """
     return {
         "tokenizer": FALLBACK_TOKENIZER,
-        **told(estimate(score_tables(references, captions, corpus=corpus))),
-        "human": told(human_scores(references, corpus=corpus)),
+        **with_intervals(estimate(score_tables(references, captions, corpus=corpus))),
+        "human": with_intervals(human_scores(references, corpus=corpus)),
     }
 
 
@@ -177,3 +185,25 @@ def _turns(rows: Sequence[Floats]) -> Floats:
 def _mean(sums: Floats) -> Floats:
     found: Floats = sums[..., 0] / sums[..., 1]
     return found
+
+
+def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
+    """Score a split: BLEU, ROUGE-L, CIDEr-D, different and exact captions, how attention moves.
+
+    On the model's own tokens. `attention_distance` is the total-variation distance between the
+    words of a caption, averaged over the captions of two words or more.
+    """
+    references = [one.image.words for one in captioned]
+    tables = score_tables(references, [one.words for one in captioned])
+    scores = {name: table.value() for name, table in tables.items()}
+    scores["different"] = float(len({tuple(one.words) for one in captioned}))
+    exact = sum(tuple(one.words) in one.image.words for one in captioned)
+    scores["exact"] = 100 * exact / len(captioned)
+    distances = [
+        word_distance(one.attention)
+        for one in captioned
+        if one.attention is not None and len(one.words) > 1
+    ]
+    scores["attention_distance"] = sum(distances) / max(1, len(distances))
+    scores["words"] = sum(len(one.words) for one in captioned) / len(captioned)
+    return scores

@@ -1,4 +1,4 @@
-"""Captioning a whole split, and what can be said of the result without another scorer."""
+"""Captioning a whole split."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from captioner_training.data.dataset import starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.grounding import word_distance
-from captioner_training.evaluation.scores import score_tables
 
-__all__ = ["BATCH", "StoredGrids", "caption_split", "score_split"]
+__all__ = ["BATCH", "StoredGrids", "caption_split"]
+
 
 BATCH = 50
 """Images that are captioned at once."""
@@ -126,25 +125,3 @@ def _encoded(
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
         yield grid
-
-
-def score_split(captioned: Sequence[Captioned]) -> dict[str, float]:
-    """Score a split: BLEU, ROUGE-L, CIDEr-D, different and exact captions, how attention moves.
-
-    On the model's own tokens. `attention_distance` is the total-variation distance between the
-    words of a caption, averaged over the captions of two words or more.
-    """
-    references = [one.image.words for one in captioned]
-    tables = score_tables(references, [one.words for one in captioned])
-    scores = {name: table.value() for name, table in tables.items()}
-    scores["different"] = float(len({tuple(one.words) for one in captioned}))
-    exact = sum(tuple(one.words) in one.image.words for one in captioned)
-    scores["exact"] = 100 * exact / len(captioned)
-    distances = [
-        word_distance(one.attention)
-        for one in captioned
-        if one.attention is not None and len(one.words) > 1
-    ]
-    scores["attention_distance"] = sum(distances) / max(1, len(distances))
-    scores["words"] = sum(len(one.words) for one in captioned) / len(captioned)
-    return scores

@@ -21,7 +21,8 @@ from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.references import foresee
-from captioner_training.evaluation.split import BATCH, StoredGrids, caption_split, score_split
+from captioner_training.evaluation.scores import score_split
+from captioner_training.evaluation.split import BATCH, StoredGrids, caption_split
 from captioner_training.recipe import Recipe
 
 __all__ = ["scene_pointing", "validate"]

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from captioner.vocabulary import PAD
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.boxes import BoxedObject
-from captioner_training.evaluation.categories import mentions
-from captioner_training.evaluation.grounding import box_coverage
+from captioner_training.evaluation.boxes import BoxedObject, box_coverage
+from captioner_training.evaluation.hallucination import mentions
 
 __all__ = ["SupervisedAttention"]
 

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.checkpoint import load_checkpoint
     from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
     from captioner.predictor import Captioner
-    from captioner_training.evaluation.familiar import pooled_grids, some_photos
+    from captioner_training.evaluation.familiarity import pooled_grids, some_photos
 
     train = some_photos(folders, "train", arguments.photos)
     if len(train) < _FEWEST:

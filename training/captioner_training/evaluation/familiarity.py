@@ -16,7 +16,7 @@ from captioner.predictor import Captioner
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.data.reading import read_dataset
-from captioner_training.evaluation.bootstrap import told
+from captioner_training.evaluation.bootstrap import with_intervals
 from captioner_training.evaluation.confidence import rank_correlation
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids", "some_photos"]
@@ -84,7 +84,7 @@ def measure_familiarity(
         raise DataError("the checkpoint has no familiarity: run `captioner familiarity`")
     far = known.distances(means)
     near = rank_correlation(-far.double().numpy(), np.asarray(quality, np.float64))
-    report = told({"rank_correlation": near})
+    report = with_intervals({"rank_correlation": near})
     if unlike is not None:
         squares = []
         for path in sorted(unlike.iterdir()):
