@@ -16,8 +16,7 @@ from torch import nn
 
 from captioner import Captioner
 from captioner.errors import CheckpointFormatError
-from captioner.familiarity import Familiarity
-from captioner.familiarity_file import digest_encoder, familiarity_file
+from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
 from captioner_training.evaluation.familiarity import auroc
 from tests.conftest import make_tiny
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from captioner_training.distributed import Processes
-from captioner_training.evaluation import split, validation
+from captioner_training.evaluation import split
 from captioner_training.recipe_file import load_recipe
 from captioner_training.reporting.clock import Clock
 from captioner_training.train import train
@@ -36,8 +36,7 @@ stages:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Run the recipe in this process, three batches a validation."""
-    for module in (split, validation):
-        monkeypatch.setattr(module, "BATCH", 5)
+    monkeypatch.setattr(split, "BATCH", 5)
     path = tmp_path / "miniature.yaml"
     path.write_text(RECIPE)
 

@@ -38,8 +38,7 @@ from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.grounding import category_grounding
 from captioner_training.evaluation.scores import score_tables
-from captioner_training.evaluation.split import caption_split
-from captioner_training.evaluation.validation import scene_pointing
+from captioner_training.evaluation.split import caption_split, scene_pointing
 from captioner_training.precision import settled
 from captioner_training.recipe import Recipe
 from captioner_training.run_recipe import goes_on, plain, read_note, recipe_there, with_defaults

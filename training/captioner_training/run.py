@@ -17,7 +17,7 @@ from captioner.errors import GenerationError
 from captioner_training.data.batches import stage_sampler
 from captioner_training.data.corpus import Corpus
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.validation import validate
+from captioner_training.evaluation.split import validate
 from captioner_training.initialization import build_model
 from captioner_training.interrupts import Interrupts
 from captioner_training.losses.supervision import SupervisedAttention

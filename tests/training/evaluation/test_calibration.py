@@ -11,46 +11,36 @@ import torch
 
 from captioner.generation.hypothesis import Hypothesis
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.evaluation.calibration import cross_fitted
-from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.confidence import (
+from captioner_training.evaluation.calibration import (
     coverage_curve,
+    cross_fitted,
     measure_confidence,
     rank_correlation,
+    reliability,
 )
-from captioner_training.evaluation.reliability import (
-    calibration_table,
-    reliability_bins,
-    reliability_rows,
+from captioner_training.evaluation.captioned import Captioned
+
+
+@pytest.mark.parametrize(
+    ("confidence", "right", "error"),
+    [
+        # Bin (0.5, 0.6]: mean 0.55, 1 of 2 right, gap 0.05. Bin (0.9, 1]: mean 0.95, none of 1
+        # right, gap 0.95. (2 * 0.05 + 1 * 0.95) / 3 = 0.35.
+        ([0.52, 0.58, 0.95], [1, 0, 0], 0.35),
+        # The means agree (0.5 and 0.5), the bins are off by 0.8 each.
+        ([0.2, 0.8], [1, 0], 0.8),
+        ([0.0], [0.0], 0),
+        ([1.0], [1.0], 0),
+    ],
 )
-
-
-def error(confidence: list[float], right: list[float]) -> float:
-    rows = reliability_rows(confidence, right, [0] * len(right), images=1)
-    return calibration_table(rows).value() / 100
-
-
-def test_the_gap_of_each_bin_counts_by_its_size() -> None:
-    # Bin (0.5, 0.6]: mean 0.55, 1 of 2 right, gap 0.05. Bin (0.9, 1]: mean 0.95, none of 1 right,
-    # gap 0.95. (2 * 0.05 + 1 * 0.95) / 3 = 0.35.
-    assert error([0.52, 0.58, 0.95], [1, 0, 0]) == pytest.approx(0.35)
-
-
-def test_gaps_of_different_bins_do_not_cancel() -> None:
-    # 0.2 and right, 0.8 and wrong: the means agree (0.5 and 0.5), the bins are off by 0.8 each.
-    assert error([0.2, 0.8], [1, 0]) == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0])
-def test_the_ends_of_the_scale_lie_in_a_bin(confidence: float) -> None:
-    assert error([confidence], [confidence]) == 0.0
-
-
-def test_bins_are_told_with_their_means() -> None:
-    rows = reliability_rows([0.52, 0.58, 0.95], [1, 0, 0], [0, 1, 1], images=2)
-    first, last = reliability_bins(rows)
-    assert first == pytest.approx({"count": 2, "confidence": 0.55, "right": 0.5})
-    assert last == pytest.approx({"count": 1, "confidence": 0.95, "right": 0})
+def test_the_gap_of_each_bin_counts_by_its_size(
+    confidence: list[float], right: list[float], error: float
+) -> None:
+    table, bins = reliability(confidence, right, [0] * len(right), images=1)
+    assert table.value() / 100 == pytest.approx(error)
+    assert sum(one["count"] for one in bins) == len(right)
+    if len(right) == 3:
+        assert bins[0] == pytest.approx({"count": 2, "confidence": 0.55, "right": 0.5})
 
 
 def test_each_half_is_calibrated_by_the_other() -> None:

@@ -1,23 +1,35 @@
-"""The numbers are worked by hand in the comments; none is copied from the code's output."""
+"""Boxes on the grid, and attention in them; numbers are worked by hand in the comments."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from captioner.vision.geometry import Box
-from captioner_training.evaluation.boxes import box_coverage
+from captioner import DataError
+from captioner.vision.transform import Box, Transform, TransformConfig
+from captioner_training.evaluation.boxes import box_coverage, check_boxes, read_boxes
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import (
     center_weighted_attention,
     mass_in_boxes,
+    object_grounding,
+    person_grounding,
     points_at,
     uniform_attention,
     word_distance,
 )
+from captioner_training.evaluation.split import scene_pointing
+
+SQUASH = Transform(TransformConfig(mode="squash", size=64))
+CROP = Transform(TransformConfig(mode="crop", size=64))
 
 
 def one_hot(row: int, column: int, *, rows: int = 2, columns: int = 2) -> Tensor:
@@ -26,30 +38,41 @@ def one_hot(row: int, column: int, *, rows: int = 2, columns: int = 2) -> Tensor
     return attention
 
 
-def test_words_that_look_at_different_cells_are_at_distance_one() -> None:
-    # |1-0| + |0-1| = 2, halved.
-    assert word_distance(torch.stack([one_hot(0, 0), one_hot(1, 1)])) == 1.0
+def captioned(words: list[str], attention: Tensor, *, id: int = 7) -> Captioned:
+    image: Any = SimpleNamespace(id=id)
+    hypothesis: Any = None
+    return Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
 
 
-def test_words_that_look_alike_are_at_distance_zero() -> None:
-    assert word_distance(uniform_attention(3, 4).expand(5, 3, 4)) == 0.0
+def write(path: Path, boxes: list[tuple[str, list[float]]], *, width: int, height: int) -> Path:
+    names = sorted({name for name, _ in boxes})
+    content = {
+        "images": [{"id": 7, "width": width, "height": height}],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(names)],
+        "annotations": [
+            {"image_id": 7, "category_id": names.index(name), "bbox": box} for name, box in boxes
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return path
 
 
-def test_distance_is_the_mean_over_pairs() -> None:
-    # One-hot to uniform over four cells: (|1 - 1/4| + 3 * 1/4) / 2 = 3/4. The pairs of
-    # (a, a, uniform) are 0, 3/4 and 3/4: their mean is 1/2.
-    maps = torch.stack([one_hot(0, 0), one_hot(0, 0), uniform_attention(2, 2)])
-    assert word_distance(maps) == pytest.approx(0.5)
-
-
-def test_distance_does_not_depend_on_the_scale_of_a_map() -> None:
-    maps = torch.stack([one_hot(0, 0) * 0.98, uniform_attention(2, 2) * 3])
-    assert word_distance(maps) == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize("words", [0, 1])
-def test_fewer_than_two_words_have_no_distance(words: int) -> None:
-    assert math.isnan(word_distance(torch.ones(words, 2, 2)))
+@pytest.mark.parametrize(
+    ("maps", "distance"),
+    [
+        ([one_hot(0, 0), one_hot(1, 1)], 1),  # |1-0| + |0-1| = 2, halved
+        ([uniform_attention(2, 2)] * 5, 0),
+        # One-hot to uniform over four cells: (|1 - 1/4| + 3 * 1/4) / 2 = 3/4. The pairs of
+        # (a, a, uniform) are 0, 3/4 and 3/4: their mean is 1/2.
+        ([one_hot(0, 0), one_hot(0, 0), uniform_attention(2, 2)], 0.5),
+        ([one_hot(0, 0) * 0.98, uniform_attention(2, 2) * 3], 0.75),  # whatever their sums
+        ([one_hot(0, 0)], math.nan),
+    ],
+)
+def test_the_distance_of_words_is_the_attention_that_moves(
+    maps: list[Tensor], distance: float
+) -> None:
+    assert word_distance(torch.stack(maps)) == pytest.approx(distance, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +80,6 @@ def test_fewer_than_two_words_have_no_distance(words: int) -> None:
     [
         ([], 0.0),
         ([(0, 0, 1, 1)], 1.0),
-        ([(0, 0, 0.5, 1)], 0.5),
         # Half of the two left cells' width: 2 cells * 1/2 of 1/4 each.
         ([(0, 0, 0.25, 1)], 0.25),
         # A box inside one cell, 0.25 x 0.25 of the whole, in a uniform map: its area.
@@ -82,16 +104,11 @@ def test_mass_weighs_each_cell_by_the_part_that_is_covered() -> None:
     # x from 1/4 to 1, y from 1/2 to 3/4: of the lower cells, half of the left one's width and the
     # whole of the right one's, each at half its height: 0.3 * 1/2 * 1/2 + 0.4 * 1 * 1/2.
     assert mass_in_boxes(attention, [(0.25, 0.5, 1, 0.75)]) == pytest.approx(0.275)
-
-
-def test_a_map_is_rows_by_columns_and_a_box_is_x_before_y() -> None:
     # One row, four columns, all attention in the last column: the right quarter, any height.
-    attention = one_hot(0, 3, rows=1, columns=4)
-    assert mass_in_boxes(attention, [(0.75, 0, 1, 1)]) == 1.0
-    assert mass_in_boxes(attention, [(0, 0.75, 1, 1)]) == pytest.approx(0.25)
-
-
-def test_mass_is_a_share_of_the_attention_there_is() -> None:
+    last = one_hot(0, 3, rows=1, columns=4)
+    assert mass_in_boxes(last, [(0.75, 0, 1, 1)]) == 1.0
+    assert mass_in_boxes(last, [(0, 0.75, 1, 1)]) == pytest.approx(0.25)
+    # Of a map whose sum is not 1, the share of what there is.
     half = torch.full((2, 2), 0.1, dtype=torch.float16)
     assert mass_in_boxes(half, [(0, 0, 0.5, 1)]) == pytest.approx(0.5)
 
@@ -106,47 +123,33 @@ def test_coverage_agrees_with_counting_fine_pixels() -> None:
             x = sorted(rng.sample(range(columns * fine + 1), 2))
             y = sorted(rng.sample(range(rows * fine + 1), 2))
             w, h = columns * fine, rows * fine
-            boxes.append((x[0] / w, y[0] / h, x[1] / w, y[1] / h))
+            boxes.append(Box(x[0] / w, y[0] / h, x[1] / w, y[1] / h))
         painted = torch.zeros(rows * fine, columns * fine)
         for left, top, right, bottom in boxes:
             ys = slice(round(top * rows * fine), round(bottom * rows * fine))
             painted[ys, round(left * columns * fine) : round(right * columns * fine)] = 1
         counted = painted.view(rows, fine, columns, fine).mean(dim=(1, 3)).double()
-        torch.testing.assert_close(
-            box_coverage(boxes, rows=rows, columns=columns), counted, atol=1e-6, rtol=0
-        )
-
-
-def test_coverage_takes_an_edge_a_hair_from_the_border() -> None:
-    near = math.nextafter(1.0, 0.0)
-    coverage = box_coverage([(near, 0, 1, 1), (0, 0, near, near)], rows=3, columns=7)
-    torch.testing.assert_close(coverage, torch.ones(3, 7, dtype=torch.float64))
+        found = box_coverage(boxes, rows=rows, columns=columns)
+        torch.testing.assert_close(found, counted, atol=1e-6, rtol=0)
+    near = math.nextafter(1.0, 0.0)  # an edge a hair from the border
+    whole = box_coverage([Box(near, 0, 1, 1), Box(0, 0, near, near)], rows=3, columns=7)
+    torch.testing.assert_close(whole, torch.ones(3, 7, dtype=torch.float64))
 
 
 def test_pointing_looks_at_the_centre_of_the_highest_cell() -> None:
     attention = one_hot(0, 1, rows=2, columns=4)  # its centre is (3/8, 1/4)
-    assert points_at(attention, [(0.3, 0.2, 0.4, 0.3)])
     assert points_at(attention, [(0.375, 0.25, 1, 1)])  # on the corner
     assert points_at(attention, [(0.9, 0.9, 1, 1), (0, 0, 0.5, 0.5)])  # in any of them
     assert not points_at(attention, [(0.38, 0, 1, 1)])  # covers most of the cell, not its centre
     assert not points_at(attention, [(0.2, 0.3, 0.3, 0.4)])  # x and y swapped
-    assert not points_at(attention, [])
     # The second row, third column: centre (5/8, 3/4), and no other cell's centre is in this box.
-    lower = one_hot(1, 2, rows=2, columns=4)
-    assert points_at(lower, [(0.6, 0.7, 0.65, 0.8)])
-
-
-def test_baselines_sum_to_one() -> None:
-    for attention in (uniform_attention(3, 5), center_weighted_attention(3, 5)):
-        assert attention.shape == (3, 5)
-        assert attention.sum().item() == pytest.approx(1)
-    assert uniform_attention(3, 5).flatten().tolist() == pytest.approx([1 / 15] * 15)
+    assert points_at(one_hot(1, 2, rows=2, columns=4), [(0.6, 0.7, 0.65, 0.8)])
 
 
 def test_the_centre_is_where_the_centre_baseline_looks() -> None:
     attention = center_weighted_attention(7, 7, sigma=0.25)
-    torch.testing.assert_close(attention, attention.flip(0))
     torch.testing.assert_close(attention, attention.T)
+    assert attention.sum().item() == pytest.approx(1)
     # The next cell is 1/7 away: exp(-(1/7)^2 / (2 * 0.25^2)) = exp(-0.163265) = 0.84936.
     assert (attention[3, 4] / attention[3, 3]).item() == pytest.approx(0.84936, abs=1e-4)
     # On a grid of another shape the spread stays a fraction of each side: on 14 columns the cells
@@ -155,7 +158,84 @@ def test_the_centre_is_where_the_centre_baseline_looks() -> None:
     assert (wide[3, 8] / wide[3, 7]).item() == pytest.approx(0.92161, abs=1e-4)
 
 
-def test_a_tiny_sigma_is_a_point_and_not_nan() -> None:
-    torch.testing.assert_close(
-        center_weighted_attention(3, 3, sigma=1e-6), one_hot(1, 1, rows=3, columns=3)
+def test_attention_on_people_by_hand(tmp_path: Path) -> None:
+    # The person is the left half of the photo; the dog beside it does not count.
+    boxes = write(
+        tmp_path / "b.json", [("person", [0, 0, 50, 80]), ("dog", [50, 0, 50, 80])],
+        width=100, height=80,
+    )  # fmt: skip
+    left = torch.tensor([[0.6, 0.1], [0.2, 0.1]])  # 0.8 of it on the left, the highest cell too
+    right = torch.tensor([[0.1, 0.5], [0.2, 0.2]])  # 0.3
+    one = captioned(["man", "and", "woman"], torch.stack([left, right, right]))
+    other = captioned(["man"], right[None], id=8)  # has no boxes
+    scores = person_grounding([one, other], read_boxes(boxes, SQUASH))
+    intervals = scores.pop("intervals")
+    expected = {"words": 2, "attention": 0.55, "uniform": 0.5, "center_weighted": 0.5}
+    # Of four equal cells in the middle the first one counts, which is on the left.
+    chance = {"pointing": 0.5, "pointing_uniform": 0.5, "pointing_center": 1}
+    assert scores == pytest.approx({**expected, **chance})
+    assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([0.55, 0.55])
+    with pytest.raises(DataError, match="whose captions mention people"):
+        person_grounding([captioned(["dog"], left[None])], read_boxes(boxes, SQUASH))
+
+
+def test_every_category_is_measured_by_itself_at_its_last_word(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "b.json",
+        [("person", [0, 0, 4, 8]), ("hot dog", [4, 0, 4, 8]), ("kite", [0, 0, 4, 4])],
+        width=8, height=8,
+    )  # fmt: skip
+    boxes = read_boxes(path, SQUASH)
+    left, right = one_hot(0, 0), torch.tensor([[0.0, 0.5], [0.0, 0.5]])
+    found = object_grounding(
+        [captioned(["hot", "dog", "cat"], torch.stack([left, right, left]))], boxes
     )
+    categories = found["categories"]
+    assert isinstance(categories, dict) and list(categories) == ["hot dog"]
+    assert found["words"] == categories["hot dog"]["words"] == 1 and found["attention"] == 1
+    with pytest.raises(DataError, match="name their categories"):
+        object_grounding([captioned(["cat"], right[None])], boxes)
+
+
+def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:
+    # Of a photo of 200 x 100 the crop shows the middle: x from 50 to 150.
+    boxes = write(tmp_path / "b.json", [("circle", [100, 0, 50, 50])], width=200, height=100)
+    (circle,) = read_boxes(boxes, CROP)[7]
+    assert circle.box == pytest.approx((0.5, 0, 1, 0.5))
+    (squashed,) = read_boxes(boxes, SQUASH)[7]
+    assert squashed.box == pytest.approx((0.5, 0, 0.75, 0.5))
+    # Attention at x 0.875 of the grid is inside what the crop shows, beside it when squashed.
+    attention = one_hot(0, 3, rows=2, columns=4)
+    said = [captioned(["circle"], attention[None])]
+    assert scene_pointing(said, boxes=boxes, transform=CROP) == 100
+    assert scene_pointing(said, boxes=boxes, transform=SQUASH) == 0
+
+
+IMAGE = '"images": [{"id": 1, "width": 2, "height": 2}]'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ('{"annotations": []}', "it has no list images"),
+        ("[]", "no list images and no list annotations"),
+        ("{", "is not JSON"),
+        ('{"images": [{"id": 1}], "annotations": []}', "lacks 'width'"),
+        (f'{{{IMAGE}, "annotations": [{{"image_id": 1}}]}}', "lacks 'bbox'"),
+        (
+            f'{{{IMAGE}, "annotations": [{{"image_id": 1, "bbox": [0, 0, -1, NaN]}}]}}',
+            "a bbox of the size -1 x nan",
+        ),
+        (
+            f'{{{IMAGE}, "annotations": [{{"image_id": 1, "bbox": [0, 0, 1, 1]}}]}}',
+            "for none of this split",
+        ),
+    ],
+)
+def test_files_without_boxes_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "boxes.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        check_boxes(path, SQUASH, ids={7, 8})

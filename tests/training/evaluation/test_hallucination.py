@@ -17,11 +17,12 @@ from captioner_training.evaluation.hallucination import (
     [
         ("a man rides his bike by two buses", ["person", "bicycle", "bus"]),
         ("a hot dog and a dog", ["hot dog", "dog"]),
-        ("a teddy bear on a couch", ["teddy bear", "couch"]),
         ("train tracks beside a train station", []),
         ("geese and sheep near knives", ["bird", "sheep", "knife"]),
         ("a clock tower", ["clock"]),
         ("people skiing on skis", ["person", "skis"]),
+        ("players and a football player", ["person", "person"]),
+        ("the male coach of a group he passes her", []),  # words that as often name something else
     ],
 )
 def test_captions_name_categories(caption: str, named: list[str]) -> None:
@@ -37,7 +38,6 @@ def test_there_are_cocos_eighty_categories() -> None:
 def test_mentions_are_placed_on_their_words() -> None:
     found = mentions(["two", "hot", "dogs", "by", "a", "man"])
     assert found == [("hot dog", 1, 3), ("person", 5, 6)]
-    assert mentions(["a", "football", "player"]) == [("person", 1, 3)]
 
 
 def test_hallucinated_objects_by_hand() -> None:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from captioner.checkpoint import Checkpoint
+from captioner.deletion import WordEffect
 from captioner.errors import GenerationError
 from captioner.familiarity import Familiarity
 from captioner.generation.hypothesis import Hypothesis
@@ -19,13 +20,15 @@ from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.deletion import DeletionTest
+from captioner_training.evaluation.deletion import (
+    DeletionTest,
+    summarize_content,
+    summarize_effects,
+)
 from captioner_training.evaluation.familiarity import pooled_grids
-from captioner_training.evaluation.measures import Asked, CaptionedSplit
+from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
 from tests.conftest import make_tiny
-
-EVERYTHING = Asked(calibration=True, deletion=True)
 
 
 class _Noted(ImageStore):
@@ -73,10 +76,10 @@ def test_each_photo_is_opened_and_encoded_once(
     watch = captioner.model.encoder.register_forward_hook(
         lambda _, pixels, __: encoded.append(len(pixels[0]))
     )
-    split = CaptionedSplit(captioner, images, asked=EVERYTHING, beam_size=2)
+    split = CaptionedSplit(captioner, images, calibration=True, deletion=True, beam_size=2)
     report: dict[str, object] = {}
-    assert measure_parts(report, split.parts()) == 0
-    rows = split.rows
+    assert not measure_parts(report, split.parts())
+    rows = split.rows()
     opened = (tmp_path / "opened").read_text().split()
     assert sorted(opened) == sorted(one.name for one in images) and sum(encoded) == len(images)
 
@@ -104,15 +107,15 @@ def test_the_surprise_by_references_is_in_nats_a_token(
     # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
     total = math.exp(3) + 13
     nats = (8 * math.log(total) - 3) / 8
-    split = CaptionedSplit(captioner, images[:3], asked=EVERYTHING, beam_size=1)
+    split = CaptionedSplit(captioner, images[:3], calibration=True, deletion=True, beam_size=1)
     report: dict[str, object] = {}
     measure_parts(report, split.parts())
     calibration = report["calibration"]
     assert isinstance(calibration, dict)
     assert calibration["cross_entropy"] == pytest.approx(nats)
     assert calibration["intervals"]["cross_entropy"] == pytest.approx([nats, nats])  # all alike
-    assert [row.cross_entropy for row in split.rows] == pytest.approx([nats] * 3)
-    assert [row.reference_tokens for row in split.rows] == [8] * 3
+    assert [row.cross_entropy for row in split.rows()] == pytest.approx([nats] * 3)
+    assert [row.reference_tokens for row in split.rows()] == [8] * 3
 
 
 def test_a_measure_that_fails_costs_itself(
@@ -122,9 +125,9 @@ def test_a_measure_that_fails_costs_itself(
         raise GenerationError("no numbers")
 
     monkeypatch.setattr(DeletionTest, "add", fail)
-    split = CaptionedSplit(captioner, images[:3], asked=EVERYTHING, beam_size=1)
+    split = CaptionedSplit(captioner, images[:3], calibration=True, deletion=True, beam_size=1)
     report: dict[str, object] = {}
-    assert measure_parts(report, split.parts()) == 1
+    assert measure_parts(report, split.parts())
     failed = report["deletion"]
     assert isinstance(failed, dict) and failed["error"]["detail"] == "no numbers"
     assert isinstance(calibration := report["calibration"], dict)
@@ -159,7 +162,7 @@ def test_the_deletion_test_begins_each_caption_as_its_style_does(
 def test_the_deletion_test_ends_where_it_is_told_to(
     images: list[CaptionedImage], captioner: Captioner
 ) -> None:
-    captioned = CaptionedSplit(captioner, images[:9], asked=Asked(), beam_size=1).captioned
+    captioned = CaptionedSplit(captioner, images[:9], beam_size=1).captioned
     pixels = torch.stack(
         [captioner.prepare(one.image.store.read(one.image.name)).pixels for one in captioned]
     )
@@ -182,3 +185,29 @@ def test_the_deletion_test_ends_where_it_is_told_to(
         assert isinstance(whole, dict) and isinstance(cut, dict)
         for name in ("words", "deletion", "insertion", "cells", "entropy"):
             assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-5)
+
+
+def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
+    def word(image: int, place: int, deletion: float, gate: float) -> WordEffect:
+        return WordEffect(image, place, 1, deletion, 0.5, 0.0, 0.0, 1.0, gate)
+
+    effects = [
+        word(0, 0, 9.0, 0.5),
+        word(0, 1, 1.5, 0.5),
+        word(1, 0, 2.5, 0.6),
+        word(1, 1, 7.0, 0.05),
+    ]
+    found = summarize_effects(effects, [["a", "dog"], ["cat", "runs"]])
+    content = found["content"]
+    assert isinstance(content, dict)
+    assert content["words"] == 2 and content["effect"] == pytest.approx(1.5)
+    assert content["intervals"]["effect"] == pytest.approx([1.0, 2.0])
+    assert content["gate"] == pytest.approx(0.55)
+    shut, function = found["content_shut_gate"], found["function"]
+    assert isinstance(shut, dict) and shut["effect"] == pytest.approx(6.5)
+    assert isinstance(function, dict) and function["effect"] == pytest.approx(8.5)
+    # All content words: 1.5 and 1 of one gate, 6.5 of another, less 0.5 by chance each.
+    whole = summarize_content(effects, [["a", "dog"], ["cat", "runs"]])
+    assert whole is not None and whole["words"] == 3
+    assert whole["effect"] == pytest.approx((1.0 + 2.0 + 6.5) / 3)
+    assert summarize_content(effects[:1], [["a", "dog"]]) is None

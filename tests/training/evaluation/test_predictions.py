@@ -1,4 +1,4 @@
-"""Captions made elsewhere, scored through the command; what is said of a file that is not right."""
+"""What `captioner evaluate` reads and writes beside photos; captions that were made elsewhere."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from subprocess import CompletedProcess
 import pytest
 
 from captioner import DataError
-from captioner_training.evaluation.elsewhere import CaptionsElsewhere
-from captioner_training.evaluation.facts import describe_captions, hash_split
+from captioner_training.evaluation.measures import CaptionSet
 from captioner_training.evaluation.predictions import (
+    Predictions,
     Target,
+    check_replaceable,
     read_predictions,
     write_predictions,
 )
-from tests import launcher
+from captioner_training.evaluation.report import hash_split
 
 Run = Callable[..., CompletedProcess[str]]
 
@@ -29,18 +30,15 @@ SPLIT = [
 ]
 
 
-@pytest.fixture
-def captions(tmp_path: Path) -> Path:
-    path = tmp_path / "captions.json"
-    images = [{"id": one.id, "file_name": one.name} for one in SPLIT]
-    notes = [{"image_id": one.id, "caption": text} for one in SPLIT for text in one.references]
-    path.write_text(json.dumps({"images": images, "annotations": notes}))
-    return path
-
-
 def write(path: Path, *entries: object) -> Path:
     path.write_text("".join(json.dumps(one) + "\n" for one in entries))
     return path
+
+
+def captions(path: Path, *targets: Target) -> Path:
+    images = [{"id": one.id, "file_name": one.name} for one in targets]
+    notes = [{"image_id": one.id, "caption": text} for one in targets for text in one.references]
+    return write(path, {"images": images, "annotations": notes})
 
 
 def test_coco_results_and_records_are_read_alike(tmp_path: Path) -> None:
@@ -64,11 +62,11 @@ def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> 
     )
     read = read_predictions(path, SPLIT)
     assert read.captions == ["a dog", " ", None]
-    told = "\n".join(read.problems)
-    assert "has one already, left out: the first counts (7 the first)" in told
-    assert "not in the split, left out (unknown.jpg the first)" in told
-    assert "without a word" in told and "say the image failed" in told
-    assert "no caption for 1 of 3 images (nine.jpg the first)" in told
+    problems = "\n".join(read.problems)
+    assert "has one already, left out: the first counts (7 the first)" in problems
+    assert "not in the split, left out (unknown.jpg the first)" in problems
+    assert "without a word" in problems and "say the image failed" in problems
+    assert "no caption for 1 of 3 images (nine.jpg the first)" in problems
 
 
 def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
@@ -116,54 +114,42 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str)
         read_predictions(path, SPLIT)
 
 
-def test_captions_of_a_part_are_scored_and_said_to_be_a_part(
-    captions: Path, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog"})
-    done = launcher.run("evaluate", "--captions", captions, "--score", path)
-    assert done.returncode == 1 and "no caption for 2 of 3 images" in done.stderr
-
-
 def test_the_hash_names_the_split_and_not_its_order() -> None:
     assert hash_split(SPLIT) == hash_split(SPLIT[::-1])
     assert hash_split(SPLIT) != hash_split(SPLIT[1:])
 
 
 def test_captions_are_described_by_hand_counts() -> None:
-    said = [["a", "dog"], ["a", "dog"], ["a", "b", "c", "a", "b", "c"], []]
-    found = describe_captions(said, references=[[["a"]]] * 4)
+    said = ["a dog", "a dog", "a b c a b c", ""]
+    split = [Target(id=at, name="", references=("a",)) for at in range(4)]
+    there = CaptionSet.elsewhere(Predictions(captions=[*said]), split)
+    found = there.parts(official=False, training=None, boxes=None)["captions"]()
+    assert isinstance(found, dict)
     deviation = pytest.approx(2.179449)  # the root of 19 / 4
     assert found["words"] == {"mean": 2.5, "deviation": deviation, "shortest": 0, "longest": 6}
     assert (found["distinct"], found["vocabulary"], found["empty"]) == (75, 4, 1)
     assert (found["repeats_three_words"], found["novel"]) == (25, None)
 
 
-def test_captions_without_spaces_are_scored_by_characters(tmp_path: Path) -> None:
+def test_captions_without_spaces_are_scored_by_characters() -> None:
     """A caption that is a reference but for a character shares most of it."""
     split = [
         Target(id=1, name="1.jpg", references=("一只狗在草地上跑",)),
         Target(id=2, name="2.jpg", references=("两只猫坐在桌子上",)),
     ]
-    path = write(
-        tmp_path / "out.jsonl",
-        {"image": "1.jpg", "caption": "一只狗在草地上"},
-        {"image": "2.jpg", "caption": "两只猫坐在桌子上"},
-    )
-    there = CaptionsElsewhere(read_predictions(path, split), split)
-    parts = there.parts(official=False, training=split, boxes=None)
+    read = Predictions(captions=["一只狗在草地上", "两只猫坐在桌子上"])
+    parts = CaptionSet.elsewhere(read, split).parts(official=False, training=split, boxes=None)
     scores, facts = parts["nltk"](), parts["captions"]()
     assert isinstance(scores, dict) and isinstance(facts, dict)
     assert scores["BLEU-1"] == pytest.approx(100 * math.exp(1 - 16 / 15))  # brevity: 15 of 16
     assert facts["novel"] == 50 and facts["words"]["mean"] == 7.5
 
 
-def test_the_command_scores_what_can_be_scored(
-    run_captioner: Run, captions: Path, tmp_path: Path
-) -> None:
-    right = tmp_path / "right.json"
+def test_the_command_scores_what_can_be_scored(run_main: Run, tmp_path: Path) -> None:
+    references, right = captions(tmp_path / "captions.json", *SPLIT), tmp_path / "right.json"
     write_predictions(right, SPLIT, [one.references[0] for one in SPLIT], [0.0] * 3)
-    options = ("--captions", captions, "--score", right)
-    result = run_captioner("evaluate", *options, "--training", captions, "--json")
+    options = ("--captions", references, "--score", right)
+    result = run_main("evaluate", *options, "--training", references, "--json")
     report = json.loads(result.stdout)
     assert (result.returncode, result.stderr) == (0, "")
     assert report["nltk"]["BLEU-1"] == pytest.approx(100)
@@ -173,10 +159,99 @@ def test_the_command_scores_what_can_be_scored(
     assert report["split"]["hash"] == hash_split(SPLIT) and report["captions"]["novel"] == 0
 
     part = write(tmp_path / "part.jsonl", {"image_id": 7, "caption": "a dog runs"})
-    result = run_captioner("evaluate", "--captions", captions, "--score", part, "--json")
+    result = run_main("evaluate", "--captions", references, "--score", part, "--json")
     report = json.loads(result.stdout)
     assert result.returncode == 1 and report["scored"] == 1
     assert "no caption for 2 of 3 images" in result.stderr and report["problems"]
     assert report["nltk"]["CIDEr"] > 0  # the document frequencies are of the whole split
-    result = run_captioner("evaluate", *options, "--calibration")
-    assert result.returncode == 2 and "--score reads captions alone" in result.stderr
+    table = run_main("evaluate", "--captions", references, "--score", part).stdout
+    text = " ".join(table.split())
+    assert f"captions {part}, for 1 of the images: no score" in text
+    assert "checkpoint" not in text and "CIDEr" in text and "{" not in text
+
+
+TARGETS = [Target(id=at, name=f"{at}.jpg", references=("a dog",)) for at in (1, 2)]
+SIDE = "--boxes others.json --corpus less.json --training broken.json --compare split.json"
+IN_SIDE = (
+    "others.json has boxes for 1 images, but for none of this split",
+    "--corpus less.json is not the whole of this split: it lacks 1 of its 2 images, 2.jpg",
+    "broken.json is not JSON",
+    "split.json is no report.json",
+)
+PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "messages"),
+    [
+        ("--captions split.json --score s.json --calibration", 2, ["--score reads captions alone"]),
+        # All that is wrong is said at once.
+        (f"{PHOTOS} {SIDE}", 1, IN_SIDE),
+        (
+            f"--captions split.json --score none.json {SIDE}", 1,
+            [*IN_SIDE, "there is no file none.json"],
+        ),
+        (
+            f"{PHOTOS} {SIDE} --predictions no/p.json --checkpoint split.json", 1,
+            [
+                "there is no folder no",
+                "split.json is cut off, damaged or not a safetensors file",
+                *IN_SIDE,
+            ],
+        ),
+        # A split that cannot be read keeps no other file from being looked at.
+        (
+            "--captions broken.json --images photos --corpus less.json --boxes none.json "
+            "--checkpoint tiny.safetensors", 1,
+            ["broken.json is not JSON", "there is no file none.json"],
+        ),
+        # Nothing is written over but predictions and reports.
+        *(
+            (f"{PHOTOS} --predictions {name}", 1, [f"{name} is there, and no file of predictions"])
+            for name in ("photos/1.jpg", "batch.jsonl", "note.json")
+        ),
+        (f"{PHOTOS} --report mine", 1, ["mine/report.html is there, and no report"]),
+        (f"{PHOTOS} --report other", 1, ["other/report.json is there, and no"]),
+        (f"{PHOTOS} --report note.json", 1, ["note.json cannot be made: "]),
+    ],
+)  # fmt: skip
+def test_refusals(
+    run_main: Run,
+    tmp_path: Path,
+    tiny_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    status: int,
+    messages: list[str],
+) -> None:
+    monkeypatch.chdir(tiny_file.parent)
+    captions(Path("split.json"), *TARGETS)
+    captions(Path("less.json"), TARGETS[0])
+    box = {"image_id": 9, "bbox": [0, 0, 4, 4]}
+    size = {"id": 9, "width": 8, "height": 8}
+    write(Path("others.json"), {"images": [size], "annotations": [box]})
+    for name, text in {
+        "broken.json": "{", "note.json": '{"a": 1}', "photos/1.jpg": "a photo", "photos/2.jpg": "",
+        "batch.jsonl": '{"image": "1.jpg", "caption": "a", "words": []}\n',
+        "mine/report.html": "notes", "other/report.json": "{}",
+    }.items():  # fmt: skip
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = run_main("evaluate", *line.split())
+    lines = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (status, "")
+    assert len(lines) == len(messages), lines
+    for message in messages:
+        assert sum(message in line for line in lines) == 1, lines
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_predictions_of_an_earlier_run_may_be_replaced(tmp_path: Path) -> None:
+    for name in ("empty.jsonl", "some.jsonl", "some.json"):
+        (tmp_path / name).touch()
+        for caption in ("a dog", "a cat"):
+            check_replaceable(tmp_path / name)
+            write_predictions(tmp_path / name, TARGETS[:1], [caption], [-1.0])
+            assert caption in (tmp_path / name).read_text()
+        assert "a dog" not in (tmp_path / name).read_text()

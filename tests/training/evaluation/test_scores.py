@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,15 @@ import pytest
 
 from captioner import DataError
 from captioner.vocabulary import tokenize
-from captioner_training.evaluation.bleu import bleu_tables
 from captioner_training.evaluation.bootstrap import estimate, mean_table
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
-from captioner_training.evaluation.rouge import common_words
-from captioner_training.evaluation.scores import human_scores, official_scores, score_tables
+from captioner_training.evaluation.scores import (
+    bleu_tables,
+    common_words,
+    human_tables,
+    official_scores,
+    score_tables,
+)
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
 COCO = Path(os.environ.get("CAPTIONER_DATA", "nowhere")) / "coco" / "captions_val.json"
@@ -76,7 +81,7 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
 def test_people_are_scored_as_captions_against_the_other_references() -> None:
     references, _ = made_up()
     several = [each for each in references if len(each) > 1]
-    found = human_scores(references)
+    found = human_tables(references, partial(score_tables, corpus=references))
     sums: dict[str, np.ndarray] = {}
     for turn in range(5):
         said = [each[turn % len(each)] for each in several]
@@ -88,8 +93,8 @@ def test_people_are_scored_as_captions_against_the_other_references() -> None:
             sums[name] = sums.get(name, 0) + table.rows.sum(axis=0)
     assert found.keys() == tables.keys()
     for name, table in tables.items():
-        assert found[name].value == pytest.approx(float(table.score(sums[name])), rel=1e-9), name
-    assert human_scores([[["a", "dog"]], [["two", "cats"]]]) == {}  # nobody else's caption
+        assert found[name].value() == pytest.approx(float(table.score(sums[name])), rel=1e-9), name
+    assert human_tables([[["a", "dog"]], [["two", "cats"]]], score_tables) == {}  # nobody else's
 
 
 @pytest.mark.skipif(not COCO.is_file(), reason="COCO's captions are not here")
@@ -97,7 +102,8 @@ def test_people_reach_what_is_published_of_them() -> None:
     references = defaultdict(list)
     for one in json.loads(COCO.read_text())["annotations"]:
         references[one["image_id"]].append(tokenize(one["caption"]))
-    found = human_scores(list(references.values()))
+    whole = list(references.values())
+    found = estimate(human_tables(whole, partial(score_tables, corpus=whole)))
     assert found["BLEU-4"].value == pytest.approx(19.9, abs=3)
     assert found["ROUGE-L"].value == pytest.approx(47.3, abs=2)
     assert found["BLEU-4"].low < found["BLEU-4"].value < found["BLEU-4"].high
@@ -112,7 +118,7 @@ def test_official_scores_know_a_right_caption_from_a_wrong_one() -> None:
     assert right["BLEU-4"] == pytest.approx(100)  # every n-gram is in a reference
     assert right["METEOR"] == pytest.approx(100)
     assert isinstance(wrong["METEOR"], float) and wrong["METEOR"] < 10
-    pair = ["a red dog runs", "the dog is running"]
+    pair = [["a", "red", "dog", "runs"], ["the", "dog", "is", "running"]]
     either = meteor_table([[one] for one in reversed(pair)], pair).value()
     assert isinstance(right["human"], dict)
     assert right["human"]["METEOR"] == pytest.approx(either)

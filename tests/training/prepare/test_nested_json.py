@@ -12,8 +12,8 @@ import pytest
 from captioner.errors import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.evaluation.boxes import read_boxes
-from captioner_training.evaluation.comparison import read_report
 from captioner_training.evaluation.predictions import read_predictions
+from captioner_training.evaluation.report import read_report
 from captioner_training.prepare.coco import _karpathy_splits
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.tables import Columns, read_csv, read_jsonl

@@ -1,4 +1,4 @@
-"""The deletion test over a whole split, and what is told of it."""
+"""The deletion test over a whole split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
 from captioner.word import SHUT_GATE
 from captioner_training.data.dataset import starts_of
-from captioner_training.evaluation.bootstrap import Table, estimate, mean_table, with_intervals
+from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_content", "summarize_effects"]
@@ -137,24 +137,14 @@ def _is_content(effect: WordEffect, captions: Sequence[Sequence[str]]) -> bool:
 
 
 def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
-    return {"words": len(effects), **with_intervals(estimate(_tables(effects, images)))}
-
-
-def _tables(effects: Sequence[WordEffect], images: int) -> dict[str, Table]:
     at = np.array([one.caption for one in effects])
     counts = np.bincount(at, minlength=images)
-    columns = {
-        "effect": [one.effect for one in effects],
-        "deletion": [one.deletion for one in effects],
-        "random_deletion": [one.random_deletion for one in effects],
-        "insertion": [one.insertion for one in effects],
-        "random_insertion": [one.random_insertion for one in effects],
-        "cells": [float(one.cells) for one in effects],
-        "entropy": [one.entropy for one in effects],
-        "gate": [math.nan if one.gate is None else one.gate for one in effects],
-    }
-    return {
-        name: mean_table(np.bincount(at, weights=values, minlength=images), counts)
-        for name, values in columns.items()
-        if not any(map(math.isnan, values))
-    }
+    tables = {}
+    for name in (
+        "effect", "deletion", "random_deletion", "insertion", "random_insertion", "cells",
+        "entropy", "gate",
+    ):  # fmt: skip
+        values = [getattr(one, name) for one in effects]
+        if not any(value is None or math.isnan(value) for value in values):
+            tables[name] = mean_table(np.bincount(at, weights=values, minlength=images), counts)
+    return {"words": len(effects), **summary(tables)}

@@ -1,4 +1,4 @@
-"""Photos of a data set, and how well they are told from pictures of another kind."""
+"""Whether a checkpoint knows which photos are like those that it has learned from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.data.reading import read_dataset
 from captioner_training.evaluation.bootstrap import with_intervals
-from captioner_training.evaluation.confidence import rank_correlation
+from captioner_training.evaluation.calibration import rank_correlation
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids", "some_photos"]
 
@@ -51,15 +51,6 @@ def pooled_grids(
     return torch.cat(parts)
 
 
-def auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Say how often a strange picture is farther out than a familiar one; ties count half.
-
-    The area under the ROC curve, from distances (N,) and (M,) of both kinds.
-    """
-    farther = (strange[:, None] > familiar).double() + 0.5 * (strange[:, None] == familiar)
-    return float(farther.mean())
-
-
 def measure_familiarity(
     captioner: Captioner, means: Tensor, quality: Sequence[float], *, unlike: Path | None
 ) -> dict[str, object]:
@@ -76,7 +67,7 @@ def measure_familiarity(
         `auroc` and how many pictures there are.
 
     Raises:
-        DataError: the folder has no picture that can be opened.
+        DataError: the checkpoint has no statistics; the folder has no picture that can be opened.
 
     """
     known = captioner.familiarity
@@ -86,19 +77,29 @@ def measure_familiarity(
     near = rank_correlation(-far.double().numpy(), np.asarray(quality, np.float64))
     report = with_intervals({"rank_correlation": near})
     if unlike is not None:
-        squares = []
-        for path in sorted(unlike.iterdir()):
-            try:
-                squares.append(captioner.prepare(path).pixels)
-            except ImageError:
-                continue
-        if not squares:
-            raise DataError(f"--unlike {unlike} has no picture that can be opened")
-        strange = torch.cat(
-            [
-                known.distances(captioner.encode(part).features.float().mean(dim=1))
-                for part in torch.split(torch.stack(squares), _BATCH)
-            ]
-        )
-        report |= {"auroc": auroc(far, strange), "unlike": len(squares)}
+        means = _means_of_pictures(captioner, unlike)
+        report |= {"auroc": auroc(far, known.distances(means)), "unlike": len(means)}
     return report
+
+
+def auroc(familiar: Tensor, strange: Tensor) -> float:
+    """Say how often a strange picture is farther out than a familiar one; ties count half.
+
+    The area under the ROC curve, from distances (N,) and (M,) of both kinds.
+    """
+    farther = (strange[:, None] > familiar).double() + 0.5 * (strange[:, None] == familiar)
+    return float(farther.mean())
+
+
+def _means_of_pictures(captioner: Captioner, folder: Path) -> Tensor:
+    """Encode the pictures of a folder, and take the means (M, D) of their grids."""
+    squares = []
+    for path in sorted(folder.iterdir()):
+        try:
+            squares.append(captioner.prepare(path).pixels)
+        except ImageError:
+            continue
+    if not squares:
+        raise DataError(f"--unlike {folder} has no picture that can be opened")
+    parts = torch.split(torch.stack(squares), _BATCH)
+    return torch.cat([captioner.encode(part).features.float().mean(dim=1) for part in parts])

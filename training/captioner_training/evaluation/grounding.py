@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import DataError
-from captioner.vision.geometry import Box
+from captioner.vision.transform import Box
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.boxes import BoxedObject, Boxes, box_coverage
 from captioner_training.evaluation.captioned import Captioned

@@ -1,4 +1,4 @@
-"""What `captioner evaluate` is about, read and looked at before any photo is captioned."""
+"""What `captioner evaluate` is about: read and checked before any photo is captioned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from captioner.files import identity, refuse_input
 from captioner.paths import there_is_no
 from captioner.predictor import Captioner
 from captioner.vision.transform import Transform, TransformConfig
+from captioner.vocabulary import Tokenizer
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.evaluation.boxes import Boxes, check_boxes, read_boxes
-from captioner_training.evaluation.comparison import read_report
 from captioner_training.evaluation.java import check_java
 from captioner_training.evaluation.predictions import (
     Predictions,
@@ -31,6 +31,7 @@ from captioner_training.evaluation.predictions import (
     read_targets,
     targets,
 )
+from captioner_training.evaluation.report import read_report
 
 __all__ = ["Inputs", "read_inputs"]
 
@@ -41,31 +42,36 @@ T = TypeVar("T")
 class Inputs:
     """What is scored, and what with; None where none was named.
 
-    captioner: the checkpoint; none where captions are scored.
+    source: the checkpoint that captions, or captions that were made elsewhere.
     images: of the split; none where captions are scored without them.
     split: the same images for scoring.
     boxes: on what the model sees of each photo; of a photo as a whole where there is no model.
     corpus: the split of which this is a part.
     training: the images of the training.
     other: the report to compare with.
-    score: captions that were made elsewhere.
     """
 
-    captioner: Captioner | None
+    source: Captioner | Predictions
     images: Sequence[CaptionedImage]
     split: Sequence[Target]
     boxes: Boxes | None
     corpus: Sequence[Target] | None
     training: Sequence[Target] | None
     other: Mapping[str, Any] | None
-    score: Predictions | None
+
+    @property
+    def scored(self) -> int:
+        """How many images have a caption, or get one."""
+        source = self.source
+        lacking = source.captions.count(None) if isinstance(source, Predictions) else 0
+        return len(self.split) - lacking
 
 
 class _Attempts:
-    """Gathers what is wrong, so that all of it is told at once; a wrong use is told by itself."""
+    """Collects errors, so that all are said at once; a wrong use is said by itself."""
 
     def __init__(self) -> None:
-        self._errors: list[CaptionerError] = []
+        self.errors: list[CaptionerError] = []
 
     def __call__(self, work: Callable[[], T]) -> T | None:
         try:
@@ -73,30 +79,30 @@ class _Attempts:
         except ConfigError:
             raise
         except CaptionerError as error:
-            self._errors.append(error)
+            self.errors.append(error)
             return None
 
     def file(self, path: Path | None, read: Callable[[Path], T]) -> T | None:
         """Read a file, if one is named."""
-        if path is None:
-            return None
-        if not path.is_file():
-            self._errors.append(DataError(there_is_no("file", path)))
-            return None
-        return self(partial(read, path))
+        if path is not None and not path.is_file():
+            self.errors.append(DataError(there_is_no("file", path)))
+        elif path is not None:
+            return self(partial(read, path))
+        return None
 
-    def end(self) -> None:
-        """Tell what was wrong. Raises CaptionerError."""
-        match self._errors:
-            case []:
-                return
-            case [error]:
-                raise error
-        raise DataError("\n".join(error.detail for error in self._errors))
+    def together(self) -> CaptionerError:
+        """Put the errors into one."""
+        if len(self.errors) == 1:
+            return self.errors[0]
+        return DataError("\n".join(error.detail for error in self.errors))
 
 
 def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> Inputs:
     """Read everything but photos; refuse what would be overwritten or not be written.
+
+    Args:
+        arguments: of the command.
+        read: what the command reads, the data first.
 
     Raises:
         ConfigError: the beam size is out of range, there is no such dtype, or what is read would be
@@ -106,43 +112,35 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> I
 
     """
     attempt = _Attempts()
-    attempt(partial(_check_written, arguments, read))
-    captioner = None
+    attempt(partial(_check_outputs, arguments, read))
+    captioner = predictions = None
     if arguments.score is None:
         captioner = attempt(partial(_captioner, arguments))
-    if arguments.unlike is not None:
-        attempt(partial(_check_pictures, arguments.unlike))
+    if arguments.unlike is not None and not arguments.unlike.is_dir():
+        attempt.errors.append(DataError(there_is_no("folder", arguments.unlike)))
     if arguments.official:
         attempt(check_java)
-    tokenizer = "words" if captioner is None else captioner.vocabulary.tokenizer
+    tokenizer: Tokenizer = "words" if captioner is None else captioner.vocabulary.tokenizer
     whole = Transform(TransformConfig(mode="squash"))
     framing = whole if captioner is None else captioner.transform
     images = attempt(partial(_images, arguments, tokenizer)) or []
     split = targets(images)
-    if arguments.score is not None and not arguments.data and not arguments.images:
-        split = attempt.file(arguments.captions, read_targets) or []
-    ids = {one.id for one in split}
+    if arguments.score is not None:
+        if not arguments.data and not arguments.images:
+            split = attempt.file(arguments.captions, read_targets) or []
+        predictions = attempt.file(arguments.score, partial(read_predictions, images=split))
     # Of a split that cannot be read nothing is known, but what is wrong with the other files is.
-    inputs = Inputs(
-        captioner=captioner,
-        images=images,
-        split=split,
-        boxes=attempt.file(
-            arguments.boxes,
-            partial(check_boxes, transform=framing, ids=ids)
-            if split
-            else partial(read_boxes, transform=framing),
-        ),
-        corpus=attempt.file(arguments.corpus, partial(read_corpus, split=split)),
-        training=attempt.file(arguments.training, read_targets),
-        other=attempt.file(arguments.compare, read_report),
-        score=attempt.file(
-            arguments.score,
-            lambda path: read_predictions(path, split) if split else Predictions(captions=[]),
-        ),
-    )
-    attempt.end()
-    return inputs
+    boxes = partial(check_boxes, ids={one.id for one in split}) if split else read_boxes
+    found: dict[str, Any] = {
+        "boxes": attempt.file(arguments.boxes, partial(boxes, transform=framing)),
+        "corpus": attempt.file(arguments.corpus, partial(read_corpus, split=split)),
+        "training": attempt.file(arguments.training, read_targets),
+        "other": attempt.file(arguments.compare, read_report),
+    }
+    source = captioner or predictions
+    if attempt.errors or source is None:
+        raise attempt.together()
+    return Inputs(source=source, images=images, split=split, **found)
 
 
 def _captioner(arguments: argparse.Namespace) -> Captioner:
@@ -160,12 +158,7 @@ def _captioner(arguments: argparse.Namespace) -> Captioner:
     return captioner
 
 
-def _check_pictures(folder: Path) -> None:
-    if not folder.is_dir():
-        raise DataError(there_is_no("folder", folder))
-
-
-def _images(arguments: argparse.Namespace, tokenizer: Any) -> list[CaptionedImage]:
+def _images(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[CaptionedImage]:
     if arguments.data:
         return read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
     if arguments.images is not None:
@@ -173,66 +166,40 @@ def _images(arguments: argparse.Namespace, tokenizer: Any) -> list[CaptionedImag
     return []
 
 
-def _check_written(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
-    if arguments.predictions is not None:
-        refuse_input("--predictions", arguments.predictions, read)
-        _check_file(arguments.predictions)
-    if arguments.report is not None:
-        _check_report(arguments, read)
-    if arguments.predictions is not None:
-        check_replaceable(arguments.predictions)
+def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
+    """Refuse files that cannot be written, or would be written over what is something else."""
+    predictions, report = arguments.predictions, arguments.report
+    if predictions is not None:
+        refuse_input("--predictions", predictions, read)
+        folder = predictions.parent
+        if not folder.is_dir():
+            raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
+        if predictions.is_dir() or not os.access(folder, os.W_OK):
+            raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+    if report is not None:
+        files = [report / f"report.{suffix}" for suffix in ("json", "md", "html")]
+        for file in files:
+            refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
+            if predictions is not None and identity(file) & identity(predictions):
+                raise ConfigError(
+                    f"--predictions {predictions} is a file that --report writes: name another"
+                )
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"--report {report} cannot be made: {error.strerror}") from error
+        if not os.access(report, os.W_OK):
+            raise OutputError(f"--report {report} cannot be written: choose another folder")
+        if there := [file for file in files if file.exists()]:
+            _check_is_report(there[0], files[0])
+    if predictions is not None:
+        check_replaceable(predictions)
 
 
-def _check_report(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
-    """Refuse a report that cannot be written, or would be written over what belongs to none."""
-    for file in _report_files(arguments.report):
-        refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
-        if arguments.predictions is not None and identity(file) & identity(arguments.predictions):
-            raise ConfigError(
-                f"--predictions {arguments.predictions} is a file that --report writes: name "
-                "another"
-            )
-    _check_folder(arguments.report)
-    there = [file for file in _report_files(arguments.report) if file.exists()]
-    if not there:
-        return
+def _check_is_report(there: Path, report: Path) -> None:
     try:
-        read_report(arguments.report / "report.json")
-    except DataError:
+        read_report(report)
+    except DataError as error:
         raise OutputError(
-            f"{there[0]} is there, and no report of `captioner evaluate`: name another --report"
-        ) from None
-
-
-def _report_files(folder: Path) -> list[Path]:
-    """Name the files that a report consists of."""
-    return [folder / f"report.{suffix}" for suffix in ("json", "md", "html")]
-
-
-def _check_folder(folder: Path) -> None:
-    """Make the folder, and refuse one that cannot be written, before any work.
-
-    Raises:
-        OutputError: it cannot be made or written, or is a file.
-
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"--report {folder} cannot be made: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"--report {folder} cannot be written: choose another folder")
-
-
-def _check_file(predictions: Path) -> None:
-    """Refuse a file of predictions that cannot be written.
-
-    Raises:
-        OutputError: its folder is not there or cannot be written, or it is a folder.
-
-    """
-    folder = predictions.parent
-    if not folder.is_dir():
-        raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
-    if predictions.is_dir() or not os.access(folder, os.W_OK):
-        raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+            f"{there} is there, and no report of `captioner evaluate`: name another --report"
+        ) from error

@@ -9,19 +9,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from captioner.errors import DataError, MissingExtraError
-from captioner_training.evaluation.bootstrap import Table
+from captioner_training.evaluation.bootstrap import Floats, Table
 
 __all__ = ["check_java", "meteor_table", "tokenize_ptb"]
 
-Floats = NDArray[np.float64]
+Words = Sequence[str]
 
 _TOKENIZER = "tokenizer/stanford-corenlp-3.4.1.jar"
 _METEOR = "meteor/meteor-1.5.jar"
@@ -57,27 +55,23 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 
     program = ["-cp", _jar(_TOKENIZER), "edu.stanford.nlp.process.PTBTokenizer"]
     lines = [" ".join(text.split()) for text in texts]  # a caption is a line, whatever is in it
-    split = _run([*program, "-preserveLines", "-lowerCase"], lines, wanted=len(lines))
-    leave_out = frozenset(PUNCTUATIONS)
-    return [[word for word in line.split() if word not in leave_out] for line in split]
+    split = _run([*program, "-preserveLines", "-lowerCase"], lines, count=len(lines))
+    return [[word for word in line.split() if word not in PUNCTUATIONS] for line in split]
 
 
-def meteor_table(references: Sequence[Sequence[str]], captions: Sequence[str]) -> Table:
-    """Count what METEOR 1.5 needs of each image; captions are tokens with spaces between them.
-
-    METEOR's score of a corpus comes from the sums of 23 numbers of its images, so that the program
-    itself scores the sums of images that were drawn again.
+def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
+    """Count what METEOR 1.5 needs of each image, from tokens; its score is in percent.
 
     Raises:
         MissingExtraError, DataError: see check_java; or Java died.
 
     """
     check_java()
-    asked = []
+    questions = []
     for texts, caption in zip(references, captions, strict=True):
-        parts = (text.replace("|||", " ") for text in (*texts, caption))
-        asked.append(" ||| ".join(["SCORE", *parts]))
-    answers = _run(_meteor(), asked, wanted=len(asked))
+        parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
+        questions.append(" ||| ".join(["SCORE", *parts]))
+    answers = _meteor(questions, count=len(questions))
     try:
         rows = np.array([[float(number) for number in line.split()] for line in answers])
     except ValueError as error:
@@ -92,19 +86,17 @@ def meteor_table(references: Sequence[Sequence[str]], captions: Sequence[str]) -
 def _meteor_of_sums(sums: Floats) -> Floats:
     """Let METEOR score sums (..., 23) of its numbers: (...), in percent."""
     flat = sums.reshape(-1, sums.shape[-1])
-    asked = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
+    questions = [" ||| ".join(["EVAL", " ".join(map(str, row))]) for row in flat]
     # One score for the only segment, and the same again for the whole.
-    answers = _run(_meteor(), asked, wanted=2 * len(asked))
-    scores = np.array([float(line) for line in answers[::2]])
-    found: Floats = 100 * scores.reshape(sums.shape[:-1])
-    return found
+    scores = [float(line) for line in _meteor(questions, count=2 * len(questions))[::2]]
+    return 100 * np.array(scores).reshape(sums.shape[:-1])
 
 
-def _meteor() -> list[str]:
-    return ["-Xmx2G", "-jar", _jar(_METEOR), "-", "-", "-stdio", "-l", "en", "-norm"]
+def _meteor(lines: Sequence[str], *, count: int) -> list[str]:
+    options = ["-", "-", "-stdio", "-l", "en", "-norm"]
+    return _run(["-Xmx2G", "-jar", _jar(_METEOR), *options], lines, count=count)
 
 
-@cache
 def _jar(name: str) -> str:
     spec = find_spec("pycocoevalcap")
     if spec is None or not spec.submodule_search_locations:
@@ -112,18 +104,17 @@ def _jar(name: str) -> str:
     return str(Path(spec.submodule_search_locations[0]) / name)
 
 
-def _run(arguments: Sequence[str], lines: Sequence[str], *, wanted: int) -> list[str]:
-    """Give a Java program its lines, and take as many back as are wanted.
+def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[str]:
+    """Give a Java program its lines, and take `count` lines back.
 
     Raises:
         DataError: it could not be started, failed, or answered with fewer lines.
 
     """
-    command = ["java", "-Dfile.encoding=UTF-8", *arguments]
     name = Path(next(one for one in arguments if one.endswith(".jar"))).name
     try:
         done = subprocess.run(
-            command,
+            ["java", "-Dfile.encoding=UTF-8", *arguments],
             input="".join(f"{line}\n" for line in lines).encode(),
             capture_output=True,
             timeout=_SECONDS,
@@ -132,10 +123,10 @@ def _run(arguments: Sequence[str], lines: Sequence[str], *, wanted: int) -> list
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DataError(f"Java ({name}) failed: {error}") from error
     answer = done.stdout.decode(errors="replace").split("\n")[:-1]
-    if done.returncode or len(answer) != wanted:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
+    if done.returncode or len(answer) != count:
+        errors = done.stderr.decode(errors="replace").strip().splitlines()
         raise DataError(
             f"Java ({name}) ended with exit status {done.returncode} after {len(answer):,} of "
-            f"{wanted:,} lines{': ' + said[-1] if said else ''}"
+            f"{count:,} lines{': ' + errors[-1] if errors else ''}"
         )
     return answer

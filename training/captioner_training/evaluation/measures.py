@@ -1,4 +1,4 @@
-"""What `captioner evaluate` measures of a checkpoint on a split."""
+"""What `captioner evaluate` measures: of any captions of a split, and of a checkpoint's."""
 
 from __future__ import annotations
 
@@ -6,51 +6,191 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
+from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
+from captioner_training.evaluation.bootstrap import Table, summary
 from captioner_training.evaluation.boxes import Boxes
-from captioner_training.evaluation.calibration import Calibration
+from captioner_training.evaluation.calibration import Calibration, measure_confidence
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.confidence import measure_confidence
 from captioner_training.evaluation.deletion import DeletionTest
-from captioner_training.evaluation.facts import describe_captions
 from captioner_training.evaluation.familiarity import measure_familiarity
 from captioner_training.evaluation.grounding import object_grounding, person_grounding
-from captioner_training.evaluation.hallucination import categories_there
-from captioner_training.evaluation.image_row import ImageRow
+from captioner_training.evaluation.hallucination import hallucination, named_categories
 from captioner_training.evaluation.predictions import (
+    Predictions,
     Target,
     targets,
-    tokenized,
     write_predictions,
 )
-from captioner_training.evaluation.rows import image_rows
-from captioner_training.evaluation.scores import fallback_scores, official_scores, score_split
+from captioner_training.evaluation.report import ImageRow
+from captioner_training.evaluation.scores import (
+    PLAIN_TOKENIZER,
+    Tables,
+    human_tables,
+    model_facts,
+    official_scores,
+    score_tables,
+)
 from captioner_training.evaluation.split import caption_split
 
-__all__ = ["Asked", "BatchMeasure", "CaptionedSplit"]
+__all__ = ["BatchMeasure", "CaptionSet", "CaptionedSplit"]
 
+Words = Sequence[str]
 Parts = dict[str, Callable[[], object]]
+"""What is asked for, by its name in the report; each is measured when it is called."""
+
+_AGAIN = 3  # words: two are said twice in many a good caption ("a man", "on the")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is measured beside the scores; each field is the option of that name, or its content."""
+class CaptionSet:
+    """Captions of a split, whoever made them, and what can be said of them without a model.
 
-    official: bool = False
-    boxes: Boxes | None = None
-    calibration: bool = False
-    deletion: bool = False
-    training: Sequence[Target] | None = None
-    predictions: Path | None = None
-    unlike: Path | None = None
+    targets: the images; captions: of each, as it reads; words: of each, as they are scored;
+    tokenizer: that they come from; corpus: the whole split of which these images are a part, None
+    where they are all of it.
+    """
+
+    targets: Sequence[Target]
+    captions: Sequence[str]
+    words: Sequence[Words]
+    tokenizer: Tokenizer
+    corpus: Sequence[Target] | None = None
+
+    @classmethod
+    def elsewhere(
+        cls, read: Predictions, split: Sequence[Target], *, corpus: Sequence[Target] | None = None
+    ) -> CaptionSet:
+        """Take the captions of a file; images without one are left out."""
+        whole = split if corpus is None else corpus
+        unspaced = has_no_spaces(text for one in whole for text in one.references)
+        tokenizer: Tokenizer = "characters" if unspaced else "words"
+        pairs = [
+            (target, caption)
+            for target, caption in zip(split, read.captions, strict=True)
+            if caption is not None
+        ]
+        return cls(
+            targets=[target for target, _ in pairs],
+            captions=[caption for _, caption in pairs],
+            words=[tokenize(caption, tokenizer) for _, caption in pairs],
+            tokenizer=tokenizer,
+            corpus=None if corpus is None and len(pairs) == len(split) else whole,
+        )
+
+    def parts(
+        self, *, official: bool, training: Sequence[Target] | None, boxes: Boxes | None
+    ) -> Parts:
+        """Name what is asked for."""
+        parts: Parts = {
+            "nltk": self.plain_scores,
+            "captions": partial(self._describe, training, boxes),
+        }
+        if official:
+            texts = [one.references for one in self.targets]
+            corpus = None if self.corpus is None else [one.references for one in self.corpus]
+            parts["pycocoevalcap"] = partial(official_scores, texts, self.captions, corpus=corpus)
+        return parts
+
+    @cached_property
+    def references(self) -> list[list[list[str]]]:
+        """Of each image, its tokenized references."""
+        return self._tokenized(self.targets)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The scores on tokens that need no Java."""
+        return self._score(self.references, self.words)
+
+    @property
+    def ciders(self) -> list[float]:
+        """CIDEr-D of each image, in percent."""
+        return _each(self.tables["CIDEr"])
+
+    def rows(self, **columns: Sequence[Any]) -> list[ImageRow]:
+        """Give the images one by one, each scored by itself; `columns` are fields of a row."""
+        rows, ciders, rouges = [], self.ciders, _each(self.tables["ROUGE-L"])
+        for at, (target, caption) in enumerate(zip(self.targets, self.captions, strict=True)):
+            there = {name for words in self.references[at] for name in named_categories(words)}
+            said = dict.fromkeys(named_categories(self.words[at]))
+            rows.append(
+                ImageRow(
+                    id=target.id,
+                    name=target.name,
+                    caption=caption,
+                    references=target.references,
+                    cider=ciders[at],
+                    rouge_l=rouges[at],
+                    invented=tuple(name for name in said if name not in there),
+                    **{name: values[at] for name, values in columns.items()},
+                )
+            )
+        return rows
+
+    def _tokenized(self, images: Sequence[Target]) -> list[list[list[str]]]:
+        return [[tokenize(text, self.tokenizer) for text in one.references] for one in images]
+
+    @cached_property
+    def _score(self) -> Callable[..., Tables]:
+        corpus = self.references if self.corpus is None else self._tokenized(self.corpus)
+        return partial(score_tables, corpus=corpus)
+
+    def plain_scores(self) -> dict[str, object]:
+        """Give the scores with their intervals, and those of people."""
+        people = summary(human_tables(self.references, self._score))
+        return {"tokenizer": PLAIN_TOKENIZER, **summary(self.tables), "human": people}
+
+    def _describe(
+        self, training: Sequence[Target] | None, boxes: Boxes | None
+    ) -> dict[str, object]:
+        """Say how long, how varied, how new and how true captions are; shares are in percent."""
+        known = None
+        if training is not None:
+            known = {tuple(words) for each in self._tokenized(training) for words in each}
+        objects = None
+        if boxes is not None:
+            objects = [
+                {thing.category or "person" for thing in boxes.get(one.id, ())}
+                for one in self.targets
+            ]
+        said = [tuple(words) for words in self.words]
+        lengths = np.array([len(words) for words in said])
+        novel = None if known is None else 100 * float(np.mean([one not in known for one in said]))
+        return {
+            "words": {
+                "mean": float(lengths.mean()),
+                "deviation": float(lengths.std()),
+                "shortest": int(lengths.min()),
+                "longest": int(lengths.max()),
+            },
+            "distinct": 100 * len(set(said)) / len(said),
+            "vocabulary": len({word for words in said for word in words}),
+            "empty": int((lengths == 0).sum()),
+            "repeats_three_words": 100 * float(np.mean([_repeats(words) for words in said])),
+            "novel": novel,
+            "hallucination": hallucination(self.references, self.words, objects=objects),
+        }
+
+
+def _each(table: Table) -> list[float]:
+    """Give the score of each image, in percent, from the table of a mean."""
+    scores: list[float] = (100 * table.rows[:, 0]).tolist()
+    return scores
+
+
+def _repeats(words: Words) -> bool:
+    """Whether a caption says the same three words twice."""
+    said = list(zip(*(words[at:] for at in range(_AGAIN)), strict=False))
+    return len(set(said)) < len(said)
 
 
 class BatchMeasure(Protocol):
@@ -71,7 +211,8 @@ class CaptionedSplit:
     Args:
         captioner: the checkpoint, ready for use.
         images: the split.
-        asked: what is to be measured.
+        calibration: whether words of a probability p are right in p of the cases.
+        deletion: whether a word's probability falls without the cells it looked at.
         beam_size: None means the checkpoint's own.
         style: of the captions; None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
@@ -83,47 +224,48 @@ class CaptionedSplit:
         captioner: Captioner,
         images: Sequence[CaptionedImage],
         *,
-        asked: Asked,
-        beam_size: int | None,
+        calibration: bool = False,
+        deletion: bool = False,
+        beam_size: int | None = None,
         style: str | None = None,
         corpus: Sequence[Target] | None = None,
     ) -> None:
-        self.asked, self.corpus = asked, corpus
-        tokenizer = captioner.vocabulary.tokenizer
-        self._tokenized = None if corpus is None else tokenized(corpus, tokenizer)
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
-        self.images = [replace(image, style=self.config.style) for image in images]
-        self.targets = targets(images)
+        vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
-        decoder = captioner.model.decoder
         self._means: list[Tensor] = []  # of the grids of each batch
-        self._beside: dict[str, BatchMeasure] = {}
+        self._calibration = Calibration(
+            decoder,
+            vocabulary=vocabulary,
+            maximum_length=self.config.maximum_length,
+            autocast=autocast,
+        )
+        self._measures: dict[str, BatchMeasure] = {}
         self._failed: dict[str, CaptionerError] = {}
-        self._calibration: Calibration | None = None
-        if asked.calibration:
-            self._calibration = self._beside["calibration"] = Calibration(
-                decoder,
-                vocabulary=captioner.vocabulary,
-                maximum_length=self.config.maximum_length,
-                autocast=autocast,
-            )
-        if asked.deletion:
-            self._beside["deletion"] = DeletionTest(
-                decoder, vocabulary=captioner.vocabulary, autocast=autocast
+        if calibration:
+            self._measures["calibration"] = self._calibration
+        if deletion:
+            self._measures["deletion"] = DeletionTest(
+                decoder, vocabulary=vocabulary, autocast=autocast
             )
         self.captioned = caption_split(
             captioner.model,
-            self.images,
+            [replace(image, style=self.config.style) for image in images],
             transform=captioner.transform,
-            vocabulary=captioner.vocabulary,
+            vocabulary=vocabulary,
             config=self.config,
             autocast=autocast,
             after_batch=self._measure,
         )
-        self.tokens = [one.words for one in self.captioned]
-        self.captions = [captioner.vocabulary.join(words) for words in self.tokens]
+        self.set = CaptionSet(
+            targets=targets(images),
+            captions=[vocabulary.join(one.words) for one in self.captioned],
+            words=[one.words for one in self.captioned],
+            tokenizer=vocabulary.tokenizer,
+            corpus=corpus,
+        )
 
     def facts(self) -> dict[str, object]:
         """Say what made the captions."""
@@ -139,88 +281,63 @@ class CaptionedSplit:
             },
         }
 
+    def parts(
+        self,
+        *,
+        official: bool = False,
+        training: Sequence[Target] | None = None,
+        boxes: Boxes | None = None,
+        unlike: Path | None = None,
+        predictions: Path | None = None,
+    ) -> Parts:
+        """Name what is asked for; arguments are the options of that name, or what they name."""
+        parts = self.set.parts(official=official, training=training, boxes=boxes)
+        parts["nltk"] = lambda: {**model_facts(self.captioned), **self.set.plain_scores()}
+        parts["confidence"] = lambda: measure_confidence(self.captioned, self.set.ciders)
+        if boxes is not None:
+            names = {one.category for each in boxes.values() for one in each}
+            if names & {"", "person"}:
+                parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
+            if names - {"", "person"}:
+                parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
+        if unlike or self.captioner.familiarity is not None:
+            parts["familiarity"] = lambda: measure_familiarity(
+                self.captioner, torch.cat(self._means), self.set.ciders, unlike=unlike
+            )
+        parts |= {name: partial(self._result, name) for name in self._measures}
+        if predictions is not None:
+            parts["predictions"] = partial(self._write, predictions)
+        return parts
+
+    def rows(self) -> list[ImageRow]:
+        """Give the images one by one, each scored by itself."""
+        columns: dict[str, Sequence[Any]] = {
+            "score": [float(one.hypothesis.score) for one in self.captioned]
+        }
+        if (known := self.captioner.familiarity) is not None:
+            columns["familiarity"] = known.of(torch.cat(self._means).unsqueeze(1))
+        if "calibration" in self._measures and "calibration" not in self._failed:
+            nats, tokens = self._calibration.cross_entropy()
+            columns["cross_entropy"] = (nats / tokens).tolist()
+            columns["reference_tokens"] = tokens.astype(int).tolist()
+        return self.set.rows(**columns)
+
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Measure a batch while its grids are there; a failure costs no more than itself."""
         self._means.append(grid.features.float().mean(dim=1).cpu())
-        for name, one in self._beside.items():
+        for name, one in self._measures.items():
             if name not in self._failed:
                 try:
                     one.add(grid, captioned)
                 except CaptionerError as error:
                     self._failed[name] = error
 
-    def _measured(self, name: str) -> object:
+    def _result(self, name: str) -> object:
         if name in self._failed:
             raise self._failed[name]
-        return self._beside[name].result()
-
-    def parts(self) -> Parts:
-        """Name what is asked for; the rest of the work on each is done when it is called."""
-        asked = self.asked
-        references = [one.words for one in self.images]
-        parts: Parts = {
-            "nltk": lambda: {
-                **score_split(self.captioned),
-                **fallback_scores(references, self.tokens, corpus=self._tokenized),
-            },
-            "captions": lambda: describe_captions(
-                self.tokens,
-                references=references,
-                training=asked.training,
-                objects=categories_there(asked.boxes, [one.id for one in self.targets]),
-                tokenizer=self.captioner.vocabulary.tokenizer,
-            ),
-            "confidence": lambda: measure_confidence(
-                self.captioned, [row.cider for row in self.rows]
-            ),
-        }
-        if asked.official:
-            written = [one.captions for one in self.images]
-            whole = None if self.corpus is None else [one.references for one in self.corpus]
-            parts["pycocoevalcap"] = partial(official_scores, written, self.captions, corpus=whole)
-        if asked.boxes is not None:
-            boxes = asked.boxes
-            names = {one.category for each in boxes.values() for one in each}
-            if names & {"", "person"}:
-                parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
-            if names - {"", "person"}:
-                parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
-        if asked.unlike or self.captioner.familiarity is not None:
-            parts["familiarity"] = lambda: measure_familiarity(
-                self.captioner,
-                self._mean_grids,
-                [row.cider for row in self.rows],
-                unlike=asked.unlike,
-            )
-        parts |= {name: partial(self._measured, name) for name in self._beside}
-        if asked.predictions:
-            parts["predictions"] = partial(self._write, asked.predictions)
-        return parts
-
-    @cached_property
-    def rows(self) -> list[ImageRow]:
-        """The images one by one, each scored by itself."""
-        known = self.captioner.familiarity
-        surprise = None
-        if self._calibration is not None and "calibration" not in self._failed:
-            nats, tokens = self._calibration.cross_entropy()
-            surprise = list(zip(nats.tolist(), tokens.tolist(), strict=True))
-        return image_rows(
-            self.targets,
-            self.captions,
-            words=self.tokens,
-            references=[one.words for one in self.images],
-            corpus=self._tokenized,
-            scores=[one.hypothesis.score for one in self.captioned],
-            familiarity=None if known is None else known.of(self._mean_grids.unsqueeze(1)),
-            surprise=surprise,
-        )
-
-    @property
-    def _mean_grids(self) -> Tensor:
-        return torch.cat(self._means)
+        return self._measures[name].result()
 
     def _write(self, path: Path) -> str:
         scores = [one.hypothesis.score for one in self.captioned]
-        write_predictions(path, self.targets, self.captions, scores)
+        write_predictions(path, self.set.targets, self.set.captions, scores)
         return str(path)

@@ -12,7 +12,6 @@ from typing import Any
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.json_line import json_line
-from captioner.vocabulary import Tokenizer, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.problems import Problems
@@ -26,7 +25,6 @@ __all__ = [
     "read_predictions",
     "read_targets",
     "targets",
-    "tokenized",
     "write_predictions",
 ]
 
@@ -45,9 +43,38 @@ def targets(images: Sequence[CaptionedImage]) -> list[Target]:
     return [Target(id=one.id, name=one.name, references=one.captions) for one in images]
 
 
-def tokenized(images: Sequence[Target], tokenizer: Tokenizer) -> list[list[list[str]]]:
-    """Split the references of each image into words, as a model has them."""
-    return [[tokenize(text, tokenizer) for text in one.references] for one in images]
+def read_targets(path: Path) -> list[Target]:
+    """Read the references of a file in COCO's captions format, without its images.
+
+    Raises:
+        DataError: it cannot be read, or has images without a caption.
+
+    """
+    problems = Problems()
+    found = coco_images(read_json(path, problems), problems, name=str(path))
+    if not found:
+        raise DataError(f"{path} has no images: it is not in COCO's captions format")
+    problems.refuse("caption that is no text", str(path))
+    if bare := [one.file_name for one in found if not one.captions]:
+        raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
+    return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
+
+
+def read_corpus(path: Path, split: Sequence[Target]) -> list[Target]:
+    """Read the whole split of which these images are a part.
+
+    Raises:
+        DataError: it cannot be read, or has not all of these images.
+
+    """
+    found = read_targets(path)
+    known = {str(one.id) for one in found}
+    if absent := [one.name for one in split if str(one.id) not in known]:
+        raise DataError(
+            f"--corpus {path} is not the whole of this split: it lacks {len(absent):,} of its "
+            f"{len(split):,} images, {absent[0]} the first"
+        )
+    return found
 
 
 @dataclass(kw_only=True)
@@ -75,12 +102,11 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
         DataError: the file cannot be read, is in neither format, or names no image of the split.
 
     """
-    entries = [(_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
-    names = _Names(images, paths={name for (name, _), by_id in entries if not by_id})
+    entries = [(*_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
+    names = _Names(images, paths={name for name, _, by_id in entries if not by_id})
     captions: list[str | None] = [None] * len(images)
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for (name, caption), by_id in entries:
+    problems: dict[str, list[str]] = {}  # the names of those that have each
+    for name, caption, by_id in entries:
         at = names.place(name, by_id=by_id)
         if at is None:
             problem = "whose image is not in the split, left out"
@@ -90,26 +116,26 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             problem = "for an image that has one already, left out: the first counts"
         else:
             captions[at] = caption
-            problem = "" if caption.strip() else "without a word, scored all the same"
-        if problem:
-            counts[problem] += 1
-            first.setdefault(problem, name)
+            if caption.strip():
+                continue
+            problem = "without a word, scored all the same"
+        problems.setdefault(problem, []).append(name)
     missing = [one.name for one, caption in zip(images, captions, strict=True) if caption is None]
-    if len(missing) == len(images):
+    if images and len(missing) == len(images):
         raise DataError(
             f"{path} has captions for none of the {len(images):,} images of the split: image_id is "
             "to be the image's id there, or image its file name"
         )
-    told = [
-        f"{path}: {n:,} caption{'s' * (n > 1)} {problem} ({first[problem]} the first)"
-        for problem, n in counts.items()
+    sentences = [
+        f"{path}: {len(each):,} caption{'s' * (len(each) > 1)} {problem} ({each[0]} the first)"
+        for problem, each in problems.items()
     ]
     if missing:
-        told.append(
+        sentences.append(
             f"{path} has no caption for {len(missing):,} of {len(images):,} images ({missing[0]} "
             "the first): the others are scored, which is not a score of the whole split"
         )
-    return Predictions(captions=captions, problems=told)
+    return Predictions(captions=captions, problems=sentences)
 
 
 class _Names:
@@ -162,19 +188,16 @@ def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    is_list = text.lstrip().startswith("[")
+    # Not splitlines: a caption may hold any of the characters that it takes for a new line.
+    lines = [line for line in text.split("\n") if line.strip()]
     try:
-        content: list[Any]
-        if text.lstrip().startswith("["):
-            content = json.loads(text)
-            unit = "entry"
-        else:
-            # Not splitlines: a caption may hold any of the characters that it takes for a new line.
-            content = [json.loads(line) for line in text.split("\n") if line.strip()]
-            unit = "line"
+        content = json.loads(text) if is_list else [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is neither a JSON list of COCO results nor JSON records, one a line: {error}"
         ) from error
+    unit = "entry" if is_list else "line"
     found = [(f"{path}, {unit} {number}", one) for number, one in enumerate(content, start=1)]
     for where, one in found:
         if not isinstance(one, dict):
@@ -202,17 +225,16 @@ def write_predictions(
         OutputError: the file cannot be written.
 
     """
+    three = list(zip(images, captions, scores, strict=True))
+    if path.suffix.lower() == ".json":
+        lines = [json_line([{"image_id": one.id, "caption": text} for one, text, _ in three])]
+    else:
+        lines = [
+            json_line({"image": one.name, "caption": text, "score": score})
+            for one, text, score in three
+        ]
     with replace_file(path) as file:
-        if path.suffix.lower() == ".json":
-            results = [
-                {"image_id": one.id, "caption": caption}
-                for one, caption in zip(images, captions, strict=True)
-            ]
-            file.write(json_line(results).encode() + b"\n")
-            return
-        for one, caption, score in zip(images, captions, scores, strict=True):
-            record = {"image": one.name, "caption": caption, "score": score}
-            file.write(json_line(record).encode() + b"\n")
+        file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def check_replaceable(path: Path) -> None:
@@ -224,48 +246,12 @@ def check_replaceable(path: Path) -> None:
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return
+    ours = ({"image_id", "caption"}, {"image", "caption", "score"})
     try:
-        ours = path.is_file() and all(
-            one.keys() in ({"image_id", "caption"}, {"image", "caption", "score"})
-            for _, one in _entries(path)
-        )
+        if path.is_file() and all(one.keys() in ours for _, one in _entries(path)):
+            return
     except DataError:
-        ours = False
-    if not ours:
-        raise OutputError(
-            f"{path} is there, and no file of predictions: --predictions writes over nothing else"
-        )
-
-
-def read_targets(path: Path) -> list[Target]:
-    """Read the references of a file in COCO's captions format, without its images.
-
-    Raises:
-        DataError: it cannot be read, or has images without a caption.
-
-    """
-    problems = Problems()
-    found = coco_images(read_json(path, problems), problems, name=str(path))
-    if not found:
-        raise DataError(f"{path} has no images: it is not in COCO's captions format")
-    problems.refuse("caption that is no text", str(path))
-    if bare := [one.file_name for one in found if not one.captions]:
-        raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
-    return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
-
-
-def read_corpus(path: Path, split: Sequence[Target]) -> list[Target]:
-    """Read the whole split of which these images are a part.
-
-    Raises:
-        DataError: it cannot be read, or has not all of these images.
-
-    """
-    found = read_targets(path)
-    known = {str(one.id) for one in found}
-    if absent := [one.name for one in split if str(one.id) not in known]:
-        raise DataError(
-            f"--corpus {path} is not the whole of this split: it lacks {len(absent):,} of its "
-            f"{len(split):,} images, {absent[0]} the first"
-        )
-    return found
+        pass
+    raise OutputError(
+        f"{path} is there, and no file of predictions: --predictions writes over nothing else"
+    )

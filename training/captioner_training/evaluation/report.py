@@ -1,19 +1,60 @@
-"""The report of an evaluation, put together part by part."""
+"""The report of an evaluation: what it is about, its parts, its images, and another beside it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, DataError
 from captioner.terminal import printable
-from captioner_training.evaluation.facts import describe_split, hash_split
-from captioner_training.evaluation.plain import as_json
+from captioner_training.evaluation.bootstrap import Table, mean_table, summary
 from captioner_training.evaluation.predictions import Target
 
-__all__ = ["describe_data", "measure_parts", "print_report"]
+__all__ = [
+    "ImageRow",
+    "as_json",
+    "check_comparable",
+    "compare_reports",
+    "describe_data",
+    "hash_split",
+    "measure_parts",
+    "read_report",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRow:
+    """What a report says of one image.
+
+    cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
+    familiarity: in 0..1, None where it is not known; invented: categories that the caption names
+    and no reference does; cross_entropy: of the references, in nats a token, and how many tokens
+    they have, None where nobody asked.
+    """
+
+    id: int | str
+    name: str
+    caption: str
+    references: tuple[str, ...]
+    cider: float
+    rouge_l: float
+    score: float | None = None
+    familiarity: float | None = None
+    invented: tuple[str, ...] = ()
+    cross_entropy: float | None = None
+    reference_tokens: int | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Give the row as JSON has it."""
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        values["CIDEr"], values["ROUGE-L"] = values.pop("cider"), values.pop("rouge_l")
+        return values
 
 
 def describe_data(
@@ -35,44 +76,47 @@ def describe_data(
         scored: how many have a caption; None: all.
 
     """
-    told = ({} if name is None else {"name": name}) | describe_split(split)
-    whole = split if corpus is None else corpus
-    return {
-        "data": str(data),
-        "images": len(split),
-        "split": told,
-        "document_frequencies": {"images": len(whole), "hash": hash_split(whole)},
-        "comparable": _comparable(str(told["hash"]), split, corpus, scored),
-    }
-
-
-def _comparable(
-    name: str, split: Sequence[Target], corpus: Sequence[Target] | None, scored: int | None
-) -> str:
+    digest, whole = hash_split(split), split if corpus is None else corpus
+    references = sum(len(one.references) for one in split)
     if scored is not None and scored < len(split):
-        return (
+        comparable = (
             f"Captions are missing for {len(split) - scored:,} of {len(split):,} images: these are "
             "no scores of the split, and nothing may be compared with them."
         )
-    if corpus is not None:
-        return (
-            f"This is a part, {name}, of a split of {len(corpus):,} images, with CIDEr's document "
-            "frequencies of the whole: to be compared with scores of the same part, counted alike."
+    elif corpus is not None:
+        comparable = (
+            f"This is a part, {digest}, of a split of {len(corpus):,} images, with CIDEr's "
+            "document frequencies of the whole: to be compared with scores of the same part, "
+            "counted alike."
         )
-    return (
-        f"To be compared with scores on the split {name} alone, the same images and references. "
-        "Where these images are a part of a larger split, their CIDEr is none of the whole, whose "
-        "document frequencies --corpus would give."
-    )
+    else:
+        comparable = (
+            f"To be compared with scores on the split {digest} alone, the same images and "
+            "references. Where these images are a part of a larger split, their CIDEr is none of "
+            "the whole, whose document frequencies --corpus would give."
+        )
+    return {
+        "data": str(data),
+        "images": len(split),
+        "split": {
+            **({} if name is None else {"name": name}),
+            "images": len(split),
+            "references": references,
+            "hash": digest,
+        },
+        "document_frequencies": {"images": len(whole), "hash": hash_split(whole)},
+        "comparable": comparable,
+    }
 
 
-def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> int:
-    """Add the parts to a report; a part that fails is an error in its place.
+def hash_split(images: Sequence[Target]) -> str:
+    """Digest the ids and references of a split, whatever its order: equal hash, equal split."""
+    lines = sorted(json.dumps([str(one.id), sorted(one.references)]) for one in images)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
-    Returns:
-        1 if a part failed, else 0.
 
-    """
+def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], object]]) -> bool:
+    """Add the parts to a report; one that fails is an error there. Returns whether one did."""
     failed = False
     for name, part in parts.items():
         try:
@@ -81,9 +125,109 @@ def measure_parts(report: dict[str, object], parts: Mapping[str, Callable[[], ob
             failed = True
             report[name] = {"error": error.record()}
             print(f"captioner: {name}: {printable(str(error))}", file=sys.stderr)
-    return 1 if failed else 0
+    return failed
 
 
-def print_report(report: Mapping[str, object]) -> None:
-    """Print a report for programs."""
-    print(json.dumps(as_json(report), indent=2))
+def as_json(value: Any) -> Any:
+    """Give a report as JSON has it, which knows neither nan nor infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {key: as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read a report.json that `--report` wrote.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    keys = {"split", "document_frequencies", "per_image"}
+    if not isinstance(report, dict) or not keys <= report.keys():
+        raise DataError(f"{path} is no report.json that `captioner evaluate --report` wrote")
+    return report
+
+
+def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse reports whose scores cannot be compared, by what they say of their data.
+
+    Raises:
+        DataError: they are of different images or references, of captions that are not all there,
+            or count CIDEr with different document frequencies.
+
+    """
+    for one in (report, other):
+        if one.get("scored", one["split"]["images"]) < one["split"]["images"]:
+            raise DataError(
+                "a report in which captions are missing cannot be compared: it is no score of the "
+                "split"
+            )
+    if report["split"]["hash"] != other["split"]["hash"]:
+        raise DataError(
+            f"the reports are of different splits, {report['split']['hash']} and "
+            f"{other['split']['hash']}: only scores of the same images and references can be "
+            "compared"
+        )
+    mine, theirs = (one["document_frequencies"] for one in (report, other))
+    if mine["hash"] != theirs["hash"]:
+        raise DataError(
+            f"CIDEr has the document frequencies of {mine['images']:,} images here and of "
+            f"{theirs['images']:,} there: name the captions of the whole split with --corpus for "
+            "both"
+        )
+
+
+def compare_reports(
+    report: Mapping[str, Any], rows: Sequence[ImageRow], other: Mapping[str, Any]
+) -> dict[str, object]:
+    """Subtract the scores of another report from those of this one.
+
+    Returns:
+        `CIDEr` and `ROUGE-L` (on tokens that need no Java): the mean over images of the
+        differences, with `intervals` of a bootstrap over the images, the same in both reports;
+        `cross_entropy` of the references, in nats a token, where both have it of the same words
+        and tokens; and `with`, what the other report is of.
+
+    Raises:
+        DataError: as for check_comparable.
+
+    """
+    check_comparable(report, other)
+    others = {str(one["id"]): one for one in other["per_image"]}
+    pairs = [(row, others[str(row.id)]) for row in rows]
+    tables = {
+        "CIDEr": mean_table([row.cider - before["CIDEr"] for row, before in pairs]),
+        "ROUGE-L": mean_table([row.rouge_l - before["ROUGE-L"] for row, before in pairs]),
+    }
+    if (surprise := _surprise(report, pairs, other)) is not None:
+        tables["cross_entropy"] = surprise
+    return {"with": other.get("checkpoint") or other.get("predictions"), **summary(tables)}
+
+
+def _surprise(
+    report: Mapping[str, Any],
+    pairs: Sequence[tuple[ImageRow, Mapping[str, Any]]],
+    other: Mapping[str, Any],
+) -> Table | None:
+    """Compare the surprise by the references, in nats a token; None where it cannot be.
+
+    So it is where the models know different words, for a rare one is harder to foresee than <unk>
+    is; and where they read references to different lengths.
+    """
+    mine, theirs = (one.get("calibration", {}).get("vocabulary_hash") for one in (report, other))
+    if mine is None or mine != theirs:
+        return None
+    nats, tokens = [], []
+    for row, before in pairs:
+        count = row.reference_tokens
+        if row.cross_entropy is None or count is None or count != before.get("reference_tokens"):
+            return None
+        nats.append(count * (row.cross_entropy - before["cross_entropy"]))
+        tokens.append(count)
+    return mean_table(nats, tokens)

@@ -1,12 +1,24 @@
-"""Numbers of a report, as a reader wants them: with their intervals, or with what went wrong."""
+"""A report as a reader wants it: numbers with intervals, what is missing, what it is about."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["SCORES", "Part", "main_scores", "part_of", "problem_of", "told_value"]
+__all__ = [
+    "SCORES",
+    "Part",
+    "circumstances",
+    "main_scores",
+    "missing_parts",
+    "number",
+    "part_of",
+    "title",
+]
+
+Report = Mapping[str, Any]
 
 SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")
 
@@ -14,7 +26,7 @@ SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")
 class Part:
     """A part of a report: scores by name, each with an interval where there is one."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Report) -> None:
         self.values = values
         self._intervals = values.get("intervals") or {}
 
@@ -31,39 +43,80 @@ class Part:
         value = self[name]
         return (value if low is None else low), (value if high is None else high)
 
-    def told(self, name: str, digits: int = 1) -> str:
+    def text(self, name: str, digits: int = 1) -> str:
         """Write `26.0 [23.6, 28.4]`, or a dash."""
         if name not in self:
             return "–"
         if self._intervals.get(name) is None:
-            return told_value(self[name], digits)
+            return number(self[name], digits)
         low, high = self.interval(name)
         return f"{self[name]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def told_value(value: object, digits: int = 1) -> str:
+def number(value: object, digits: int = 1) -> str:
     """Write a number, or a dash where there is none."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) else "–"
 
 
-def part_of(report: Mapping[str, Any], *names: str) -> Part | None:
+def part_of(report: Report, *names: str) -> Part | None:
     """Find a part by the names that lead to it; None where it is not there, or failed."""
     value: Any = report
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or not value or ("error" in value and len(value) == 1):
+    if not isinstance(value, Mapping) or not value or value.keys() == {"error"}:
         return None
     return Part(value)
 
 
-def problem_of(report: Mapping[str, Any], name: str) -> str | None:
-    """Say what went wrong with a part; None where nothing did."""
-    value = report.get(name)
-    error = value.get("error") if isinstance(value, Mapping) else None
-    return str(error.get("detail", error)) if isinstance(error, Mapping) else None
+def missing_parts(report: Report) -> Iterator[tuple[str, str]]:
+    """Name the parts that failed, with what went wrong."""
+    for name, value in report.items():
+        error = value.get("error") if isinstance(value, Mapping) else None
+        if isinstance(error, Mapping):
+            yield name, str(error.get("detail", error))
 
 
-def main_scores(report: Mapping[str, Any]) -> tuple[Part | None, Part | None]:
+def main_scores(report: Report) -> tuple[Part | None, Part | None]:
     """Find the scores of the model and of people: COCO's where they were asked for."""
     name = "nltk" if part_of(report, "pycocoevalcap") is None else "pycocoevalcap"
     return part_of(report, name), part_of(report, name, "human")
+
+
+def title(report: Report) -> tuple[str, str]:
+    """Say what was captioned, by whom: a heading, and a sentence."""
+    name = Path(str(report["data"])).stem or str(report["data"])
+    split, checkpoint = report["split"], report.get("checkpoint")
+    if checkpoint:
+        by = f"{checkpoint['name']} (version {checkpoint['version']})"
+    else:
+        by = Path(str(report["predictions"])).name
+    count = report.get("scored", split["images"])
+    return (
+        f"Captions of {name}",
+        f"{by} on {count:,} photos, for which people wrote {split['references']:,} captions.",
+    )
+
+
+def circumstances(report: Report) -> Iterator[tuple[str, str]]:
+    """List what decides the scores."""
+    split, checkpoint = report["split"], report.get("checkpoint")
+    yield "data", str(report["data"])
+    yield "split", f"{split['images']:,} images, {split['references']:,} references"
+    yield "hash of the split", str(split["hash"])
+    for name, whose in (("pycocoevalcap", "COCO's"), ("nltk", "without Java")):
+        if tokens := report.get(name, {}).get("tokenizer"):
+            yield f"tokens, {whose}", str(tokens)
+    frequencies = report["document_frequencies"]
+    yield (
+        "CIDEr's document frequencies",
+        f"of {frequencies['images']:,} images, hash {frequencies['hash']}",
+    )
+    if not checkpoint:
+        yield "captions", str(report["predictions"])
+        return
+    yield "checkpoint", f"{checkpoint['name']}, version {checkpoint['version']}"
+    yield "hash of the checkpoint", str(checkpoint["hash"])
+    yield "beam size", str(report["beam_size"])
+    if "style" in report:
+        yield "style of the captions", str(report["style"])
+    yield "arithmetic", str(report["dtype"])

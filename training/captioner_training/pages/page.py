@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from PIL import Image
 
+from captioner.drawing.overlay import overlay
+from captioner.errors import ImageError
 from captioner.files import replace_file
+from captioner.terminal import printable
+from captioner.vision.image import open_image
+from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
-from captioner_training.evaluation.image_row import ImageRow, best_and_worst
-from captioner_training.evaluation.plain import as_json
+from captioner_training.data.images import CaptionedImage
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.deletion import FUNCTION_WORDS
+from captioner_training.evaluation.report import ImageRow, as_json
 from captioner_training.pages.figures import (
     SCORES,
     Part,
+    circumstances,
     main_scores,
+    missing_parts,
+    number,
     part_of,
-    problem_of,
-    told_value,
+    title,
 )
-from captioner_training.pages.gallery import Gallery, Looks
-from captioner_training.pages.markdown import write_markdown
-from captioner_training.pages.plots import coverage_plot, dots_plot, histogram, reliability_plot
-from captioner_training.pages.text import in_a_line
-from captioner_training.pages.title import made_how, notes, title
+from captioner_training.pages.plots import (
+    Plot,
+    coverage_plot,
+    dots_plot,
+    histogram,
+    reliability_plot,
+)
 
-__all__ = ["draw_page", "write_report"]
+__all__ = ["Gallery", "draw_markdown", "draw_page", "write_report"]
 
 Report = Mapping[str, Any]
 
-_SHOWN = 8  # best, and as many worst
-_LOOKED = 3  # photos with the attention of their words
+_SIDE = 360  # pixels of a photo's longer side: sharp where the page shows it, 20 kB as JPEG
+_MAPS = 4  # words whose attention is drawn
+_EXAMPLES = 3  # photos with the attention of their words
 _KINDS = {
     "content": "words for things, gate open",
     "content_shut_gate": "words for things, gate shut",
     "function": "function words",
 }
-_LOOKS = {
+_IN_BOXES = {
     "attention": "attention in the boxes",
     "uniform": "… if it were uniform",
     "center_weighted": "… if it kept to the middle",
@@ -49,6 +65,71 @@ _LOOKS = {
     "pointing_uniform": "… for a cell by chance",
     "pointing_center": "… for the middle cell",
 }
+_DIGITS = {"cross_entropy": 3}  # models differ by hundredths of a nat
+# What begins HTML, a link, an image, code or emphasis; an underscore inside of a word does not.
+_LIVE = re.compile(r"[\\`*\[\]<>&~|]|(?<![^\W_])_|_(?![^\W_])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """The photos of a report, drawn when they are asked for.
+
+    images: of which captions are shown; captioned: the same with what a model said, if one did;
+    framing: of that model.
+    """
+
+    images: Sequence[CaptionedImage] = ()
+    captioned: Sequence[Captioned] = ()
+    framing: Transform | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the words of `maps` are those that drew most on the photo, or the first ones."""
+        return any(one.hypothesis.gate is not None for one in self.captioned)
+
+    def picture(self, at: int) -> str | None:
+        """Give the address of a photo by its place; None where it cannot be opened."""
+        photo = self._open(at)
+        return None if photo is None else _address(photo)
+
+    def maps(self, at: int) -> list[tuple[str, str]]:
+        """Draw the attention of some words for things: the words, with the addresses of pictures.
+
+        These are the words that drew most on the photo, as the gate says; the first ones where
+        there is no gate.
+        """
+        photo = self._open(at) if self.captioned else None
+        if photo is None or self.framing is None or self.captioned[at].attention is None:
+            return []
+        one, box = self.captioned[at], self.framing.box(*photo.size)
+        gates = one.hypothesis.gate
+        content = [place for place, word in enumerate(one.words) if word not in FUNCTION_WORDS]
+        if gates is not None:
+            content = sorted(content, key=lambda place: -float(gates[place]))
+        return [
+            (one.words[place], _address(overlay(photo, attention[place], box=box)))
+            for attention in [one.attention]
+            if attention is not None
+            for place in sorted(content[:_MAPS])
+        ]
+
+    def _open(self, at: int) -> Image.Image | None:
+        if at >= len(self.images):
+            return None
+        image = self.images[at]
+        try:
+            photo = open_image(image.store.read(image.name), at_least=_SIDE)
+        except ImageError:
+            return None
+        photo.thumbnail((_SIDE, _SIDE))
+        return photo
+
+
+def _address(picture: Image.Image) -> str:
+    """Put a picture into an address of its own, as a JPEG file."""
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
@@ -61,12 +142,40 @@ def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery
     whole = {**report, "per_image": [row.record() for row in rows]}
     texts = {
         "report.json": json.dumps(as_json(whole), indent=1) + "\n",
-        "report.md": write_markdown(report, rows),
+        "report.md": draw_markdown(report, rows),
         "report.html": draw_page(report, rows, gallery),
     }
     for name, text in texts.items():
         with replace_file(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))  # a name need not be text
+
+
+def draw_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
+    """Write the report for a pull request or a terminal; arguments as of draw_page."""
+    columns = {
+        head: part
+        for head, names in (
+            ("model", ("nltk",)),
+            ("people", ("nltk", "human")),
+            ("model, COCO's tokens", ("pycocoevalcap",)),
+            ("people, COCO's tokens", ("pycocoevalcap", "human")),
+        )
+        if (part := part_of(report, *names)) is not None
+    }
+    parts = {
+        ", ".join(names): _numbers(part.values, digits=3 if names[0] == "deletion" else 2)
+        for names in (
+            ("captions",), ("calibration",), ("confidence",), ("familiarity",), ("person_boxes",),
+            *(("deletion", kind) for kind in _KINDS),
+        )
+        if (part := part_of(report, *names)) is not None
+    }  # fmt: skip
+    scored = [name for name in SCORES if any(name in part for part in columns.values())]
+    return (
+        _environment(_in_markdown)
+        .get_template("report.md")
+        .render(**_context(report, rows, shown=5), columns=columns, parts=parts, scored=scored)
+    )
 
 
 def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str:
@@ -78,24 +187,9 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         gallery: their photos.
 
     """
-    # Names and captions are strangers': all that is no Markup is put in a line and escaped.
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            in_a_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
-    here = files("captioner_training.pages")
-    template, style, script = (
-        here.joinpath(name).read_text(encoding="utf-8")
-        for name in ("report.html", "page.css", "page.js")
-    )
-    heading, lead = title(report)
+    environment = _environment(_in_a_line)
+    svg = environment.get_template("plot.svg")
     model, people = main_scores(report)
-    best, worst = best_and_worst(rows, _SHOWN)
     kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())
     deletion = [(name, part) for name, part in kinds if part is not None]
     plots = {
@@ -104,25 +198,81 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         "ciders": histogram(
             [row.cider for row in rows], title="CIDEr-D of the captions", name="CIDEr-D", bins=24
         ),
-        "reliability": list(_reliability(report)),
         "coverage": coverage_plot((report.get("confidence") or {}).get("coverage", ())),
-        "grounding": list(_grounding(report)),
         "deletion": _deletion(deletion),
     }
-    return environment.from_string(template).render(
-        SCORES=SCORES, best=best, deletion=deletion, facts=made_how(report), gallery=gallery,
-        heading=heading, lead=lead, looks=_looks(rows, gallery), model=model, notes=notes(report),
-        part=partial(part_of, report), people=people, plots=plots, rows=rows, script=script,
-        style=style, told_value=told_value, worst=worst,
-        problems=[(name, told) for name in report if (told := problem_of(report, name))],
-    )  # fmt: skip
+    return environment.get_template("report.html").render(
+        **_context(report, rows, shown=8),
+        deletion=deletion,
+        examples=_examples(rows, gallery),
+        gallery=gallery,
+        grounding=list(_grounding(report)),
+        model=model,
+        part=partial(part_of, report),
+        people=people,
+        plots=plots,
+        reliability=list(_reliability(report)),
+        svg=lambda plot: Markup(svg.render(plot=plot)),
+    )
+
+
+def _context(report: Report, rows: Sequence[ImageRow], *, shown: int) -> dict[str, Any]:
+    """Gather what page and Markdown both have; `shown` are the best, and as many worst."""
+    heading, lead = title(report)
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].cider, rows[at].rouge_l))
+    shown = min(shown, len(rows) // 2)
+    return {
+        "SCORES": SCORES, "best": order[::-1][:shown], "facts": list(circumstances(report)),
+        "heading": heading, "lead": lead, "missing": list(missing_parts(report)),
+        "notes": [report["comparable"], *report.get("problems", ())], "number": number,
+        "rows": rows, "worst": order[:shown],
+    }  # fmt: skip
+
+
+def _environment(escape: Callable[[str], str]) -> Environment:
+    """Load the templates. Names and captions are strangers': all that is no Markup is escaped."""
+    return Environment(
+        loader=PackageLoader("captioner_training", "pages"),
+        autoescape=lambda name: name != "report.md",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+    )
+
+
+def _in_a_line(text: str) -> str:
+    """Write text in a line, with what steers a terminal made visible."""
+    return printable(" ".join(text.split()))  # captions of COCO end in line breaks
+
+
+def _in_markdown(text: str) -> str:
+    return _LIVE.sub(r"\\\g<0>", _in_a_line(text))
+
+
+def _numbers(values: Report, *, digits: int) -> Markup:
+    """List every number of a part by its name in report.json."""
+    found = []
+    for name, value in values.items():
+        places = _DIGITS.get(name, digits)
+        if isinstance(value, Mapping) and name != "intervals":
+            found.append(f"{name} ({_numbers(value, digits=places)})")
+        elif isinstance(value, float) and name in (values.get("intervals") or {}):
+            low, high = (number(end, places) for end in values["intervals"][name])
+            found.append(f"{name} {value:.{places}f} [{low}, {high}]")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            form = ",d" if isinstance(value, int) else f".{places}f"
+            found.append(f"{name} {value:{form}}")
+    return Markup(", ".join(found))
 
 
 def _dot(kind: str, part: Part, name: str) -> tuple[str, float, float, float]:
     return (kind, part[name], *part.interval(name))
 
 
-def _scores(model: Part | None, people: Part | None) -> str:
+def _scores(model: Part | None, people: Part | None) -> Plot | None:
     both = [(kind, part) for kind, part in (("model", model), ("people", people)) if part]
     rows = [
         (name, [_dot(kind, part, name) for kind, part in both if name in part])
@@ -130,51 +280,54 @@ def _scores(model: Part | None, people: Part | None) -> str:
         if model is not None and name in model
     ]
     most = max((high for _, dots in rows for *_, high in dots), default=0.0)
-    return dots_plot(rows, title="Scores of the model and of people", most=most) if rows else ""
+    return dots_plot(rows, title="Scores of the model and of people", most=most) if rows else None
 
 
-def _lengths(texts: Sequence[str]) -> str:
+def _lengths(texts: Sequence[str]) -> Plot:
     tokenizer: Tokenizer = "characters" if has_no_spaces(texts) else "words"
     lengths = [len(tokenize(text, tokenizer)) for text in texts]
     return histogram(lengths, title="Lengths of the captions", name=tokenizer)
 
 
-def _reliability(report: Report) -> Iterator[tuple[str, str, Part]]:
-    for names, told in (
+def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
+    for names, what in (
         (("calibration",), "the next word of a reference"),
         (("confidence", "words"), "words that the model said, found in a reference"),
         (("confidence", "captions"), "captions: the share of their words"),
     ):
         if (part := part_of(report, *names)) is not None:
             bins = part.values["bins"], part.values["bins_calibrated"]
-            yield told, reliability_plot(*bins, title=f"Reliability: {told}"), part
+            yield what, reliability_plot(*bins, title=f"Reliability: {what}"), part
 
 
-def _grounding(report: Report) -> Iterator[tuple[str, str, Part]]:
+def _grounding(report: Report) -> Iterator[tuple[str, Plot, Part]]:
     for key, name in (("person_boxes", "people"), ("object_boxes", "other objects")):
         if (part := part_of(report, key)) is not None:
             rows = [
-                (told, [_dot("chance" if told[0] == "…" else "model", part, one)])
-                for one, told in _LOOKS.items()
+                (text, [_dot("chance" if text[0] == "…" else "model", part, one)])
+                for one, text in _IN_BOXES.items()
             ]
             yield name, dots_plot(rows, title=f"Attention of words for {name}", most=1.0), part
 
 
-def _deletion(kinds: Sequence[tuple[str, Part]]) -> str:
+def _deletion(kinds: Sequence[tuple[str, Part]]) -> Plot | None:
+    if not kinds:
+        return None
     rows = [(name, [_dot("model", part, "effect")]) for name, part in kinds]
     ends = [end for _, part in kinds for end in part.interval("effect")]
-    most, least = max(ends, default=0.0), min(ends, default=0.0)
-    title = "Effect of deletion"
-    return dots_plot(rows, title=title, most=max(most, 0.01), least=min(least, 0.0)) if rows else ""
+    most, least = max(*ends, 0.01), min(*ends, 0.0)
+    return dots_plot(rows, title="Effect of deletion", most=most, least=least)
 
 
-def _looks(rows: Sequence[ImageRow], gallery: Gallery) -> list[tuple[ImageRow, str, Looks]]:
+def _examples(
+    rows: Sequence[ImageRow], gallery: Gallery
+) -> list[tuple[ImageRow, str, list[tuple[str, str]]]]:
     """Find where the words of some captions looked: of the best, the middling and the worst."""
     order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
-    last = len(order) - 1
+    last, parts = len(order) - 1, range(_EXAMPLES) if rows else ()
     found = []
-    for at in dict.fromkeys(order[last * part // (_LOOKED - 1)] for part in range(_LOOKED) if rows):
-        looks, picture = gallery.looks(at), gallery.picture(at)
-        if looks and picture is not None:
-            found.append((rows[at], picture, looks))
+    for at in dict.fromkeys(order[last * part // (_EXAMPLES - 1)] for part in parts):
+        maps, picture = gallery.maps(at), gallery.picture(at)
+        if maps and picture is not None:
+            found.append((rows[at], picture, maps))
     return found

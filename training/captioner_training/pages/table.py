@@ -83,7 +83,7 @@ def _scores(report: Report) -> Iterator[str]:
 
 
 def _cell(part: Part, name: str) -> str:
-    value, _, interval = part.told(name).partition(" ")
+    value, _, interval = part.text(name).partition(" ")
     return f"{value:>6}  {interval}"
 
 
@@ -94,20 +94,20 @@ def _measures(report: Report) -> Iterator[tuple[str, str]]:
         length = f"{words['mean']:.1f} words, {words['shortest']} to {words['longest']}"
         yield "captions", f"{length}; {part['distinct']:.1f} % distinct{new}"
     if (part := part_of(report, "captions", "hallucination")) is not None and "CHAIR_i" in part:
-        yield "CHAIR-i", f"{part.told('CHAIR_i')} % of the objects named are not there"
+        yield "CHAIR-i", f"{part.text('CHAIR_i')} % of the objects named are not there"
     if (part := part_of(report, "calibration")) is not None:
-        yield "calibration", f"{part.told('error')} percentage points off"
-        yield "cross-entropy", f"{part.told('cross_entropy', 3)} nats a token"
+        yield "calibration", f"{part.text('error')} percentage points off"
+        yield "cross-entropy", f"{part.text('cross_entropy', 3)} nats a token"
     for key, name in (("person_boxes", "people"), ("object_boxes", "other objects")):
         if (part := part_of(report, key)) is not None:
-            uniform = part.told("uniform", 2).partition(" ")[0]
-            yield "attention", f"{part.told('attention', 2)} on {name}, if uniform {uniform}"
+            uniform = part.text("uniform", 2).partition(" ")[0]
+            yield "attention", f"{part.text('attention', 2)} on {name}, if uniform {uniform}"
     if (part := part_of(report, "deletion", "content")) is not None:
-        yield "deletion", f"words for things lose {part.told('effect', 3)} nats"
+        yield "deletion", f"words for things lose {part.text('effect', 3)} nats"
     if (part := part_of(report, "familiarity")) is not None:
-        unlike = f", AUROC {part.told('auroc', 3)}" if "auroc" in part else ""
-        yield "familiarity", f"{part.told('rank_correlation', 2)} correlation with CIDEr{unlike}"
+        unlike = f", AUROC {part.text('auroc', 3)}" if "auroc" in part else ""
+        yield "familiarity", f"{part.text('rank_correlation', 2)} correlation with CIDEr{unlike}"
     if (part := part_of(report, "comparison")) is not None:
         yield "compared with", _name(part.values["with"])
         for name in ("CIDEr", "ROUGE-L"):
-            yield "", f"{name} {'+' * (part[name] > 0)}{part.told(name)}"
+            yield "", f"{name} {'+' * (part[name] > 0)}{part.text(name)}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import ConfigError
 from captioner.paths import expanded
@@ -14,11 +16,9 @@ from captioner.terminal import printable
 from captioner.verbs.machine import add_machine_arguments
 
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
-    from captioner.predictor import Captioner
-    from captioner_training.evaluation.image_row import ImageRow
     from captioner_training.evaluation.inputs import Inputs
-    from captioner_training.evaluation.predictions import Predictions
-    from captioner_training.pages.gallery import Gallery
+    from captioner_training.evaluation.report import ImageRow
+    from captioner_training.pages.page import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -146,112 +146,95 @@ def _output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Caption the split, print its scores; 1 where one of the things asked for failed."""
+    """Score captions, and print the scores; 1 where one of the things asked for failed."""
+    _check_use(arguments)
+    for name in _PATHS:
+        if (path := getattr(arguments, name)) is not None:
+            setattr(arguments, name, expanded(path))
+
+    from captioner_training.evaluation.inputs import read_inputs
+    from captioner_training.evaluation.report import as_json, describe_data
+    from captioner_training.pages.page import write_report
+    from captioner_training.pages.table import draw_table
+
+    read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
+    inputs = read_inputs(arguments, read)
+    report = describe_data(
+        arguments.data or arguments.captions,
+        inputs.split,
+        name=arguments.split if arguments.data else None,
+        corpus=inputs.corpus,
+        scored=inputs.scored,
+    )
+    failed, rows, gallery = _measure(arguments, inputs, report)
+    print(json.dumps(as_json(report), indent=2) if arguments.json else draw_table(report))
+    if arguments.report is not None:
+        write_report(arguments.report, report, rows, gallery)
+        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
+    return int(failed or inputs.scored < len(inputs.split))
+
+
+def _check_use(arguments: argparse.Namespace) -> None:
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
-    for name in _PATHS:
-        if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, expanded(path))
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is about a checkpoint, but --score reads captions alone")
-    from captioner_training.evaluation.inputs import read_inputs
-
-    read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
-    inputs = read_inputs(arguments, read)
-    if inputs.captioner is not None:
-        return _evaluate(arguments, inputs, inputs.captioner)
-    return _score(arguments, inputs, cast("Predictions", inputs.score))
 
 
-def _score(arguments: argparse.Namespace, inputs: Inputs, read: Predictions) -> int:
-    """Score captions that were made elsewhere; no model is read."""
-    from captioner_training.evaluation.elsewhere import CaptionsElsewhere
-    from captioner_training.evaluation.report import describe_data
-    from captioner_training.pages.gallery import Gallery, photos_of
+def _measure(
+    arguments: argparse.Namespace, inputs: Inputs, report: dict[str, object]
+) -> tuple[bool, list[ImageRow], Gallery]:
+    """Add what was asked for to the report; each thing costs no more than itself if it fails.
 
-    there = CaptionsElsewhere(read, inputs.split, corpus=inputs.corpus)
-    for problem in there.problems:
-        print(f"captioner: {printable(problem)}", file=sys.stderr)
-    report: dict[str, object] = {
-        **describe_data(
-            arguments.data or arguments.captions,
-            inputs.split,
-            name=arguments.split if arguments.data else None,
+    Returns whether one did, the images one by one, and their photos.
+    """
+    from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
+    from captioner_training.evaluation.predictions import Predictions
+    from captioner_training.evaluation.report import (
+        check_comparable,
+        compare_reports,
+        measure_parts,
+    )
+    from captioner_training.pages.page import Gallery
+
+    options: dict[str, Any] = {
+        "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,
+    }  # fmt: skip
+    source, other = inputs.source, inputs.other
+    rows: Callable[[], list[ImageRow]]
+    if isinstance(source, Predictions):
+        captions = CaptionSet.elsewhere(source, inputs.split, corpus=inputs.corpus)
+        for problem in source.problems:
+            print(f"captioner: {printable(problem)}", file=sys.stderr)
+        report["scored"] = len(captions.targets)
+        report["predictions"] = str(arguments.score)
+        report["problems"] = source.problems
+        parts, rows = captions.parts(**options), captions.rows
+        pairs = zip(inputs.images, source.captions, strict=False)  # no image may be at hand
+        gallery = Gallery(images=[image for image, caption in pairs if caption is not None])
+    else:
+        if other is not None:
+            check_comparable(report, other)  # captioning takes minutes
+        made = CaptionedSplit(
+            source,
+            inputs.images,
+            calibration=arguments.calibration,
+            deletion=arguments.deletion,
+            beam_size=arguments.beam_size,
+            style=arguments.style,
             corpus=inputs.corpus,
-            scored=len(there.places),
-        ),
-        "scored": len(there.places),
-        "predictions": str(arguments.score),
-        "problems": there.problems,
-    }
-    parts = there.parts(official=arguments.official, training=inputs.training, boxes=inputs.boxes)
-    gallery = photos_of([inputs.images[at] for at in there.places]) if inputs.images else Gallery()
-    failed = _finish(arguments, report, parts, lambda: there.rows, gallery, inputs.other)
-    return failed or int(len(there.places) < len(inputs.split))
-
-
-def _evaluate(arguments: argparse.Namespace, inputs: Inputs, captioner: Captioner) -> int:
-    """Caption the split; each thing asked for is done by itself, and costs itself if it fails."""
-    from captioner_training.evaluation.comparison import check_comparable
-    from captioner_training.evaluation.deletion import FUNCTION_WORDS
-    from captioner_training.evaluation.measures import Asked, CaptionedSplit
-    from captioner_training.evaluation.report import describe_data
-    from captioner_training.pages.gallery import photos_of
-
-    data = arguments.data or arguments.captions
-    name = arguments.split if arguments.data else None
-    described = describe_data(data, inputs.split, name=name, corpus=inputs.corpus)
-    if inputs.other is not None:  # captioning takes minutes
-        check_comparable(described, inputs.other)
-    asked = Asked(
-        official=arguments.official,
-        boxes=inputs.boxes,
-        calibration=arguments.calibration,
-        deletion=arguments.deletion,
-        training=inputs.training,
-        predictions=arguments.predictions,
-        unlike=arguments.unlike,
-    )
-    captioned = CaptionedSplit(
-        captioner,
-        inputs.images,
-        asked=asked,
-        beam_size=arguments.beam_size,
-        style=arguments.style,
-        corpus=inputs.corpus,
-    )
-    report: dict[str, object] = {**described, **captioned.facts()}
-    gallery = photos_of(
-        inputs.images, captioned.captioned, framing=captioner.transform, leave_out=FUNCTION_WORDS
-    )
-    parts = captioned.parts()
-    return _finish(arguments, report, parts, lambda: captioned.rows, gallery, inputs.other)
-
-
-def _finish(
-    arguments: argparse.Namespace,
-    report: dict[str, object],
-    parts: Mapping[str, Callable[[], object]],
-    rows: Callable[[], list[ImageRow]],
-    gallery: Gallery,
-    other: Mapping[str, Any] | None,
-) -> int:
-    """Measure the parts, compare, write the report and print it; 1 where something failed."""
-    from captioner_training.evaluation.comparison import compare_reports
-    from captioner_training.evaluation.report import measure_parts, print_report
-    from captioner_training.pages.page import write_report
-    from captioner_training.pages.table import draw_table
-
-    asked = dict(parts)
+        )
+        report |= made.facts()
+        options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
+        parts, rows = made.parts(**options), made.rows
+        gallery = Gallery(images=inputs.images, captioned=made.captioned, framing=source.transform)
+    failed = measure_parts(report, parts)
+    images = rows()
     if other is not None:
-        asked["comparison"] = lambda: compare_reports(report, rows(), other)
-    failed = measure_parts(report, asked)
-    print_report(report) if arguments.json else print(draw_table(report))
-    if arguments.report is not None:
-        write_report(arguments.report, report, rows(), gallery)
-        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
-    return failed
+        comparison = partial(compare_reports, report, images, other)
+        failed |= measure_parts(report, {"comparison": comparison})
+    return failed, images, gallery
