@@ -4,7 +4,7 @@
 >>> for record in caption_batch(["photos"], output="captions.jsonl"):       # doctest: +SKIP
 ...     print(record["image"], record.get("caption"))
 
-How it runs: sources -> decoding (worker processes) -> captioning (batches on the model) -> journal.
+How it runs: inputs -> an engine (decoding processes, batches on the model) -> journal and outputs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchConfig", "caption_batch"]
 
-# The worker processes import this package too, and must stay small.
-_LAZY = {
-    "BatchConfig": "captioner_serving.batch.config",
-    "caption_batch": "captioner_serving.batch.run",
-}
+_PLACES = {"BatchConfig": "config", "caption_batch": "run"}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'captioner_serving.batch' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:  # the decoding processes import this package, and stay small
+    if name in _PLACES:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

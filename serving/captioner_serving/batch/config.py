@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
 from captioner.vision.image import MAX_PIXELS
-from captioner_serving.batch.outputs.wording import Wording
+from captioner_serving.batch.wording import Existing, Wording
 
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
 
@@ -20,7 +20,6 @@ _MOST_WORKERS = 1024
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 
 Sidecar = Literal["txt", "caption", "json", "xmp"]
-Existing = Literal["skip", "overwrite", "prepend", "append"]
 Maps = Literal["overlay", "sheet"]
 
 
@@ -142,17 +141,24 @@ class BatchConfig:
         """
         return generation.asked(beam_size=self.beam_size, captions=self.captions, style=self.style)
 
-    def settings(self) -> dict[str, Any]:
-        """What two runs must share to write one output."""
+    def settings(self, generation: GenerationConfig, review: str | None) -> dict[str, Any]:
+        """What two runs must share to write one output, beside the model.
+
+        Args:
+            generation: what is asked of the model.
+            review: as seen from the output.
+
+        """
         free = {
             "retry_errors",
             "restart",
             "batch_size",
             "workers",
             "max_pixels",
-            "beam_size",
+            "beam_size",  # these three are in `generation`
             "captions",
             "style",
             "keep_formulas",
         }
-        return {key: value for key, value in asdict(self).items() if key not in free}
+        own = {key: value for key, value in asdict(self).items() if key not in free}
+        return {**asdict(generation), **own, "review": review}

@@ -7,29 +7,27 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
-from captioner.bundled import bundled_checkpoint
-from captioner.checkpoint import read_generation
 from captioner.closing import Closing
 from captioner.digest import digest
-from captioner.errors import OutputError
+from captioner.errors import ConfigError, DataError, OutputError
 from captioner.familiarity import UNFAMILIAR
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
-from captioner_serving.batch.checks import check_run, run_settings
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.engines.local import LocalEngine
-from captioner_serving.batch.engines.outcome import Engine, Outcome
-from captioner_serving.batch.inputs.left_out import LeftOut
+from captioner_serving.batch.engines.local import Engine, LocalEngine, Outcome
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.journal.journal import ERRORS, RECORDS, REVIEW, Journal
-from captioner_serving.batch.journal.unwritten import MemoryJournal
-from captioner_serving.batch.outputs.exports import export
-from captioner_serving.batch.outputs.maps import MapWriter
+from captioner_serving.batch.inputs.sources import Inputs, LeftOut
+from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
+from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
+from captioner_serving.batch.outputs.tables import check_output, write_records
+from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.progress import duration
 
 __all__ = ["BatchRun", "caption_batch"]
@@ -53,7 +51,7 @@ def caption_batch(
     ...     print(record["image"], record.get("caption", "failed"))
 
     Args:
-        sources: a file, folder, glob, archive or URL, or several; or Inputs, for lists and tables.
+        sources: a file, folder, glob, archive or link, or several; or Inputs, for lists and tables.
         output: as `captioner batch --output`: what a call did before is not done again, and its
             records are not yielded again. None writes nothing.
         config: all other settings.
@@ -66,16 +64,16 @@ def caption_batch(
             was done stays.
 
     """
+    if isinstance(sources, str | os.PathLike):
+        sources = [sources]
     if not isinstance(sources, Inputs):
-        single = isinstance(sources, str | os.PathLike)
-        several = [sources] if single else sources
-        sources = Inputs(sources=tuple(os.fspath(source) for source in several))  # type: ignore
-    name, config = None if output is None else os.fspath(output), config or BatchConfig()
-    if captioner is None:
-        own = read_generation(bundled_checkpoint())
-        check_run(sources, config, output=name, generation=own)
-        captioner = Captioner.from_pretrained()
-    with BatchRun(sources, output=name, config=config, captioner=captioner) as run:
+        sources = Inputs(sources=tuple(os.fspath(source) for source in sources))
+    with BatchRun(
+        sources,
+        output=None if output is None else os.fspath(output),
+        config=config or BatchConfig(),
+        captioner=captioner or Captioner.from_pretrained(),
+    ) as run:
         yield from run.records()
 
 
@@ -83,11 +81,13 @@ class BatchRun(Closing):
     """One run, from its settings to its last record; a context manager.
 
     Attributes:
-        journal: what is done, and how many records are where.
-        resumed: photos that an earlier run had done already.
-        twins: photos that were the same as another, byte for byte.
-        made: photos that this run has done.
-        left_out: files of folders that were not taken for photos.
+        inputs, config: what is captioned, and how.
+        counts: records and errors by the file where they lie, of this run and those before.
+        before: photos that were done before.
+
+    Raises:
+        ConfigError, DataError, OutputError: as for caption_batch; then nothing was written.
+        MissingExtraError: an optional part is needed.
 
     """
 
@@ -102,101 +102,120 @@ class BatchRun(Closing):
     ) -> None:
         generation = config.asked_of(captioner.generation)
         captioner.vocabulary.start(generation.style)
-        check_run(inputs, config, output=output, generation=captioner.generation, ray=ray)
-        self.inputs, self.output, self.config = inputs, output, config
-        self.journal: Journal | MemoryJournal = MemoryJournal()
-        self.left_out = LeftOut()
-        if output is not None:
+        _check_head(config.head, captioner)
+        review = None if config.review is None else Path(config.review)
+        files = None if output is None else RunFiles(Path(output), review)
+        _check_outputs(inputs, config, files, ray=ray)
+        inputs.check()
+        left_out = LeftOut(files.all if files else ())
+        photos = inputs.photos(left_out)
+        first = list(islice(photos, 1))
+        # A folder whose photos are all captioned and gone is no mistake.
+        if not first and (files is None or config.restart or not files.state.exists()):
+            raise DataError("; ".join(filter(None, ("the inputs hold no photo", str(left_out)))))
+        self.inputs, self.config = inputs, config
+        self._photos, self._left_out = chain(first, photos), left_out
+        self._journal = None
+        if files is not None:
             model = {**asdict(captioner.name), "weights": captioner.fingerprint}
-            settings = {"model": model, **run_settings(generation, config, output)}
-            self.journal = Journal(output, config, settings)
-            self.left_out = LeftOut(self.journal.files.all)
-        written = self.journal.written
+            self._journal = Journal(
+                files,
+                {"model": model, **config.settings(generation, files.review_name)},
+                restart=config.restart,
+                retry_errors=config.retry_errors,
+            )
+        try:
+            self._engine = _engine(captioner, generation, config, ray)
+        except BaseException:
+            self._close_journal()
+            raise
+        journal = self._journal
+        self._done = journal.done if journal else set()
+        self._failed_before = frozenset(journal.failed if journal else ())
+        self.counts = list(journal.counts if journal else (0, 0, 0))
+        self.before = len(self._done)
+        self._resumed = self._made = self._unlike = 0
+        self._again: set[bytes] = set()  # failed before, and still among the inputs
+        self._unlike_names: list[str] = []  # of the first of them
+        written = journal.written if journal else WrittenFiles()
         self._sidecars = SidecarWriter(config, written) if config.sidecar else None
         self._maps = MapWriter(config, written) if config.maps else None
-        try:
-            self.engine = self._engine(captioner, generation, ray)
-        except BaseException:
-            self.journal.close()
-            raise
-        self.resumed = self.twins = self.made = self._unlike = 0
-        self._unlike_names: list[str] = []  # of the first of them
-        self._failed_before = len(self.journal.failed)
-        self._gone = set(self.journal.failed)  # as far as is known, not among the inputs any more
         self._started = time.monotonic()
 
     def close(self) -> None:
-        """Close the files of the run."""
-        self.journal.close()
+        """End the processes, and close the files of the run."""
+        self._engine.close()
+        self._close_journal()
 
-    def _engine(
-        self, captioner: Captioner, generation: GenerationConfig, ray: str | None
-    ) -> Engine:
-        size = self.config.batch_size or self.journal.batch_size
-        if ray is None:
-            return LocalEngine(captioner, generation, self.config, batch_size=size)
-        from captioner_serving.batch.engines.cluster import RayEngine
-
-        return RayEngine(ray, captioner, generation, self.config, batch_size=size)
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
 
     def records(self) -> Iterator[Record]:
         """Do the work; yields each record once it is on disk."""
         waiting: list[Record] = []
         committed = time.monotonic()
         try:
-            with closing(self.engine.run(self._photos(), self._claim)) as spans:
-                for span in spans:
-                    waiting.extend(self._finish(outcome) for outcome in span)
+            with closing(self._engine.run(self._undone())) as batches:
+                for batch in batches:
+                    waiting.extend(map(self._finish, batch))
                     if time.monotonic() - committed >= _COMMIT_SECONDS:
                         self._commit()
                         committed = time.monotonic()
-                        self.made += len(waiting)
+                        self._made += len(waiting)
                         yield from waiting
                         waiting = []
         except BaseException:  # Ctrl-C too: what is finished is not done again
             with suppress(OutputError):
-                self.journal.commit()
+                self._commit()
             raise
         self._commit()
-        self.made += len(waiting)
+        self._made += len(waiting)
         yield from waiting
-        if isinstance(self.journal, Journal) and self.output is not None:
-            export(self.output, self.journal, keep_formulas=self.config.keep_formulas)
+        if self._journal is not None:
+            self._journal.finish()
+            suffix, keep = self._journal.files.output.suffix, self.config.keep_formulas
+            self._journal.export(
+                lambda file, records: write_records(file, suffix, records, keep_formulas=keep)
+            )
 
     @property
     def failed(self) -> int:
         """Photos among the inputs that have failed, in this run or in one that it goes on from."""
-        return self.journal.counts[ERRORS] - len(self._gone)
+        return self.counts[ERRORS] - len(self._failed_before - self._again)
 
     def summary(self) -> str:
-        """Say in a few lines what the run has come to."""
+        """What was done, in a few lines."""
         seconds = time.monotonic() - self._started
-        captioned, _, unsure = self.journal.counts
-        lines = [
-            f"{self.made:,} {_plural(self.made, 'photo')} in {duration(seconds)}, "
-            f"{self.made / seconds:.1f} a second",
-            self.engine.description,
-        ]
-        kept, apart = (self._sidecars.kept, self._sidecars.apart) if self._sidecars else (0, 0)
+        lines = []
+        if self._made:
+            noun = "photo" if self._made == 1 else "photos"
+            rate = self._made / seconds
+            lines.append(f"{self._made:,} {noun} in {duration(seconds)}, {rate:.1f} a second")
+            lines.append(self._engine.description)
+        journal, (captioned, _, unsure) = self._journal, self.counts
+        kept = self._sidecars.kept if self._sidecars else 0
+        apart = self._sidecars.apart if self._sidecars else 0
+        gone = len(self._failed_before - self._again)
         counts = {
-            _plural(captioned, "caption") + " in all": captioned,
+            f"{'caption' if captioned == 1 else 'captions'} in all": captioned,
             f"unsure, in {self.config.review}": unsure,
-            "the same file as another": self.twins,
-            "done before": self.resumed,
-            _plural(kept, "sidecar") + " left as found": kept,
-            _plural(apart, "sidecar") + " named photo.jpg.*, as two photos share a stem": apart,
-            f"failed, in {self.output}.errors.jsonl" if self.output else "failed": self.failed,
+            "done before": self._resumed,
+            f"{'sidecar' if kept == 1 else 'sidecars'} left as found": kept,
+            f"{'sidecar' if apart == 1 else 'sidecars'} named photo.jpg.*, as two photos share a "
+            "stem": apart,
+            f"failed, in {journal.files.errors}" if journal else "failed": self.failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
         if self._unlike:
             lines.append(self._unlike_line())
-        if again := self._failed_before - len(self._gone):
+        if again := len(self._again):
             lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")
-        if gone := len(self._gone):
+        if gone:
             what = "is no longer an input" if gone == 1 else "are no longer inputs"
             lines.append(f"{gone:,} that failed before {what}: --retry-errors forgets them")
-        lines.append(str(self.left_out))
+        lines.append(str(self._left_out))
         return "\n".join(filter(None, lines))
 
     def _unlike_line(self) -> str:
@@ -209,32 +228,34 @@ class BatchRun(Closing):
         )
 
     def _commit(self) -> None:
-        self.journal.batch_size = self.engine.batch_size
-        self.journal.commit()
+        if self._journal is not None:
+            self._journal.commit()
 
-    def _photos(self) -> Iterator[Photo]:
+    def _undone(self) -> Iterator[Photo]:
         """List what is to be done; a name that comes twice is done once."""
-        done, shard = self.journal.done, self.config.shard
-        before = len(done)
-        for photo in self.inputs.photos(self.left_out):
+        done, shard = self._done, self.config.shard
+        for photo in self._photos:
             name = digest(photo.name)
             if shard is not None and name not in shard:
                 continue
             if name in done:
-                self._gone.discard(name)
-                self.resumed = min(self.resumed + 1, before)
+                if name in self._failed_before:
+                    self._again.add(name)
+                self._resumed = min(self._resumed + 1, self.before)
                 continue
             done.add(name)
             yield photo
 
-    def _claim(self, content: bytes) -> bool:
-        # Pictures need the attention itself, which a record may not have.
-        return self._maps is not None or self.journal.claim(content)
-
     def _finish(self, outcome: Outcome) -> Record:
         """Write what belongs to a photo, and last its record."""
-        photo = outcome.photo
-        file, record = self._sorted(outcome)
+        photo, config = outcome.photo, self.config
+        record: Record
+        if outcome.record is None:
+            file, record = ERRORS, {"image": photo.name, "error": outcome.error}
+        else:
+            record = config.wording.apply(outcome.record)
+            unsure = config.min_score is not None and record["score"] < config.min_score
+            file = REVIEW if unsure else RECORDS
         if record.get("familiarity", 1.0) < UNFAMILIAR:
             self._unlike += 1
             if self._unlike <= _NAMED:
@@ -251,25 +272,49 @@ class BatchRun(Closing):
                     raise
                 problem = {"error": error.record()}
         failure = {"image": photo.name, **problem} if problem else None
-        self.journal.add(digest(photo.name), outcome.content, file, record, failure=failure)
+        if self._journal is not None:
+            self._journal.add(record, file, failure=failure)
+            self.counts = self._journal.counts
+        else:
+            self.counts[file] += 1
+            self.counts[ERRORS] += failure is not None
         return {**record, **problem}
 
-    def _sorted(self, outcome: Outcome) -> tuple[int, Record]:
-        """Find the record of a photo, and the file where it belongs."""
-        name = outcome.photo.name
-        if outcome.error is not None:
-            return ERRORS, {"image": name, "error": outcome.error}
-        if outcome.record is not None:
-            record = self.config.wording.apply(outcome.record)
-        else:
-            twin = self.journal.twin(outcome.content)
-            if twin is None:
-                raise OutputError(f"the record of the photo that {name} equals is gone: try again")
-            self.twins += twin["image"] != name  # else it has its record, and its sidecar failed
-            record = {**twin, "image": name}
-        unsure = self.config.min_score is not None and record["score"] < self.config.min_score
-        return (REVIEW if unsure else RECORDS), record
+
+def _engine(
+    captioner: Captioner, generation: GenerationConfig, config: BatchConfig, ray: str | None
+) -> Engine:
+    if ray is None:
+        return LocalEngine(captioner, generation, config)
+    from captioner_serving.batch.engines.cluster import RayEngine
+
+    return RayEngine(ray, captioner, generation, config)
 
 
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
+def _check_head(head: int | None, captioner: Captioner) -> None:
+    heads = captioner.model.config.decoder.heads
+    if head is not None and not 1 <= head <= heads:
+        has = "one head" if heads == 1 else f"the heads 1 to {heads}"
+        raise ConfigError(f"head {head}: the model {captioner.name.name} has {has}")
+
+
+def _check_outputs(
+    inputs: Inputs, config: BatchConfig, files: RunFiles | None, *, ray: str | None
+) -> None:
+    """Refuse outputs that cannot be written, or would be written over inputs."""
+    if files is not None:
+        check_output(str(files.output))
+        written = {os.path.realpath(path) for path in files.all}
+        for source in (*inputs.sources, *inputs.lists):
+            if os.path.realpath(source) in written:
+                raise ConfigError(f"{source} is an input, and would be written to: name another")
+    elif config.review is not None:
+        raise ConfigError("review needs an output that is a file: with -, nothing else is kept")
+    if config.maps_to is not None:
+        check_maps_folder(config.maps_to, inputs.sources)
+    if config.sidecar is not None and (packed := inputs.without_folder()):
+        raise ConfigError(f"sidecar: {packed} has no folder for a file beside each photo")
+    if ray is not None and config.maps is not None:
+        raise ConfigError("a Ray cluster draws no maps: draw them without --ray")
+    if ray is not None and config.workers is not None:
+        raise ConfigError("a Ray cluster decodes on each of its CPUs: leave --workers out")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from captioner.bundled import bundled_checkpoint
 from captioner.errors import ConfigError
 from captioner.json_line import json_line
 from captioner.verbs.machine import add_machine_arguments
@@ -81,11 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo of the inputs failed, now or in a run that this one goes on from."""
     refuse_windows("batch")
-    from captioner.checkpoint import check_head, check_style_of, read_header
-    from captioner.verbs.model import check_model
-    from captioner_serving.batch.checks import check_run
+    from captioner.predictor import Captioner
+    from captioner_serving.batch.progress import Progress
+    from captioner_serving.batch.run import BatchRun
 
-    # All that can be refused is refused before torch is imported, which takes seconds.
     config, inputs = _config(arguments), _inputs(arguments)
     english = arguments.language.lower().startswith("en")
     if not (english or is_worded(arguments) or arguments.checkpoint):
@@ -94,38 +93,24 @@ def run(arguments: argparse.Namespace) -> int:
             "--checkpoint in that language, or word the captions with --replace or --template"
         )
     output = None if arguments.output == "-" else arguments.output
-    own = check_model(arguments)
-    checkpoint = arguments.checkpoint or bundled_checkpoint()
-    check_head(config.head, read_header(checkpoint), path=checkpoint)
-    check_style_of(checkpoint, config.style or "")
-    check_run(inputs, config, output=output, generation=own, ray=arguments.ray)
-
-    from captioner.predictor import Captioner
-    from captioner_serving.batch.progress import Progress
-    from captioner_serving.batch.run import BatchRun
-
     captioner = Captioner.from_pretrained(
-        checkpoint,
+        arguments.checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
         max_pixels=config.max_pixels,
     )
     with (
         BatchRun(
-            inputs,
-            output=output,
-            config=config,
-            captioner=captioner,
-            ray=arguments.ray,
+            inputs, output=output, config=config, captioner=captioner, ray=arguments.ray
         ) as batch,
         Progress(quiet=arguments.quiet) as progress,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
-        done, counting = len(batch.journal.done), False
+        counting = False
         try:
             for record in batch.records():
                 if not counting:  # not before: it would slow down the way to the first undone photo
-                    progress.count(inputs, config.shard, done=done)
+                    progress.count(inputs, config.shard, done=batch.before)
                     counting = True
                 if output is None:
                     print(json_line(record, encoding=sys.stdout.encoding), flush=True)
@@ -135,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
                 progress.say("interrupted: the same command goes on from here")
             raise
         progress.say(batch.summary())
-    nothing = not any(batch.journal.counts) and config.shard is None
-    return int(batch.failed > 0 or nothing)
+    return int(batch.failed > 0)
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -147,13 +131,8 @@ def _interrupt(*_: object) -> NoReturn:
 def _config(arguments: argparse.Namespace) -> BatchConfig:
     from captioner_serving.batch.config import BatchConfig, Shard
 
-    names = (
-        "beam_size", "captions", "style", "attention", "min_score", "review", "sidecar", "existing",
-        "language", "maps", "maps_to", "retry_errors", "restart", "batch_size", "workers",
-        "keep_formulas", "check_attention", "head",
-        "max_pixels",
-    )  # fmt: skip
-    given = {name: getattr(arguments, name) for name in names}
+    fields = {field.name for field in dataclasses.fields(BatchConfig)} - {"wording", "shard"}
+    given = {name: value for name, value in vars(arguments).items() if name in fields}
     return BatchConfig(
         **{name: value for name, value in given.items() if value is not None},
         wording=read_wording(arguments),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from captioner_serving.verbs.texts import (
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
+    from captioner_serving.batch.wording import Wording
 
 HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned again."
 EXAMPLES = """examples:
@@ -50,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.files import replace_file
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.outputs.exports import write_records
+    from captioner_serving.batch.files import RunFiles
+    from captioner_serving.batch.outputs.tables import write_records
 
     config = BatchConfig(
         sidecar=arguments.sidecar,
@@ -59,30 +64,28 @@ def run(arguments: argparse.Namespace) -> int:
         wording=read_wording(arguments),
     )
     named = [Path(name) for name in arguments.records]
-    beside = _beside(named)
+    # A pattern such as captions-*.jsonl takes along the other files of the runs.
+    outputs = {str(path).removesuffix(".journal.jsonl") for path in named}
+    beside = {other for each in outputs for other in RunFiles(Path(each)).beside}
     _check(arguments, named, beside)
-    # A pattern such as captions-*.jsonl takes along a run's other files.
-    paths = [path for path in named if path not in beside]
-    worded = config if is_worded(arguments) else None
-    # Before anything is written, every line is read once.
-    captions = failed = 0
-    for record in _read(paths):
-        captions, failed = captions + (record is not None), failed + (record is None)
+    records = _Records(
+        paths=[path for path in named if path not in beside],
+        wording=config.wording if is_worded(arguments) else None,
+    )
+    captions, failed = records.count()  # before anything is written, every line is read once
     said = [f"{captions:,} captions"]
     if failed:
         photos = "photo has none, and is" if failed == 1 else "photos have none, and are"
         said.append(f"{failed:,} failed {photos} left out")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
-            rows = _worded(paths, worded)
-            suffix = Path(arguments.to).suffix
-            write_records(file, suffix, rows, keep_formulas=arguments.keep_formulas)
+            suffix, keep = Path(arguments.to).suffix, arguments.keep_formulas
+            rows = chain.from_iterable(map(records.of, records.paths))
+            write_records(file, suffix, rows, keep_formulas=keep)
         said.append(f"written to {arguments.to}")
-    kept = problems = 0
+    problems = 0
     if config.sidecar is not None:
-        for path in paths:
-            more = _write_sidecars(path, worded, config, arguments.root)
-            kept, problems = kept + more[0], problems + more[1]
+        kept, problems = _write_sidecars(records, config, arguments.root)
         said.append(f"{captions - kept - problems:,} sidecars written")
         said += [f"{kept:,} left as found"] if kept else []
         said += [f"{problems:,} not written"] if problems else []
@@ -90,12 +93,28 @@ def run(arguments: argparse.Namespace) -> int:
     return int(problems > 0)
 
 
-def _beside(paths: Sequence[Path]) -> set[Path]:
-    """Name the other files of the runs that wrote these records."""
-    from captioner_serving.batch.journal.files import RunFiles
+@dataclass(frozen=True, kw_only=True)
+class _Records:
+    """What is converted: files of records, and how their captions are worded anew."""
 
-    outputs = {str(path).removesuffix(".journal.jsonl") for path in paths}
-    return {other for each in outputs for other in RunFiles.beside(each, None).beside_records}
+    paths: Sequence[Path]
+    wording: Wording | None
+
+    def count(self) -> tuple[int, int]:
+        """Count captions, and photos that failed."""
+        have = Counter(record is not None for path in self.paths for record in self._read(path))
+        return have[True], have[False]
+
+    def of(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Read a file's records of photos that have a caption."""
+        for record in self._read(path):
+            if record is not None:
+                yield record if self.wording is None else self.wording.apply(record)
+
+    def _read(self, path: Path) -> Iterator[dict[str, Any] | None]:
+        from captioner_serving.batch.outputs.records import read_captions, read_table
+
+        return (read_table if path.suffix == ".csv" else read_captions)(path)
 
 
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
@@ -108,12 +127,12 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
 
     """
     from captioner.files import refuse_input
-    from captioner_serving.batch.outputs.exports import check_output
+    from captioner_serving.batch.outputs.tables import check_output
 
     if arguments.to is None and arguments.sidecar is None:
         raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or both")
     for path in paths:
-        if path.suffix not in (".jsonl", ".csv"):
+        if path.suffix not in (".jsonl", ".csv") and path not in beside:
             raise ConfigError(
                 f"{path} has no records: name the .jsonl or .csv that captioner batch wrote"
             )
@@ -130,52 +149,23 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
         raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
 
 
-def _read(paths: Sequence[Path]) -> Iterator[dict[str, Any] | None]:
-    from captioner_serving.batch.outputs.records import read_captions, read_table
-
-    for path in paths:
-        yield from (read_table if path.suffix == ".csv" else read_captions)(path)
-
-
-def _worded(paths: Sequence[Path], config: BatchConfig | None) -> Iterator[dict[str, Any]]:
-    """Read the records, worded anew where a wording was asked for."""
-    for record in _read(paths):
-        if record is not None:
-            yield record if config is None else config.wording.apply(record)
-
-
-def _write_sidecars(
-    path: Path, worded: BatchConfig | None, config: BatchConfig, root: str | None
-) -> tuple[int, int]:
+def _write_sidecars(records: _Records, config: BatchConfig, root: str | None) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
     from captioner.terminal import in_a_line
-    from captioner_serving.batch.inputs.photos import PhotoFile
-    from captioner_serving.batch.journal.written import written_beside
-    from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal, is_inside
+    from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
+    from captioner_serving.batch.outputs.written import written_beside
 
-    problems = 0
-    with written_beside(path) as written:
-        writer = SidecarWriter(config, written)
-        for record in _worded([path], worded):
-            name = record["image"]
-            photo = PhotoFile(name=name, file=str(Path(root or "", name)))
-            try:
-                # Records may be another person's, and a folder on the way be a link.
-                if root is not None and not is_inside(Path(photo.file).parent, root):
-                    raise OutputError(
-                        f"{name} leads out of the folder {root}: leave --root out if you trust the "
-                        "records"
-                    )
-                # Path.is_file would raise on a name that is too long.
-                if not os.path.isfile(photo.file):  # noqa: PTH113
-                    raise OutputError(
-                        f"{photo.file} is not a file here, so a sidecar has no place; --root says "
-                        "where relative names start"
-                    )
-                writer.write(photo, record)
-            except OutputError as error:
-                if is_fatal(error):
-                    raise
-                print(in_a_line(f"captioner: {error}"), file=sys.stderr)
-                problems += 1
-    return writer.kept, problems
+    kept = problems = 0
+    for path in records.paths:
+        with written_beside(path) as written:
+            writer = SidecarWriter(config, written)
+            for record in records.of(path):
+                try:
+                    writer.write(find_photo(record["image"], root), record)
+                except OutputError as error:
+                    if is_fatal(error):
+                        raise
+                    print(in_a_line(f"captioner: {error}"), file=sys.stderr)
+                    problems += 1
+            kept += writer.kept
+    return kept, problems

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
-    from captioner_serving.batch.outputs.wording import Wording
+    from captioner_serving.batch.wording import Wording
 
 __all__ = ["add_sidecars", "add_wording", "is_worded", "read_wording", "refuse_windows"]
 
@@ -45,7 +45,7 @@ def read_wording(arguments: argparse.Namespace) -> Wording:
         ConfigError: it cannot be done.
 
     """
-    from captioner_serving.batch.outputs.wording import Wording
+    from captioner_serving.batch.wording import Wording
 
     if wrong := [text for text in arguments.replace if "=" not in text]:
         raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")

@@ -22,8 +22,8 @@ from captioner_serving.batch.run import BatchRun
 class Dataset:
     """Stands for Ray's: each actor gets a copy of its arguments, as on another node."""
 
-    def __init__(self, rows: list[Any], column: str, reserved: list[Any]) -> None:
-        self.rows, self.column, self.reserved = rows, column, reserved
+    def __init__(self, rows: list[Any], reserved: list[Any]) -> None:
+        self.rows, self.reserved = rows, reserved
 
     def map_batches(
         self,
@@ -36,10 +36,12 @@ class Dataset:
         self.reserved.append(options.get("num_gpus"))
         given = pickle.loads(pickle.dumps((fn_constructor_args, fn_constructor_kwargs)))
         actor = kind(*given[0], **given[1])
-        return Dataset(actor({self.column: self.rows})["result"], "result", self.reserved)
+        self.rows = pickle.loads(pickle.dumps(actor({"photo": self.rows})["done"]))
+        actor._engine.close()
+        return self
 
     def iter_batches(self, **_: Any) -> Iterator[dict[str, Any]]:
-        yield {self.column: self.rows}
+        yield {"done": self.rows}
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     )
     data.__dict__.update(
         DataContext=SimpleNamespace(get_current=lambda: context),
-        from_items=lambda items, **_: Dataset([one["photo"] for one in items], "photo", reserved),
+        from_items=lambda items, **_: Dataset([one["photo"] for one in items], reserved),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", data)
@@ -87,7 +89,7 @@ def test_an_actor_looks_for_a_device_where_it_is(
     monkeypatch.setattr(predictor, "find_device", elsewhere)
     records = caption_on_ray(folder, captioner)
     assert looked_for == ["auto"]
-    assert reserved == [None, 1]
+    assert reserved == [1]
     told = [(record["image"], record["caption"]) for record in records]
     assert told == [(record["image"], record["caption"]) for record in wanted]
 
@@ -109,4 +111,4 @@ def test_an_asked_device_and_dtype_stay_and_a_cpu_reserves_no_gpu(
     monkeypatch.setattr(Captioner, "__init__", noted)
     assert len(caption_on_ray(photos(2), captioner)) == 2
     assert made == [("cpu", "float32")]
-    assert reserved == [None, None]
+    assert reserved == [None]

@@ -252,7 +252,8 @@ def test_a_batch_keeps_few_bytes_for_its_maps(
     carried = [(MemoryPhoto(name=str(n), data=bytes(400)), decoded) for n in range(7)]
     for maps, lengths, kept in (("overlay", [3, 3, 1], 400), (None, [7], 0)):
         config = BatchConfig(maps=maps, maps_to=maps and "maps")  # type: ignore[arg-type]
-        engine = LocalEngine(tiny, tiny.generation, config, batch_size=32)
-        spans = list(engine._spans(iter(carried), lambda _: True))
-        assert [len(span) for span in spans] == lengths
-        assert {len(entry.photo.data) for span in spans for entry in span} == {kept}  # type: ignore[attr-defined]
+        with LocalEngine(tiny, tiny.generation, config) as engine:
+            monkeypatch.setattr(engine._decoder, "decode", lambda photos, **_: photos)
+            batches = list(engine._batches(iter(carried)))  # type: ignore[arg-type]
+        assert [len(batch) for batch in batches] == lengths
+        assert {len(each.photo.data) for batch in batches for each in batch} == {kept}  # type: ignore[attr-defined]

@@ -59,7 +59,7 @@ def test_records_are_those_of_caption_in_the_order_of_the_photos(
         )
     assert sorted(path.name for path in tmp_path.iterdir() if "captions" in path.name) == [
         "captions.jsonl",
-        "captions.jsonl.progress.jsonl",
+        "captions.jsonl.run.json",
     ]
 
 
@@ -231,7 +231,7 @@ def test_parquet(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
 
 
 def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, read: Read) -> None:
-    from captioner_serving.batch.outputs.wording import Wording
+    from captioner_serving.batch.wording import Wording
 
     folder = photos(12)
     plain = list(caption_batch(folder, captioner=tiny))
@@ -276,28 +276,6 @@ def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> No
     ]
     assert all(parts)
     assert sorted(chain.from_iterable(parts)) == sorted(str(path) for path in folder.iterdir())
-
-
-def test_the_same_file_is_captioned_once(
-    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = photos(4)
-    for number in range(20):
-        shutil.copy(folder / "p001.jpg", folder / f"twin{number}.jpg")
-    captioned: list[str] = []
-    real = Captioner.caption_prepared
-
-    def counting(self: Captioner, images: Any, *rest: Any, **more: Any) -> Any:
-        captioned.extend(image.image for image in images)
-        return real(self, images, *rest, **more)
-
-    monkeypatch.setattr(Captioner, "caption_prepared", counting)
-    records = list(caption_batch(folder, captioner=tiny))
-    assert len(records) == 24 and len(captioned) == 4
-    assert all(record["caption"] == records[1]["caption"] for record in records[4:])
-    assert [Path(record["image"]).stem for record in records[4:]] == sorted(
-        f"twin{number}" for number in range(20)
-    )
 
 
 def test_maps(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from captioner import OutputError
-from captioner.digest import digest
-from captioner_serving.batch import BatchConfig
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.tables import table_names
-from captioner_serving.batch.journal.journal import RECORDS, Journal
-from captioner_serving.batch.outputs.exports import export, write_records
+from captioner_serving.batch.journal import RECORDS, Journal
+from captioner_serving.batch.outputs.tables import write_records
 
 
 def record(name: str, caption: str) -> dict[str, Any]:
@@ -29,11 +28,11 @@ def record(name: str, caption: str) -> dict[str, Any]:
 
 
 def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> None:
-    with Journal(str(output), BatchConfig(), {}) as journal:
+    with Journal(RunFiles(output), {"review": None}) as journal:
         for name in names:
-            journal.add(digest(name), b"", RECORDS, record(name, caption))
+            journal.add(record(name, caption), RECORDS)
         journal.commit()
-        export(str(output), journal, **options)
+        journal.export(lambda file, rows: write_records(file, output.suffix, rows, **options))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
@@ -49,16 +48,6 @@ def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
     output.unlink()
     write(output, "c.jpg")
     assert output.exists()
-
-
-def test_a_journal_without_a_note_of_its_output_goes_on(tmp_path: Path) -> None:
-    output = tmp_path / "c.csv"
-    write(output, "a.jpg")
-    progress = Path(f"{output}.progress.jsonl")
-    lines = progress.read_text().splitlines(keepends=True)
-    progress.write_text("".join(line for line in lines if "exported" not in line))
-    write(output, "b.jpg")
-    assert output.read_text().count("a dog") == 2
 
 
 @pytest.mark.parametrize(("keep", "mark"), [(False, "'"), (True, "")])

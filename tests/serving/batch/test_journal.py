@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import fcntl
 import json
@@ -14,19 +13,22 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from captioner import Captioner, ConfigError, OutputError
+from captioner import Captioner, OutputError
 from captioner.digest import digest
-from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal import commits
-from captioner_serving.batch.journal.commits import CommitLog, check_settings
-from captioner_serving.batch.journal.journal import RECORDS, Journal
+from captioner_serving.batch import BatchConfig, caption_batch, journal
+from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
 
 Photos = Callable[..., Path]
+SETTINGS: dict[str, Any] = {"review": None}
 
 
-def test_an_output_needs_its_folder(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="no folder"):
-        list(caption_batch(photos(2), output=tmp_path / "no" / "c.jsonl", captioner=tiny))
+def record(name: str) -> dict[str, Any]:
+    return {"image": name, "caption": "a dog", "model": {}}
+
+
+def failure(name: str) -> dict[str, Any]:
+    return {"image": name, "error": OutputError("its sidecar").record()}
 
 
 def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -41,15 +43,14 @@ def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> N
 
 
 def test_a_refused_run_removes_no_file_that_another_could_have_locked(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "c.jsonl"
-    progress, unlink = Path(f"{output}.progress.jsonl"), Path.unlink
+    output, unlink = tmp_path / "c.jsonl", Path.unlink
     locked: list[bool] = []
 
     def another(file: Path, *, missing_ok: bool = False) -> None:
         """Try to lock the file just before it is removed."""
-        if file == progress:
+        if file == output:
             with file.open("ab") as theirs, suppress(BlockingIOError):
                 locked.append(False)
                 fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,162 +58,123 @@ def test_a_refused_run_removes_no_file_that_another_could_have_locked(
         unlink(file, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", another)
-    config = BatchConfig(min_score=0.0, review=str(tmp_path / "no" / "unsure.jsonl"))
-    with pytest.raises(OutputError, match="no/unsure"):
-        list(caption_batch(photos(2), output=output, captioner=tiny, config=config))
-    assert locked == [False] and not progress.exists()
+    Path(f"{output}.errors.jsonl").write_text("mine\n")
+    with pytest.raises(OutputError, match=r"errors\.jsonl already exists"):
+        Journal(RunFiles(output), SETTINGS)
+    assert locked == [False] and not output.exists()
 
 
 def test_a_run_holds_the_file_that_is_there_though_a_refused_one_removed_it(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, output = photos(2), tmp_path / "c.jsonl"
-    flock = fcntl.flock
+    output, flock = tmp_path / "c.jsonl", fcntl.flock
 
     def opened(file: BinaryIO, operation: int) -> None:
         """Remove the file between its opening and its lock."""
         monkeypatch.undo()
-        Path(f"{output}.progress.jsonl").unlink()
+        output.unlink()
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", opened)
-    run = caption_batch(folder, output=output, captioner=tiny)
-    next(run)
-    with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
-        list(caption_batch(folder, output=output, captioner=tiny))
-    run.close()
-    assert list(caption_batch(folder, output=output, captioner=tiny)) == []
-
-
-def add(journal: Journal, number: int) -> None:
-    journal.add(
-        bytes([number]) * 16, bytes([number, 9]) * 8, RECORDS, {"image": str(number), "model": {}}
-    )
-
-
-def written(output: str, *, commits: int) -> tuple[Path, bytes, bytes]:
-    """Write a journal; its log, what is in the log, and the records."""
-    with Journal(output, BatchConfig(), {}) as journal:
-        for number in range(commits):
-            add(journal, number)
-            journal.commit()
-    log = Path(f"{output}.progress.jsonl")
-    return log, log.read_bytes(), Path(output).read_bytes()
-
-
-def test_a_torn_log_loses_only_its_last_commit(tmp_path: Path) -> None:
-    """Cut anywhere, the log gives back what its whole lines say, and goes on from there."""
-    output, config = str(tmp_path / "c.jsonl"), BatchConfig()
-    log, data, records = written(output, commits=4)
-    lines = data.splitlines(keepends=True)
-    for cut in range(len(lines[0]), len(data), 7):
-        log.write_bytes(data[:cut])
-        Path(output).write_bytes(records)
-        whole = data[:cut].count(b"\n") - 1
-        with Journal(output, config, {}) as journal:
-            assert journal.counts == [whole, 0, 0]
-            for number in range(whole, 4):
-                add(journal, number)
-            journal.commit()
-        assert Path(output).read_bytes() == records
-    assert base64.b64decode(json.loads(lines[1])["entries"])[:16] == bytes(16)
-
-
-def test_a_log_that_is_damaged_in_its_midst_loses_nothing(tmp_path: Path) -> None:
-    """A power cut tears the last line; another that is broken is no reason to cut the rest off."""
-    output, config = str(tmp_path / "c.jsonl"), BatchConfig()
-    log, data, records = written(output, commits=6)
-    lines = data.splitlines(keepends=True)
-    for broken in (lines[2].replace(b"{", b"\xff", 1), b"\0" * len(lines[2])):
-        damaged = b"".join([*lines[:2], broken, *lines[3:]])
-        log.write_bytes(damaged)
-        with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 3: put it back"):
-            Journal(output, config, {})
-        assert (log.read_bytes(), Path(output).read_bytes()) == (damaged, records)
-    log.write_bytes(data)
-    with Journal(output, config, {}) as journal:
-        assert journal.counts == [6, 0, 0]
+    with Journal(RunFiles(output), SETTINGS):
+        with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
+            Journal(RunFiles(output), SETTINGS)
+        assert output.exists()
 
 
 def test_half_a_commit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full, and has room again: nothing is glued to what it left."""
-    output, write = str(tmp_path / "c.jsonl"), commits.write_all
+    files, write = RunFiles(tmp_path / "c.jsonl"), journal.write_all
 
     def full(file: BinaryIO, data: bytes) -> None:
         write(file, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with Journal(output, BatchConfig(), {}) as journal:
-        add(journal, 0)
-        journal.commit()
-        add(journal, 1)
+    with Journal(files, SETTINGS) as run:
+        run.add(record("a"), RECORDS)
+        run.commit()
+        run.add(record("b"), RECORDS)
         with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left"):
-            patch.setattr(commits, "write_all", full)
-            journal.commit()
-        journal.commit()
-        journal.close()  # what is closed may be closed again
+            patch.setattr(journal, "write_all", full)
+            run.commit()
+        run.commit()
+        run.close()  # what is closed may be closed again
     for _ in range(2):
-        with Journal(output, BatchConfig(), {}) as journal:
-            assert journal.counts == [2, 0, 0]
-
-
-def test_a_journal_that_was_shortened_is_refused(
-    tiny: Captioner, photos: Photos, tmp_path: Path
-) -> None:
-    output = tmp_path / "c.jsonl"
-    list(caption_batch(photos(3), output=output, captioner=tiny))
-    os.truncate(output, 10)
-    with pytest.raises(OutputError, match="put the file back"):
-        list(caption_batch(photos(3), output=output, captioner=tiny))
-
-
-def test_a_commit_that_ctrl_c_repeats_counts_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "c.jsonl")
-    append = CommitLog.append
-
-    def interrupted(log: CommitLog, commit: Any) -> None:
-        append(log, commit)
-        raise KeyboardInterrupt
-
-    with Journal(path, BatchConfig(), {}) as journal:
-        journal.add(b"a" * 16, b"1" * 16, RECORDS, {"image": "a"})
-        monkeypatch.setattr(CommitLog, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            journal.commit()
-        monkeypatch.undo()
-        journal.commit()
-    with Journal(path, BatchConfig(), {}) as journal:
-        assert journal.counts == [1, 0, 0]
-    assert len(Path(path).read_text().splitlines()) == 1
+        with Journal(files, SETTINGS) as run:
+            assert (run.counts, len(run.done)) == ([2, 0, 0], 2)
 
 
 def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
-    path, name, content = str(tmp_path / "c.jsonl"), digest("a"), b"1" * 16
-    record = {"image": "a", "caption": "a dog"}
-    with Journal(path, BatchConfig(), {}) as journal:
-        journal.add(name, content, RECORDS, record, failure={"image": "a", "error": {}})
-        journal.commit()
-    for counts in ([1, 0, 0], [1, 0, 0]):
-        with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
-            assert (journal.counts, name in journal.done) == (counts, False)
-            assert (journal.claim(content), journal.twin(content)) == (False, record)
-            journal.add(name, content, RECORDS, record, failure={"image": "a", "error": {}})
-            journal.commit()
-            assert journal.counts == [1, 1, 0]
-    with Journal(path, BatchConfig(retry_errors=True), {}) as journal:
-        journal.add(name, content, RECORDS, record)
-        journal.commit()
-    with Journal(path, BatchConfig(), {}) as journal:
-        assert (journal.counts, journal.done) == ([1, 0, 0], {name})
-    assert len(Path(path).read_text().splitlines()) == 1
+    files, name = RunFiles(tmp_path / "c.jsonl"), digest("a")
+    with Journal(files, SETTINGS) as run:
+        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.commit()
+    for _ in range(2):
+        with Journal(files, SETTINGS) as run:
+            assert (run.counts, run.done, run.failed) == ([1, 1, 0], {name}, {name})
+        with Journal(files, SETTINGS, retry_errors=True) as run:
+            assert (run.counts, run.done) == ([1, 0, 0], set())
+            run.add(record("a"), RECORDS, failure=failure("a"))
+            run.commit()
+            run.finish()
+    with Journal(files, SETTINGS, retry_errors=True) as run:
+        run.add(record("a"), RECORDS)
+        run.commit()
+        run.finish()
+    with Journal(files, SETTINGS) as run:
+        assert (run.counts, run.done) == ([1, 0, 0], {name})
+    assert len(files.records.read_text().splitlines()) == 1 and not files.errors.exists()
 
 
-def test_a_run_of_an_older_version_goes_on() -> None:
-    check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "different_around": "and"})
-    check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "style": ""})
-    with pytest.raises(ConfigError, match="--style was not given and is loud"):
-        check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 5, "style": "loud"})
-    with pytest.raises(ConfigError, match="--beam-size was 5 and is 4"):
-        check_settings("c.jsonl", {"beam_size": 5}, {"beam_size": 4, "different_around": "and"})
+def test_a_retry_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """What it has done counts; what it has not is tried again, with or without the option."""
+    files = RunFiles(tmp_path / "c.jsonl", tmp_path / "unsure.jsonl")
+    settings = {"review": "unsure.jsonl"}
+    with Journal(files, settings) as run:
+        for name in "abcd":
+            run.add(failure(name) | {"error": {"type": "image-empty"}}, ERRORS)
+        run.add(record("e"), RECORDS, failure=failure("e"))
+        run.commit()
+    run = Journal(files, settings, retry_errors=True)
+    run.add(record("a"), RECORDS)
+    run.add(record("b"), REVIEW)
+    run.add(failure("c"), ERRORS)
+    run.commit()
+    run._files[RECORDS].close()  # type: ignore[union-attr]  # killed: its lock is gone
+    run._files[REVIEW].close()  # type: ignore[union-attr]
+    run._files[ERRORS].close()  # type: ignore[union-attr]
+    with Journal(files, settings) as again:
+        assert again.done == set(map(digest, "abc")) and again.failed == {digest("c")}
+        again.finish()
+    with Journal(files, settings) as last:
+        assert (last.counts, last.done) == ([2, 1, 1], set(map(digest, "abce")))
+
+
+@pytest.mark.parametrize("name", ['a", "b', "a\\", "\udcff", 'x"', "ü\n", "\\udcff"])
+def test_every_name_is_found_again(tmp_path: Path, name: str) -> None:
+    files = RunFiles(tmp_path / "c.jsonl")
+    with Journal(files, SETTINGS) as run:
+        run.add(record(name), RECORDS)
+        run.commit()
+    with Journal(files, SETTINGS) as run:
+        assert run.done == {digest(name)}
+
+
+def test_an_output_is_not_cut_where_its_state_is_gone_or_its_files_are(
+    tiny: Captioner, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    list(caption_batch(folder, output=output, captioner=tiny))
+    whole, state = output.read_bytes(), Path(f"{output}.run.json")
+    os.truncate(output, 10)
+    with pytest.raises(OutputError, match="put the file back"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    output.write_bytes(whole)
+    kept = state.read_bytes()
+    state.unlink()
+    with pytest.raises(OutputError, match="already exists, and no run of this output"):
+        list(caption_batch(folder, output=output, captioner=tiny))
+    assert output.read_bytes() == whole and not state.exists()
+    state.write_bytes(kept)
+    assert list(caption_batch(folder, output=output, captioner=tiny)) == []
+    assert json.loads(state.read_text())["ended"]

@@ -13,9 +13,10 @@ from PIL import Image, ImageFile
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import PhotoFile
-from captioner_serving.batch.journal.written import WrittenFiles
 from captioner_serving.batch.outputs.maps import MapWriter
+from captioner_serving.batch.outputs.written import WrittenFiles
 from tests.serving.batch.conftest import draw
 
 Photos = Callable[..., Path]
@@ -34,15 +35,7 @@ def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
     (maps / "link.png").symlink_to(tmp_path / "elsewhere.png")
     (maps / "dangling.png").symlink_to(tmp_path / "nowhere.png")
     os.mkfifo(maps / "pipe.png")
-    noted: list[tuple[str, bool]] = []
-    real = WrittenFiles.note
-
-    def note(self: WrittenFiles, path: Path, new: bytes, **more: Any) -> None:
-        noted.append((path.name, path.exists()))
-        real(self, path, new, **more)
-
-    monkeypatch.setattr(WrittenFiles, "note", note)
-    logs = [WrittenFiles(tmp_path / f"{run}.written.jsonl") for run in "ab"]
+    logs = [WrittenFiles(RunFiles(tmp_path / f"{run}.jsonl")) for run in "ab"]
     for kind, log in zip(("overlay", "sheet"), logs, strict=True):
         writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), log)  # type: ignore[arg-type]
         for name, problem in {
@@ -56,8 +49,6 @@ def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
         writer.write(PhotoFile(name="free", file=str(photo)), caption)
         if kind == "overlay":
             overlay = (maps / "free.png").read_bytes()
-    # Noted before it is there, or a run that was killed would not know of it.
-    assert noted == [("free.png", False), ("free.png", True)]
     assert (maps / "free.png").read_bytes() != overlay
     logs[1].take_back()
     assert (maps / "free.png").read_bytes() == overlay
@@ -96,7 +87,7 @@ def test_photos_whose_names_differ_in_dots_and_slashes_have_maps_of_their_own(
 ) -> None:
     one, other = sorted(map(str, photos(2).iterdir()))
     captions, maps = {file: tiny.caption(file) for file in (one, other)}, tmp_path / "maps"
-    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)))
+    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), WrittenFiles())
     names = {"a/x.jpg": one, "../a/x.jpg": other, "/a/x.jpg": other, "./a/x.jpg": one}
     for _ in range(2):
         for name, file in names.items():

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from captioner import Captioner
+from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.journal.files import RunFiles
-from captioner_serving.batch.journal.written import WrittenFiles
-from captioner_serving.batch.outputs.wording import Wording
+from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.wording import Wording
 
 Photos = Callable[..., Path]
 
@@ -45,7 +45,7 @@ def test_restart_takes_back_sidecars_that_nobody_has_changed(
     assert not (folder / "p000.txt").exists()
     assert (folder / "p001.txt").read_bytes() == b"mine\r\n"
     assert (folder / "p002.txt").read_text() == "edited"
-    assert not RunFiles.beside(str(output), None).written.exists()
+    assert not RunFiles(output).written.exists()
 
 
 def test_restart_takes_back_maps(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -60,16 +60,18 @@ def test_restart_takes_back_maps(tiny: Captioner, photos: Photos, tmp_path: Path
 
 @pytest.mark.parametrize("torn", [b"", b'{"path": "torn'])
 def test_a_killed_run_knows_what_it_wrote(torn: bytes, tmp_path: Path) -> None:
-    log, one, two = tmp_path / "c.written.jsonl", tmp_path / "one", tmp_path / "two"
-    written = WrittenFiles(log)
-    written.note(one, b"first")
+    files, one, two = RunFiles(tmp_path / "c.jsonl"), tmp_path / "one", tmp_path / "two"
+    written = WrittenFiles(files)
+    written.write(one, b"first", old=None)
     written.close()
-    with log.open("ab") as file:
+    with files.written.open("ab") as file:
         file.write(torn)
-    written.note(one, b"second", old=b"first")
-    written.note(two, b"never written", old=b"theirs")
-    one.write_bytes(b"second")
+    written.write(one, b"second", old=b"first")
+    two.mkdir()  # it cannot be written
+    with pytest.raises(OutputError):
+        written.write(two, b"never written", old=b"theirs")
+    two.rmdir()
     two.write_bytes(b"theirs")
     written.take_back()
-    assert not one.exists() and not log.exists()
+    assert not one.exists() and not files.written.exists()
     assert two.read_bytes() == b"theirs"

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.files import lock
 from captioner_serving.batch.inputs.sources import Inputs
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -67,7 +69,7 @@ def test_a_review_is_a_file_of_its_own(tiny: Captioner, photos: Photos, tmp_path
     for output, review in (
         ("c.jsonl", "c.jsonl"),
         ("c.jsonl", "c.jsonl.errors.jsonl"),
-        ("c.jsonl", "photos/../c.jsonl.progress.jsonl"),
+        ("c.jsonl", "photos/../c.jsonl.written.jsonl"),
         ("c.csv", "c.csv.journal.jsonl"),
     ):
         config = BatchConfig(min_score=-1, review=str(tmp_path / review))
@@ -87,29 +89,22 @@ def test_a_review_belongs_to_one_output(
     folder, review = photos(3), tmp_path / "unsure.jsonl"
     (folder / "a.jpg").write_bytes(b"no photo")
 
-    def run(output: str, *more: object) -> subprocess.CompletedProcess[str]:
-        unsure = () if tmp_path / output == review else ("--min-score", 0, "--review", review)
+    def run(output: str, *more: object, review: Path = review) -> subprocess.CompletedProcess[str]:
+        unsure = ("--min-score", 0, "--review", review)
         return run_batch(*more, "--output", tmp_path / output, *unsure)
 
     assert run("one.jsonl", folder / "a.jpg").returncode == 1
     assert review.read_bytes() == b""
-    for output in ("two.jsonl", "unsure.jsonl"):
-        for more in ((), ("--restart",)):
-            refused = run(output, folder, "--shard", "2/2", *more)
-            assert refused.returncode == 1
-            assert f"{review} is the review of one.jsonl: name another file" in refused.stderr
-    other = ("--output", tmp_path / "one.csv", "--min-score", 0, "--review", tmp_path / "one.jsonl")
-    refused = run_batch(folder, *other)
-    assert refused.returncode == 1 and "one.jsonl is the output of another run" in refused.stderr
+    for more in ((), ("--restart",)):
+        refused = run("two.jsonl", folder, "--shard", "2/2", *more)
+        assert refused.returncode == 1
+        assert f"{review} already exists, and no run of this output has left it" in refused.stderr
+    refused = run("one.csv", folder, review=tmp_path / "one.jsonl")
+    assert refused.returncode == 1 and "one.jsonl already exists" in refused.stderr
     assert run("one.jsonl", folder).returncode == 1
     assert [Path(record["image"]).stem for record in read(review)] == ["p000", "p001", "p002"]
-    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [
-        "one.jsonl",
-        "one.jsonl.errors.jsonl",
-        "one.jsonl.progress.jsonl",
-        "unsure.jsonl",
-        "unsure.jsonl.progress.jsonl",
-    ]
+    names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
+    assert sorted(contents(tmp_path)) == list(names)
 
 
 def test_restart_removes_what_the_run_wrote_and_nothing_else(
@@ -154,20 +149,29 @@ def test_a_review_of_the_same_name_elsewhere_stays(
     assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("line", ["{}", '{"ends": [0, 0], "entries": "x", "batch_size": 1}'])
-def test_damaged_progress_is_a_sentence(
-    tiny: Captioner, photos: Photos, tmp_path: Path, line: str
+@pytest.mark.parametrize("damaged", ["", "{}", "a diary\n", '{"format": 1, "settings": {}}'])
+def test_a_damaged_state_is_a_sentence(
+    tiny: Captioner, photos: Photos, tmp_path: Path, damaged: str
 ) -> None:
-    folder, output = photos(2), tmp_path / "c.jsonl"
+    folder, output, state = photos(2), tmp_path / "c.jsonl", tmp_path / "c.jsonl.run.json"
     list(caption_batch(folder, output=output, captioner=tiny))
-    with Path(f"{output}.progress.jsonl").open("a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(OutputError, match=r"progress\.jsonl is damaged in line 4"):
+    state.write_text(damaged)
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match=r"run\.json was not written by this version"):
         list(caption_batch(folder, output=output, captioner=tiny))
-    Path(f"{output}.progress.jsonl").write_text("a diary\n")
-    with pytest.raises(OutputError, match="was not written by this version"):
-        list(caption_batch(folder, output=output, captioner=tiny))
-    assert Path(f"{output}.progress.jsonl").read_text() == "a diary\n"
+    assert contents(tmp_path) == before
+
+
+def test_two_runs_share_no_review_at_a_time(
+    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that it is not there; one is the first to hold it."""
+    review, output = tmp_path / "unsure.jsonl", tmp_path / "c.jsonl"
+    config = BatchConfig(min_score=0.0, review=str(review))
+    with closing(lock(review)):
+        monkeypatch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
+        with pytest.raises(OutputError, match=r"another run is writing to unsure\.jsonl"):
+            list(caption_batch(photos(2), output=output, config=config, captioner=tiny))
 
 
 @pytest.mark.parametrize("sidecar", ["txt", "json"])

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from captioner.caption import Caption
+from captioner.closing import Closing
 from captioner.cores import cores
 from captioner.decoding.decoded import Decoded
 from captioner.decoding.prepared import prepared_images
@@ -29,42 +30,67 @@ from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner_serving.allocator import MemoryCeiling, is_out_of_memory
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.engines.outcome import Claim, Outcome
-from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
+from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
 
-__all__ = ["LocalEngine", "caption_decoded"]
+__all__ = ["Engine", "LocalEngine", "Outcome"]
 
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
 _WARM_UP = 16  # batches, after which a run has the memory that it needs
 _CARRIED = 1 << 27  # bytes of files out of a compressed archive that a batch may keep
-_SPAN = 8  # batches of photos that fail or are twins before a batch is closed without being full
+_FAILING = 8  # batches of photos that fail before a batch is closed without being full
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A photo with its record or its error.
+
+    caption: what the record was made of, where the engine has it at hand; it can open the photo
+        until the next outcomes are asked for.
+    """
+
+    photo: Photo
+    record: dict[str, Any] | None = None
+    error: dict[str, str] | None = None
+    caption: Caption | None = None
+
+
+class Engine(Protocol):
+    """Captions photos in batches."""
+
+    @property
+    def description(self) -> str:
+        """Where and how, for the summary."""
+
+    def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
+        """Give the outcomes in the order of the photos, one batch a list.
+
+        A batch is a run of consecutive photos, and where it ends depends on nothing before it: a
+        run that goes on after a batch makes the same batches, and so the same records to the bit.
+        """
+
+    def close(self) -> None:
+        """End processes and threads."""
 
 
 class _Entry(NamedTuple):
     photo: Photo
     decoded: Decoded
-    twin: bool
-
-    @property
-    def fresh(self) -> bool:
-        """Whether there is something to caption."""
-        return self.decoded.error is None and not self.twin
 
 
-_Span = list[_Entry]
-_Item = tuple[_Span, "Future[list[Caption]]"]
+_Batch = list[_Entry]
+_Submitted = tuple[_Batch, "Future[list[Caption]]"]
 
 
-class LocalEngine:
+class LocalEngine(Closing):
     """Captions on the device of a Captioner.
 
     Args:
         captioner: the model.
         generation: how sentences are made.
         config: says what a record carries, and how many processes decode.
-        batch_size: photos at once; None finds it. Halved, for good, when memory runs out.
+        share: the cores that it may use; None: all.
 
     """
 
@@ -74,21 +100,35 @@ class LocalEngine:
         generation: GenerationConfig,
         config: BatchConfig,
         *,
-        batch_size: int | None,
+        share: int | None = None,
     ) -> None:
-        self.captioner = captioner
-        self.generation = generation
-        self.batch_size = batch_size or _suited_batch_size(
-            captioner, generation, check_attention=config.check_attention
-        )
-        self.workers = config.workers or cores()
-        self._attention, self._check = config.attention, config.check_attention
-        self._maps = config.maps is not None  # which are drawn on the photo itself
-        self._stop = threading.Event()
-        self._memory = MemoryCeiling(rounds=_WARM_UP)
+        share = share or cores()
+        self.captioner, self.generation, self._config = captioner, generation, config
+        # Halved, for good, when memory runs out.
+        self.batch_size = config.batch_size or self._suited_batch_size()
+        self.workers = config.workers or share
         # A GPU does one thing at a time; the second thread prepares its next.
-        self.streams = 2 if captioner.device.type != "cpu" else min(cores(), 8)
-        self.threads = max(1, cores() // self.streams)
+        self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
+        self._memory = MemoryCeiling(rounds=_WARM_UP)
+        self._before = torch.get_num_threads()
+        self._threads = ThreadPoolExecutor(
+            self.streams,
+            "captioning",
+            initializer=torch.set_num_threads,
+            initargs=(max(1, share // self.streams),),
+        )
+        self._reader = Reader(
+            captioner.transform.config,
+            max_pixels=captioner.max_pixels,
+            workers=self.workers,
+            environment=os.environ,  # links are read there, with what opens them
+        )
+
+    def close(self) -> None:
+        """End the processes and the threads."""
+        self._reader.close()
+        self._threads.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._before)
 
     @property
     def description(self) -> str:
@@ -100,103 +140,76 @@ class LocalEngine:
             f"{'process' if self.workers == 1 else 'processes'}"
         )
 
-    def run(self, photos: Iterator[Photo], claim: Claim) -> Generator[list[Outcome]]:
+    def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See Engine.run."""
-        before = torch.get_num_threads()
-        ready: queue.Queue[_Item | BaseException | None] = queue.Queue(self.streams + 1)
-        self._stop.clear()
-        pool = ThreadPoolExecutor(
-            self.streams, "captioning", initializer=torch.set_num_threads, initargs=(self.threads,)
-        )
-        reader = Reader(
-            self.captioner.transform.config,
-            max_pixels=self.captioner.max_pixels,
-            workers=self.workers,
-            environment=os.environ,  # links are read there, with what opens them
-        )
-        feeder = threading.Thread(
-            target=self._feed,
-            args=(reader.stream(photos, ahead=2 * self.batch_size), claim, pool, ready),
-            name="feeding",
-            daemon=True,
-        )
+        ready: queue.Queue[_Submitted | BaseException | None] = queue.Queue(self.streams + 1)
+        stop = threading.Event()
+        # A daemon: it may be waiting for a list out of a pipe.
+        feeder = threading.Thread(target=self._feed, args=(photos, ready, stop), daemon=True)
         feeder.start()
         try:
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                span, captions = item
-                yield list(self._outcomes(span, captions.result(), reader))
+                yield list(self._outcomes(item[0], item[1].result()))
         finally:
-            self._stop.set()
-            reader.close()
-            pool.shutdown(cancel_futures=True)
-            feeder.join(timeout=10)
-            torch.set_num_threads(before)
+            stop.set()
 
     def _feed(
         self,
-        decoded: Iterator[tuple[Photo, Decoded]],
-        claim: Claim,
-        pool: ThreadPoolExecutor,
-        ready: queue.Queue[_Item | BaseException | None],
+        photos: Iterator[Photo],
+        ready: queue.Queue[_Submitted | BaseException | None],
+        stop: threading.Event,
     ) -> None:
-        """Make batches, hand them to the threads: the body of a thread of its own."""
+        """Make batches and hand them to the threads: the body of a thread of its own."""
+
+        def put(item: _Submitted | BaseException | None) -> None:
+            while not stop.is_set():
+                with suppress(queue.Full):
+                    ready.put(item, timeout=0.2)
+                    return
+
         end: BaseException | None = None
         try:
-            for span in self._spans(decoded, claim):
-                self._put(ready, (span, pool.submit(self._caption, span)))
-                if self._stop.is_set():
+            for batch in self._batches(photos):
+                if stop.is_set():
                     return
+                put((batch, self._threads.submit(self._caption, batch)))
         except BaseException as error:  # it belongs to whoever waits for the batches
             end = error
-        self._put(ready, end)
+        put(end)
 
-    def _put(self, ready: queue.Queue[Any], item: object) -> None:
-        while not self._stop.is_set():
-            with suppress(queue.Full):
-                ready.put(item, timeout=0.2)
-                return
-
-    def _spans(self, decoded: Iterator[tuple[Photo, Decoded]], claim: Claim) -> Iterator[_Span]:
-        span: _Span = []
-        fresh = carried = 0
+    def _batches(self, photos: Iterator[Photo]) -> Iterator[_Batch]:
+        batch: _Batch = []
+        sound = carried = 0
         try:
-            for photo, result in decoded:
-                twin = result.error is None and not claim(result.content)
-                entry = _Entry(photo, result._replace(pixels=b"") if twin else result, twin)
-                if not (self._maps and result.error is None):
-                    entry = entry._replace(photo=photo.light())
+            for photo, decoded in self._reader.stream(photos, ahead=2 * self.batch_size):
+                if self._config.maps is None or decoded.error is not None:
+                    photo = photo.light()
                 elif isinstance(photo, MemoryPhoto):
                     carried += len(photo.data)
-                span.append(entry)
-                fresh += entry.fresh
-                full = fresh >= self.batch_size or carried >= _CARRIED
-                if full or len(span) >= _SPAN * self.batch_size:
-                    yield span
-                    span, fresh, carried = [], 0, 0
+                batch.append(_Entry(photo, decoded))
+                sound += decoded.error is None
+                full = sound >= self.batch_size or carried >= _CARRIED
+                if full or len(batch) >= _FAILING * self.batch_size:
+                    yield batch
+                    batch, sound, carried = [], 0, 0
         except CaptionerError:
-            yield span
+            yield batch
             raise
-        if span:
-            yield span
+        if batch:
+            yield batch
 
-    def _caption(self, span: _Span) -> list[Caption]:
+    def _caption(self, batch: _Batch) -> list[Caption]:
         try:
-            return self._caption_fitting([entry for entry in span if entry.fresh])
+            return self._caption_fitting([each for each in batch if each.decoded.error is None])
         finally:
             self._memory.check()
 
-    def _caption_fitting(self, entries: _Span) -> list[Caption]:
+    def _caption_fitting(self, entries: _Batch) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""
         try:
-            return caption_decoded(
-                self.captioner,
-                [entry.photo.name for entry in entries],
-                [entry.decoded for entry in entries],
-                self.generation,
-                check_attention=self._check,
-            )
+            return self._caption_together(entries)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -211,57 +224,41 @@ class LocalEngine:
         self.batch_size = min(self.batch_size, half)
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
-    def _outcomes(self, span: _Span, captions: list[Caption], reader: Reader) -> Iterator[Outcome]:
+    def _caption_together(self, entries: _Batch) -> list[Caption]:
+        images = prepared_images((entry.photo.name, entry.decoded) for entry in entries)
+        check = self._config.check_attention
+        return self.captioner.caption_prepared(images, self.generation, check_attention=check)
+
+    def _outcomes(self, batch: _Batch, captions: list[Caption]) -> Iterator[Outcome]:
         made = iter(captions)
-        for photo, decoded, twin in span:
+        for photo, decoded in batch:
             if decoded.error is not None:
-                yield Outcome(photo=photo, content=decoded.content, error=decoded.error)
-            elif twin:
-                yield Outcome(photo=photo, content=decoded.content)
-            else:
-                caption = next(made)
-                record = caption.record(attention=self._attention)
-                # For maps; it is read again where it can bring down no more than a process.
-                caption = replace(caption, open_photo=partial(reader.picture, photo))
-                yield Outcome(photo=photo, content=decoded.content, record=record, caption=caption)
+                yield Outcome(photo=photo, error=decoded.error)
+                continue
+            caption = next(made)
+            record = caption.record(attention=self._config.attention)
+            # For maps; it is read again where it can bring down no more than a process.
+            caption = replace(caption, open_photo=partial(self._reader.picture, photo))
+            yield Outcome(photo=photo, record=record, caption=caption)
 
+    def _suited_batch_size(self) -> int:
+        """Find how many photos at once suit the device.
 
-def caption_decoded(
-    captioner: Captioner,
-    names: Sequence[str],
-    decoded: Sequence[Decoded],
-    generation: GenerationConfig,
-    *,
-    check_attention: bool,
-) -> list[Caption]:
-    """Caption as one batch what was decoded without an error."""
-    if not decoded:
-        return []
-    prepared = prepared_images(zip(names, decoded, strict=True))
-    return captioner.caption_prepared(prepared, generation, check_attention=check_attention)
-
-
-def _suited_batch_size(
-    captioner: Captioner, generation: GenerationConfig, *, check_attention: bool
-) -> int:
-    """Find how many photos at once suit the device.
-
-    On a CPU the caches decide. On a GPU it is the memory: a small batch of noise is captioned, and
-    what it took says how many fit.
-    """
-    if captioner.device.type != "cuda":
-        return _CPU_BATCH
-    side, few = captioner.transform.config.size, 8
-    whole, pixels = (side, side), os.urandom(3 * side * side)
-    noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
-    torch.cuda.reset_peak_memory_stats(captioner.device)
-    before = torch.cuda.memory_allocated(captioner.device)
-    caption_decoded(
-        captioner, [""] * few, [noise] * few, generation, check_attention=check_attention
-    )
-    each = (torch.cuda.max_memory_allocated(captioner.device) - before) / few
-    free, _ = torch.cuda.mem_get_info(captioner.device)
-    size = 1
-    while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / each):
-        size *= 2
-    return size
+        On a CPU the caches decide. On a GPU it is the memory: a small batch of noise is captioned,
+        and what it took says how many fit.
+        """
+        device = self.captioner.device
+        if device.type != "cuda":
+            return _CPU_BATCH
+        side, few = self.captioner.transform.config.size, 8
+        whole, pixels = (side, side), os.urandom(3 * side * side)
+        noise = Decoded(b"", whole, pixels, whole, Box(0.0, 0.0, 1.0, 1.0))
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._caption_together([_Entry(LostPhoto(name="", reason=""), noise)] * few)
+        each = (torch.cuda.max_memory_allocated(device) - before) / few
+        free, _ = torch.cuda.mem_get_info(device)
+        size = 1
+        while 2 * size <= min(_GPU_LARGEST, free * _GPU_SHARE / each):
+            size *= 2
+        return size

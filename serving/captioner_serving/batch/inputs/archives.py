@@ -9,9 +9,11 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import IO, Self, cast
 
 from captioner.digest import digest
+from captioner_serving.batch.inputs.links import Readable
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
     MemoryPhoto,
@@ -53,20 +55,16 @@ class _BoundedTarInfo(tarfile.TarInfo):
         return member
 
 
-class _Names:
-    """The names of an archive's photos: ARCHIVE/MEMBER, and #2 behind the second of one name."""
-
-    def __init__(self, archive: str) -> None:
-        self._archive = archive
-        self._seen: set[bytes] = set()
-
-    def of(self, member: str) -> str:
-        name, number = f"{self._archive}/{member}", 1
-        while (key := digest(name)) in self._seen:
+def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
+    """Put #2 behind the second name of two that are one."""
+    seen: set[bytes] = set()
+    for photo in photos:
+        name, number = photo.name, 1
+        while (key := digest(name)) in seen:
             number += 1
-            name = f"{self._archive}/{member}#{number}"
-        self._seen.add(key)
-        return name
+            name = f"{photo.name}#{number}"
+        seen.add(key)
+        yield photo if number == 1 else replace(photo, name=name)
 
 
 def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
@@ -75,9 +73,9 @@ def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is not a regular file")  # a pipe would wait for somebody to write
         if path.lower().endswith(".zip"):
-            yield from _zip_photos(path, suffixes)
+            yield from _numbered(_zip_photos(path, suffixes))
         elif path.lower().endswith(".tar"):
-            yield from _tar_photos(path, suffixes)
+            yield from _numbered(_tar_photos(path, suffixes))
         else:
             with open(path, "rb") as file:
                 yield from tar_stream_photos(file, path, suffixes)
@@ -88,24 +86,23 @@ def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         )
 
 
-def tar_stream_photos(file: IO[bytes], name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def tar_stream_photos(file: Readable, name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     """List the images of a tar stream of any compression, each with its bytes."""
-    names = _Names(name)
-    with tarfile.open(fileobj=file, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
-        stream = cast(IO[bytes], tar.fileobj)
+    yield from _numbered(_streamed_photos(file, name, suffixes))
 
-        def skip(end: int) -> None:
-            _skip(stream, end, packed=file)
 
-        for member in _members(tar, suffixes, skip=skip):
-            yield _in_memory(tar, member, names.of(member.name))
+def _streamed_photos(file: Readable, name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+    packed = cast("IO[bytes]", file)  # of which tarfile asks for no more than Readable has
+    with tarfile.open(fileobj=packed, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
+        stream = cast("Readable", tar.fileobj)
+        for member in _members(tar, suffixes, skip=lambda end: _skip(stream, end, packed=file)):
+            yield _in_memory(tar, member, f"{name}/{member.name}")
 
 
 def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
-    names = _Names(path)
     with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
         for member in _members(tar, suffixes):
-            name = names.of(member.name)
+            name = f"{path}/{member.name}"
             if member.issparse():
                 yield _in_memory(tar, member, name)
             else:
@@ -114,7 +111,7 @@ def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         _check_end(tar, path)
 
 
-def _skip(stream: IO[bytes], end: int, *, packed: IO[bytes]) -> None:
+def _skip(stream: Readable, end: int, *, packed: Readable) -> None:
     """Go on to where a member ends; tarfile itself would look for it far behind the end."""
     while True:
         # A photo has been read already, and may leave nothing to go over.
@@ -165,12 +162,12 @@ def _members(
 
 def _zip_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
     with zipfile.ZipFile(path) as archive:
-        names, unpacked = _Names(path), 0
+        unpacked = 0
         most = max(_MOST_ZIPPED, _MOST_TIMES * os.path.getsize(path))
         for number, member in enumerate(archive.infolist()):
             if not _is_image(member.filename, suffixes):
                 continue
-            name = names.of(member.filename)
+            name = f"{path}/{member.filename}"
             if reason := _too_packed(member, name):
                 yield LostPhoto(name=name, reason=reason)
                 continue

@@ -1,12 +1,18 @@
-"""Links that fsspec reads, and what one out of a list may not do."""
+"""Files behind links: http and https by httpx, all else (s3, gs, ...) by fsspec."""
 
 from __future__ import annotations
 
+import io
 import re
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+import httpx
 
 from captioner.errors import (
     CaptionerError,
@@ -15,47 +21,55 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.paths import is_web_address
+from captioner_serving.batch.inputs.networks import PublicTransport
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Reach", "fetch", "is_url", "open_file_system", "read_up_to", "reason_of"]
+__all__ = ["Reach", "Readable", "fetch", "file_system", "is_url", "open_in_pieces", "reason_of"]
 
 Reach = Literal["public", "own", "any"]
 """Where an http link may lead: to public addresses, to its own host too, or anywhere."""
 
 _TRIES = 3  # networks fail in passing
+_SECONDS = 120.0  # that each piece of an archive may take to come, as a photo may
+_PIECE = 1 << 20  # bytes
+
+T = TypeVar("T")
+
+
+class Readable(Protocol):
+    """What is read from its beginning to its end."""
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes; none only at the end."""
+
+    def tell(self) -> int:
+        """Count the bytes that were read."""
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL and not a path."""
+    """Whether a name is a link and not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
 
 
 def fetch(url: str, *, limit: int, reach: Reach = "own") -> bytes:
     """Read a file of at most `limit` bytes.
 
-    Args:
-        url: what to read.
-        limit: bytes.
-        reach: where it may lead, by its name and by redirects.
-
     Raises:
         ImageError: it cannot be read, or is larger.
-        MissingExtraError: the extra that reads such URLs is not there.
+        MissingExtraError: the extra that reads such links is not there.
 
     """
     for attempt in range(1, _TRIES + 1):
         try:
-            system, path = open_file_system(url, reach)
-            with system.open(path, "rb") as file:
-                data = read_up_to(file, limit + 1)
+            with _open(url, reach) as file:
+                data = _read_up_to(file, limit + 1)
             break
         except CaptionerError:
             raise
         except Exception as error:  # every file system has exceptions of its own
-            passing = not isinstance(error, FileNotFoundError | PermissionError | ValueError)
-            if attempt < _TRIES and passing:
+            if attempt < _TRIES and _is_passing(error):
                 time.sleep(attempt)
                 continue
             raise ImageNotFoundError(
@@ -66,30 +80,117 @@ def fetch(url: str, *, limit: int, reach: Reach = "own") -> bytes:
     return data
 
 
-def open_file_system(url: str, reach: Reach = "own") -> tuple[AbstractFileSystem, Any]:
-    """Give the file system of a link, and the path in it.
+@contextmanager
+def open_in_pieces(url: str, reach: Reach) -> Iterator[Readable]:
+    """Open a file each megabyte of which has to come in time: others wait behind it.
 
     Raises:
         MissingExtraError: the extra that reads such links is not there.
-        ValueError: the link is none.
+        Exception: what the file system raises; TimeoutError, where nothing comes.
+
+    """
+    context = _open(url, reach)
+    file = _in_time(context.__enter__)
+    try:
+        yield _PiecewiseFile(file)
+    finally:
+        # A stalled file may not be closed either; its thread ends with the process.
+        threading.Thread(target=context.__exit__, args=(None,) * 3, daemon=True).start()
+
+
+def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
+    """Give the file system of a link that is not of the web, and the path in it.
+
+    Raises:
+        MissingExtraError: the extra that reads such links is not there.
+        ValueError: there is no such file system.
 
     """
     try:
         import fsspec
 
-        options = {}
-        if reach != "any" and is_web_address(url):
-            from captioner_serving.batch.inputs.networks import guarded_client
-
-            own = urlsplit(url).hostname if reach == "own" else None
-            options["get_client"] = partial(guarded_client, own) if own else guarded_client
-        system, path = fsspec.core.url_to_fs(url, **options)
+        found: tuple[AbstractFileSystem, Any] = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise MissingExtraError(f"reading {url.split(':')[0]}:// links", "remote") from error
-    return system, path
+    return found
 
 
-def read_up_to(file: IO[bytes], size: int) -> bytes:
+def reason_of(error: BaseException) -> str:
+    """Say why a link cannot be read."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.reason_phrase}".strip()
+    if isinstance(error, FileNotFoundError):
+        return "not found"
+    return str(error) or type(error).__name__
+
+
+@contextmanager
+def _open(url: str, reach: Reach) -> Iterator[IO[bytes] | _Answer]:
+    if not is_web_address(url):
+        system, path = file_system(url)
+        with system.open(path, "rb") as file:
+            yield file
+        return
+    host = httpx.URL(url).host
+    transport = None if reach == "any" else PublicTransport(host if reach == "own" else None)
+    # What the server packs all the same stays packed: no few bytes become gigabytes here.
+    headers = {"Accept-Encoding": "identity"}
+    with (
+        httpx.Client(
+            transport=transport,
+            trust_env=False,
+            follow_redirects=True,
+            timeout=2 * _SECONDS,  # who waits has limits of their own, and a sentence
+            headers=headers,
+        ) as client,
+        client.stream("GET", url) as response,
+    ):
+        response.raise_for_status()
+        yield _Answer(response)
+
+
+class _Answer:
+    """The body of a response, read as a file is."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._parts = response.iter_raw(_PIECE)
+        self._part = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes; none only at the end."""
+        if not self._part:
+            self._part = memoryview(next(self._parts, b""))
+        data, self._part = self._part[:size], self._part[size:]
+        return bytes(data)
+
+
+class _PiecewiseFile:
+    """See open_in_pieces."""
+
+    def __init__(self, file: IO[bytes] | _Answer) -> None:
+        self._file = file
+        self._piece = io.BytesIO()
+        self._place = 0
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes; none only at the end.
+
+        Raises:
+            TimeoutError: they did not come in time.
+
+        """
+        if not (data := self._piece.read(size)):
+            self._piece = io.BytesIO(_in_time(partial(_read_up_to, self._file, _PIECE)))
+            data = self._piece.read(size)
+        self._place += len(data)
+        return data
+
+    def tell(self) -> int:
+        """Count the bytes that were read."""
+        return self._place
+
+
+def _read_up_to(file: IO[bytes] | _Answer, size: int) -> bytes:
     """Read so many bytes, or all that there are; a link itself gives what has come by now."""
     data = bytearray()
     while len(data) < size and (more := file.read(size - len(data))):
@@ -97,13 +198,31 @@ def read_up_to(file: IO[bytes], size: int) -> bytes:
     return bytes(data)
 
 
-def reason_of(error: BaseException) -> str:
-    """Say why; fsspec turns whatever a web server answers into a FileNotFoundError of the link."""
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__
-    status, message = getattr(error, "status", None), getattr(error, "message", None)
-    if status and message:
-        return f"{status} {message}"
-    if isinstance(error, FileNotFoundError):
-        return "not found"
-    return str(error) or type(error).__name__
+def _in_time(call: Callable[[], T]) -> T:
+    """Call, and wait for it no longer than is allowed; few file systems have a limit of their own.
+
+    Raises:
+        TimeoutError: it took too long.
+
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="link", daemon=True).start()
+    try:
+        return result.result(_SECONDS)
+    except TimeoutError as error:
+        raise TimeoutError(f"its link is stalled: no more came within {_SECONDS:g} s") from error
+
+
+def _is_passing(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    lasting = FileNotFoundError | PermissionError | ValueError | httpx.UnsupportedProtocol
+    private = isinstance(error.__cause__, ValueError)  # of an address that was looked at
+    return not isinstance(error, lasting) and not private

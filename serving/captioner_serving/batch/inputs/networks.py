@@ -1,87 +1,90 @@
-"""HTTP clients that are not led into the network that this machine stands in.
+"""HTTP that is not led into the network that this machine stands in.
 
 A link, or the server behind it, may name this machine or a neighbour of it, to which whoever wrote
-the link has no access. So every address is looked at where it is about to be connected to: a name
-that is looked up twice may have another address the second time (DNS rebinding).
+the link has no access. So every request, redirected or not, goes to an address that was looked at:
+a name that is looked up twice may have another address the second time (DNS rebinding).
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import Any
 
-import aiohttp
-from aiohttp.abc import ResolveResult
+import httpx
 
-__all__ = ["guarded_client"]
+__all__ = ["PublicTransport", "check_address"]
 
 _TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
 
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-async def guarded_client(own: str | None = None, **options: Any) -> aiohttp.ClientSession:
-    """Open a client that connects to public addresses only; it follows links to http and https.
+
+class PublicTransport(httpx.HTTPTransport):
+    """Connects to public addresses only.
 
     Args:
         own: a host whose addresses may be private all the same.
-        options: of the session.
 
     """
-    return aiohttp.ClientSession(connector=_Connector(own), **options)
 
-
-class _Resolver(aiohttp.ThreadedResolver):
-    """Looks names up; what it answers is what is connected to."""
-
-    def __init__(self, own: str | None) -> None:
-        super().__init__()
+    def __init__(self, own: str | None = None) -> None:
+        # No connection is used twice: it was opened for the host of one request.
+        super().__init__(limits=httpx.Limits(max_keepalive_connections=0))
         self._own = own
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Look a name up.
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Look the host up, and connect to what was looked at.
 
         Raises:
-            ValueError: it has a private address.
+            httpx.ConnectError: a name is unknown, an address private, or nobody answers there.
 
         """
-        found = await super().resolve(host, port, family)
-        if host != self._own:
-            for each in found:
-                _check(host, each["host"])
-        return found
+        host, request.extensions = request.url.host, dict(request.extensions)
+        # The certificate and the server are asked for by name all the same.
+        request.extensions["sni_hostname"] = host
+        url = request.url
+        problem: httpx.TransportError = httpx.ConnectError(f"{host} has no address")
+        for address in _addresses(request, allowed=self._own):
+            request.url = url.copy_with(host=address)
+            try:
+                return super().handle_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                problem = error  # the next address may answer
+            finally:
+                request.url = url  # redirects are relative to it
+        raise problem
 
 
-class _Connector(aiohttp.TCPConnector):
-    """Connects, by the resolver above or, where an address stands in the link, without any."""
-
-    def __init__(self, own: str | None) -> None:
-        super().__init__(resolver=_Resolver(own))
-        self._own = own
-
-    async def connect(self, req: aiohttp.ClientRequest, *rest: Any, **more: Any) -> Any:
-        """Connect to the host of a request.
-
-        Raises:
-            ValueError: it is a private address.
-
-        """
-        host = req.url.host or ""
-        if host != self._own:
-            _check(host, host)
-        return await super().connect(req, *rest, **more)
+def _addresses(request: httpx.Request, *, allowed: str | None) -> list[str]:
+    host = request.url.host
+    try:
+        if host != allowed:
+            check_address(host, host)
+        found = socket.getaddrinfo(host, request.url.port, type=socket.SOCK_STREAM)
+        addresses = [str(each[4][0]) for each in found]
+        if host != allowed:
+            for address in addresses:
+                check_address(host, address)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise httpx.ConnectError(str(reason), request=request) from error
+    return list(dict.fromkeys(addresses))
 
 
-def _check(host: str, text: str) -> None:
+def check_address(host: str, text: str) -> None:
+    """Look at an address of a host, or at the host where it may be one itself.
+
+    Raises:
+        ValueError: it is private, or not written in full.
+
+    """
     try:
         address = ipaddress.ip_address(text.split("%")[0])
     except ValueError:
-        # The system takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1, and not every resolver
-        # is asked about what looks like an address.
+        # The system takes 2130706433, 127.1 and 0177.0.0.1 for 127.0.0.1.
         if text.replace(".", "").isdigit():
             raise ValueError(f"{text} is not an IPv4 address in full") from None
-        return  # a name, which is for the resolver
+        return  # a name
     if not _is_public(address):
         raise ValueError(
             f"it leads to {host}, which has a private address, {address}; if you trust the link, "
@@ -89,7 +92,7 @@ def _check(host: str, text: str) -> None:
         )
 
 
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_public(address: _Address) -> bool:
     if address.version == 6:
         if address.is_site_local:
             return False

@@ -1,4 +1,4 @@
-"""A photo by its name and the place of its bytes: a file, an archive, a URL, memory.
+"""A photo by its name and the place of its bytes: a file, an archive, a link, memory.
 
 A photo is small and picklable: it goes to the process that decodes it, which reads its bytes there.
 """
@@ -11,7 +11,6 @@ import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 from captioner import errors
 from captioner_serving.batch.inputs.links import Reach, fetch
@@ -44,13 +43,17 @@ class Photo(ABC):
         """Give the photo without bytes that it carries, for those who only want its name."""
         return self
 
+    def absolute(self) -> Photo:
+        """Give the photo for a process with another current folder; its name stays."""
+        return self
+
     @abstractmethod
     def read(self) -> bytes:
         """Read the bytes of the image file.
 
         Raises:
             ImageError: it cannot be read.
-            MissingExtraError: a URL, without the extra that reads it.
+            MissingExtraError: a link, without the extra that reads it.
 
         """
 
@@ -65,6 +68,10 @@ class PhotoFile(Photo):
     def path(self) -> str | None:
         """The file itself."""
         return self.file
+
+    def absolute(self) -> Photo:
+        """See Photo."""
+        return replace(self, file=os.path.abspath(self.file))
 
     def read(self) -> bytes:
         """Read the file without a trace: not even the time of its last reading changes."""
@@ -92,6 +99,10 @@ class TarMember(Photo):
     offset: int
     size: int
 
+    def absolute(self) -> Photo:
+        """See Photo."""
+        return replace(self, archive=os.path.abspath(self.archive))
+
     def read(self) -> bytes:
         """Read the member's bytes out of the archive."""
         try:
@@ -109,6 +120,10 @@ class ZipMember(Photo):
 
     archive: str
     number: int  # among all members: several may have one name
+
+    def absolute(self) -> Photo:
+        """See Photo."""
+        return replace(self, archive=os.path.abspath(self.archive))
 
     def read(self) -> bytes:
         """Read and unpack the member; the archive's list of members is read once a process."""
@@ -129,7 +144,7 @@ class ZipMember(Photo):
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePhoto(Photo):
-    """A file at a URL that fsspec reads."""
+    """A file behind a link."""
 
     url: str
     reach: Reach = "own"
@@ -181,7 +196,7 @@ def _check_size(name: str, size: int) -> None:
         )
 
 
-def _unreadable(name: str, error: Any) -> errors.ImageError:
+def _unreadable(name: str, error: Exception) -> errors.ImageError:
     reason = getattr(error, "strerror", None) or error
     return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
 

@@ -2,37 +2,82 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from captioner.errors import ConfigError, DataError
-from captioner.paths import there_is_no
+from captioner.errors import CaptionerError, ConfigError, DataError
+from captioner.paths import is_web_address, there_is_no
 from captioner.readers import IMAGE_SUFFIXES
-from captioner_serving.batch.inputs.archives import ARCHIVES, COMPRESSED, archive_photos
-from captioner_serving.batch.inputs.folders import Listed, list_folder
-from captioner_serving.batch.inputs.left_out import LeftOut
-from captioner_serving.batch.inputs.links import Reach, is_url
-from captioner_serving.batch.inputs.patterns import expand_braces, is_pattern, matches
+from captioner_serving.batch.inputs.archives import (
+    ARCHIVES,
+    COMPRESSED,
+    archive_photos,
+    tar_stream_photos,
+)
+from captioner_serving.batch.inputs.links import (
+    Reach,
+    file_system,
+    is_url,
+    open_in_pieces,
+    reason_of,
+)
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
-from captioner_serving.batch.inputs.remote import remote_photos
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
 
-__all__ = ["Inputs"]
+__all__ = ["Inputs", "LeftOut"]
 
 _SCHEMES = ("http", "https", "s3", "gs")
+_SIDECARS = (".txt", ".caption", ".json", ".xmp")
+_STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class LeftOut:
+    """Counts, by suffix, files of folders that are not taken for photos.
+
+    A sidecar belongs to the photo beside it, and is not counted; nor is what the run itself writes.
+
+    Args:
+        own: the files of the run.
+
+    """
+
+    def __init__(self, own: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self._own = {os.path.realpath(path) for path in own}
+        self._counts: Counter[str] = Counter()
+
+    def see(self, folder: str, others: Iterable[str], images: Iterable[str]) -> None:
+        """Take in the files of a folder that are no images, and those that are."""
+        real = os.path.realpath(folder)
+        owners = {*images, *(os.path.splitext(name)[0] for name in images)}
+        for name in others:
+            stem, suffix = os.path.splitext(name)
+            sidecar = suffix.lower() in _SIDECARS and stem in owners
+            if not sidecar and os.path.join(real, name) not in self._own:
+                self._counts[suffix.lower() or "no suffix"] += 1
+
+    def __str__(self) -> str:
+        """Say it in a line; nothing where nothing was left out."""
+        if not self._counts:
+            return ""
+        others = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
+        return f"left out, as these are not images: {others}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """What to caption.
 
-    sources: files, folders, globs, archives, URLs; "-" for a list on standard input; tables, with
+    sources: files, folders, globs, archives, links; "-" for a list on standard input; tables, with
         `column`.
-    lists: files with a path or URL a line; null: separated by NUL instead (find -print0).
-    column: of the CSV, JSONL and Parquet files among the sources, the one with paths or URLs.
+    lists: files with a path or link a line; null: separated by NUL instead (find -print0).
+    column: of the CSV, JSONL and Parquet files among the sources, the one with paths or links.
     root: the folder that relative paths in lists and tables start from; None: the current one.
     recursive: whether folders are searched all the way down.
     schemes: of links that are followed in lists and tables, besides http, https, s3 and gs.
@@ -82,29 +127,27 @@ class Inputs:
                 raise DataError(there_is_no("list", Path(path)))
             if os.path.isdir(path):
                 raise DataError(f"{path} is a folder and no list: name it without --list")
-        missing = None
-        found = bool(self.lists)
-        for source in (expanded for each in self.sources for expanded in expand_braces(each)):
+        missing = []
+        sources = [name for source in self.sources for name in _expand_braces(source)]
+        for source in sources:
             if source == "-" or is_url(source):
-                found = True
-            elif os.path.lexists(source):
-                found = True
+                continue
+            if os.path.lexists(source):
                 if _is_table(source) and self.column is not None and not _is_pipe(source):
                     next(table_names(source, self.column), None)  # or it has no such column
-            elif is_pattern(source):
-                found = next(matches(source), None) is not None
-                if not found:
+            elif glob.has_magic(source):
+                if next(_matches(source), None) is None:
                     raise _no_match(source)
-            elif not source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
+            elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
+                missing.append(source)
+            else:
                 what = "file" if os.path.splitext(source)[1] else "folder"
                 raise DataError(there_is_no(what, Path(source)))
-            else:
-                missing = missing or source
-        if missing is not None and not found:
-            raise DataError(there_is_no("file", Path(missing)))
+        if missing and len(missing) == len(sources) and not self.lists:
+            raise DataError(there_is_no("file", Path(missing[0])))
 
     def without_folder(self) -> str | None:
-        """Name a source whose photos are not files of their own: an archive, a URL; or None."""
+        """Name a source whose photos are not files of their own: an archive, a link; or None."""
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
@@ -120,7 +163,7 @@ class Inputs:
         """
         others = left_out or LeftOut()
         for source in self.sources:
-            for expanded in expand_braces(source):
+            for expanded in _expand_braces(source):
                 yield from self._photos_of(expanded, others)
         for path in self.lists:
             yield from self._named(list_names(path, null=self.null))
@@ -129,22 +172,39 @@ class Inputs:
         if source == "-":
             yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
         elif is_url(source):
-            yield from remote_photos(
-                source,
-                IMAGE_SUFFIXES,
-                recursive=self.recursive,
-                reach="any" if self.allow_private else "own",
-            )
+            yield from self._behind(source)
         elif _is_table(source) and self.column is not None:
             yield from self._named(table_names(source, self.column))
-        elif os.path.isdir(source):
-            yield from _folder(source, left_out, recursive=self.recursive)
-        elif not os.path.lexists(source) and is_pattern(source):
-            yield from self._matching(source, left_out)
-        elif source.lower().endswith(ARCHIVES):
-            yield from archive_photos(source, IMAGE_SUFFIXES)
+        elif os.path.lexists(source) or not glob.has_magic(source):
+            yield from self._at(source, left_out, search=True)
         else:
-            yield PhotoFile(name=source, file=source)
+            path = None
+            for path in _matches(source):
+                # ** goes into folders by itself, and not by links.
+                search = "**" not in source and not os.path.islink(path)
+                yield from self._at(path, left_out, search=search)
+            if path is None:
+                raise _no_match(source)
+
+    def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
+        """List what lies at a path."""
+        if not os.path.isdir(path):
+            if path.lower().endswith(ARCHIVES):
+                yield from archive_photos(path, IMAGE_SUFFIXES)
+            else:
+                yield PhotoFile(name=path, file=path)
+        elif search:
+            for folder, names, problem in _walk(path, recursive=self.recursive):
+                if problem is not None:
+                    reason = f"{folder} cannot be listed ({problem})"
+                    yield LostPhoto(name=folder, reason=reason)
+                images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+                if len(images) < len(names):
+                    others = (name for name in names if not name.lower().endswith(IMAGE_SUFFIXES))
+                    left_out.see(folder, others, images)
+                for name in images:
+                    file = os.path.join(folder, name)
+                    yield PhotoFile(name=file, file=file)
 
     def _named(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
         for name in names:
@@ -170,20 +230,85 @@ class Inputs:
             f"the list, add --allow-scheme {scheme}",
         )
 
-    def _matching(self, pattern: str, left_out: LeftOut) -> Iterator[Photo]:
-        found = False
-        for path in matches(pattern):
-            found = True
-            if os.path.isdir(path):
-                # ** goes into folders by itself; links to folders are not followed.
-                if "**" not in pattern.split("/") and not os.path.islink(path):
-                    yield from _folder(path, left_out, recursive=self.recursive)
-            elif path.lower().endswith(ARCHIVES):
-                yield from archive_photos(path, IMAGE_SUFFIXES)
+    def _behind(self, url: str) -> Iterator[Photo]:
+        """List what an input that is a link stands for: a photo, a tar file, a glob, a bucket."""
+        reach: Reach = "any" if self.allow_private else "own"
+        web = is_web_address(url)
+        bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
+        try:
+            if bare.endswith(".zip"):
+                reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
+                yield LostPhoto(name=url, reason=reason)
+            elif bare.endswith(ARCHIVES):
+                with open_in_pieces(url, reach) as file:
+                    yield from tar_stream_photos(file, url, IMAGE_SUFFIXES)
+            elif web or (bare.endswith(IMAGE_SUFFIXES) and not glob.has_magic(url)):
+                yield RemotePhoto(name=url, url=url, reach=reach)
             else:
-                yield PhotoFile(name=path, file=path)
-        if not found:
-            raise _no_match(pattern)
+                yield from self._in_bucket(url)
+        except CaptionerError:
+            raise
+        except Exception as error:  # every file system has exceptions of its own
+            reason = f"{url} cannot be listed ({reason_of(error)}): check the link"
+            yield LostPhoto(name=url, reason=reason)
+
+    def _in_bucket(self, url: str) -> Iterator[Photo]:
+        system, path = file_system(url)
+        found: Iterable[str]
+        if glob.has_magic(url):
+            found = sorted(system.glob(path))
+            if not found:
+                raise FileNotFoundError(url)
+        else:
+            depth = None if self.recursive else 1
+            found = (
+                f"{folder.rstrip('/')}/{name}"
+                for folder, _, files in system.walk(path, maxdepth=depth, on_error="raise")
+                for name in sorted(files)
+                if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+            )
+        for each in found:
+            link = system.unstrip_protocol(each)
+            yield RemotePhoto(name=link, url=link)
+
+
+def _walk(folder: str, *, recursive: bool) -> Iterator[tuple[str, list[str], str | None]]:
+    """Give folder by folder its files, sorted, or why it cannot be listed; hidden ones left out."""
+    problems: list[OSError] = []
+    for here, folders, files in os.walk(folder, onerror=problems.append):
+        for problem in problems:
+            yield str(problem.filename), [], problem.strerror
+        problems.clear()
+        # os.walk goes on with what is left here, and follows no link to a folder.
+        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        yield here, sorted(name for name in files if not name.startswith(".")), None
+    for problem in problems:
+        yield str(problem.filename), [], problem.strerror
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Match as a shell with globstar does, folder by folder; ** follows no link to a folder."""
+    before, *behind = _STARS.split(pattern, maxsplit=1)
+    if not behind:
+        yield from sorted(glob.glob(pattern))
+        return
+    for top in sorted(glob.glob(before)) if before else [""]:
+        for folder, _, _ in _walk(top or ".", recursive=True):
+            way = glob.escape(folder if top else folder[2:])  # without the ./ in front
+            yield from _matches(os.path.join(way, behind[0] or "*"))
+
+
+def _expand_braces(source: str) -> Iterator[str]:
+    """Turn "shard-{000..012}.tar", as WebDataset writes it, into the names it stands for."""
+    match = _BRACES.search(source)
+    if match is None or os.path.lexists(source):
+        yield source
+        return
+    first, last = match.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from _expand_braces(
+            f"{source[: match.start()]}{number:0{len(first)}d}{source[match.end() :]}"
+        )
 
 
 def _is_table(source: str) -> bool:
@@ -197,30 +322,3 @@ def _is_pipe(source: str) -> bool:
 
 def _no_match(pattern: str) -> DataError:
     return DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
-
-
-def _folder(folder: str, left_out: LeftOut, *, recursive: bool) -> Iterator[Photo]:
-    """List a folder's images in the order of their names, folder by folder."""
-    # No recursion: folders lie in one another deeper than Python's calls may.
-    under_way: list[tuple[str, Iterator[Listed], list[str]]] = []
-    below: str | None = folder
-    while below is not None or under_way:
-        if below is not None:
-            entries, error = list_folder(below)
-            under_way.append((below, iter(entries), [entry.name for entry in entries]))
-            if error is not None:
-                yield LostPhoto(name=below, reason=f"{below} cannot be listed ({error.strerror})")
-            below = None
-        here, rest, names = under_way[-1]
-        for name, is_folder, is_link in rest:
-            path = os.path.join(here, name)
-            if is_folder:
-                if recursive:
-                    below = path
-                    break
-            elif not name.lower().endswith(IMAGE_SUFFIXES):
-                left_out.see(here, name, names)
-            elif not (is_link and os.path.isdir(path)):
-                yield PhotoFile(name=path, file=path)
-        else:
-            under_way.pop()

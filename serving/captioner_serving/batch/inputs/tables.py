@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from captioner.errors import DataError, MissingExtraError
-from captioner_serving.batch.cells import COLUMNS, text_of
+from captioner_serving.batch.cells import read_rows, text_of
 from captioner_serving.batch.inputs.photos import LostPhoto
 
 __all__ = ["TABLES", "list_names", "table_names"]
@@ -37,13 +36,11 @@ def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
     ending = b"\0" if null else b"\n"
     try:
         with open(0 if source == "-" else source, "rb", closefd=source not in ("-", 0)) as file:
-            rest = b""
-            beginning = True
+            rest, mark = b"", _BOM
             # read1 answers with what there is: a list may come from a pipe that is still at work.
             while chunk := file.read1(_CHUNK):
-                if beginning:
-                    chunk, beginning = chunk.removeprefix(_BOM), False
-                *names, rest = (rest + chunk).split(ending)
+                *names, rest = (rest + chunk.removeprefix(mark)).split(ending)
+                mark = b""
                 yield from _decoded(names, null=null)
                 if len(rest) > _LONGEST:
                     raise DataError(
@@ -86,15 +83,12 @@ def table_names(path: str, column: str) -> Iterator[str | LostPhoto]:
 
 
 def _csv(path: str, column: str) -> Iterator[Any]:
-    csv.field_size_limit(sys.maxsize)
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
-        names = list(rows.fieldnames or ())
-        _check_column(path, column, names)
-        ours = set(COLUMNS) <= set(names)
+        rows, defused = read_rows(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
+        _check_column(path, column, list(rows.fieldnames or ()))
         for row in rows:
             cell = row[column]
-            yield text_of(cell) if ours and cell is not None else cell
+            yield text_of(cell) if defused and cell is not None else cell
 
 
 def _jsonl(path: str, column: str) -> Iterator[Any]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from captioner.digest import digest
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
-from captioner.files import replace_file, sync_folder
+from captioner.files import sync_folder
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.journal.written import WrittenFiles
-from captioner_serving.batch.outputs.existing import read_existing
+from captioner_serving.batch.outputs.sidecars import read_existing
+from captioner_serving.batch.outputs.written import WrittenFiles
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -30,11 +30,10 @@ class MapWriter:
     """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
 
     The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png. Where the map of another
-    photo is there (that of ../a/b.jpg, say), a digest of the photo's name is added. Each is noted
-    in `written`, where a run keeps that.
+    photo is there (that of ../a/b.jpg, say), a digest of the photo's name is added.
     """
 
-    def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
+    def __init__(self, config: BatchConfig, written: WrittenFiles) -> None:
         self._written = written
         self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
@@ -58,11 +57,8 @@ class MapWriter:
         source = digest(os.path.normpath(photo.name)).hex()
         path, old = _place(path, source)
         new = self._drawn(photo.name, caption, source)
-        if new == old:
-            return
-        part = self._written.note(path, new, old=old) if self._written else None
-        with replace_file(path, part=part) as file:
-            file.write(new)
+        if new != old:
+            self._written.write(path, new, old=old)
 
     def _drawn(self, name: str, caption: Caption, source: str) -> bytes:
         try:

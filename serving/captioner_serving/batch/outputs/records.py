@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from captioner.errors import DataError
-from captioner_serving.batch.cells import text_of
-from captioner_serving.batch.outputs.wording import CONTROL
+from captioner_serving.batch.cells import FORMULAS, read_rows, text_of
+from captioner_serving.batch.wording import CONTROL
 
 __all__ = ["read_captions", "read_table"]
 
@@ -47,23 +47,25 @@ def read_table(path: Path) -> Iterator[Record]:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             first = file.readline()
             file.seek(0)
-            rows = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
-            if missing := {"image", "caption", "score"} - set(rows.fieldnames or ()):
+            rows, _ = read_rows(file, delimiter=max(",;\t", key=first.count))
+            names = set(rows.fieldnames or ())
+            if missing := {"image", "caption", "score"} - names:
                 raise DataError(
                     f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
                     "captioner batch wrote, with its first line"
                 )
+            read = str if FORMULAS in names else text_of
             for row in rows:
                 if any(row.values()):  # a spreadsheet may leave empty rows at the end
-                    yield _of_row(row, f"{path}, line {rows.line_num}")
+                    yield _of_row(row, read, f"{path}, line {rows.line_num}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as a table: {error}") from error
 
 
-def _of_row(row: dict[str, str | None], place: str) -> Record:
-    image, caption = (text_of(row[column] or "") for column in ("image", "caption"))
+def _of_row(row: dict[str, str | None], read: Callable[[str], str], place: str) -> Record:
+    image, caption = (read(row[column] or "") for column in ("image", "caption"))
     if not image or not _is_name(image):
         raise DataError(f"{place} has no image")
     try:

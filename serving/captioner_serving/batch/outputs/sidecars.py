@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import Any
 
 from captioner.errors import OutputError
-from captioner.files import replace_file
 from captioner.json_line import json_line
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.journal.written import WrittenFiles
-from captioner_serving.batch.outputs.existing import read_existing
-from captioner_serving.batch.outputs.merging import combine
+from captioner_serving.batch.inputs.photos import Photo, PhotoFile
+from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.outputs.xmp import merge_xmp
+from captioner_serving.batch.wording import combine
 
-__all__ = ["SidecarWriter", "is_fatal", "is_inside"]
+__all__ = ["SidecarWriter", "find_photo", "is_fatal", "read_existing"]
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
@@ -33,10 +32,9 @@ class SidecarWriter:
     A photo.jpg.xmp, as darktable names it, is used where there is one. `kept` counts the sidecars
     that were there already and stayed as they were. Photos that differ only in their suffix
     (photo.jpg, photo.png) have sidecars named by both, photo.jpg.txt; `apart` counts those.
-    Each is noted in `written`, where a run keeps that.
     """
 
-    def __init__(self, config: BatchConfig, written: WrittenFiles | None = None) -> None:
+    def __init__(self, config: BatchConfig, written: WrittenFiles) -> None:
         self._config = config
         self._written = written
         self.kept = self.apart = 0
@@ -45,8 +43,8 @@ class SidecarWriter:
         """Write the sidecar of a photo.
 
         Raises:
-            OutputError: the photo is inside an archive or at a URL, the folder cannot be written,
-                a sidecar that is there cannot be read, or is a link to another folder.
+            OutputError: the photo is inside an archive or behind a link, the folder cannot be
+                written, a sidecar that is there cannot be read, or is a link to another folder.
 
         """
         if photo.path is None:
@@ -63,15 +61,13 @@ class SidecarWriter:
         new = self._content(path, old, record)
         if new is None or new == old:
             self.kept += new is None
-        else:
-            if not is_inside(path, os.path.dirname(place)):
-                raise OutputError(
-                    f"{place} is a link that leads out of its folder, to {path}: nothing was "
-                    "written there; put a file in the place of the link"
-                )
-            part = self._written.note(path, new, old=old) if self._written else None
-            with replace_file(path, part=part) as file:
-                file.write(new)
+            return
+        if not _is_inside(path, os.path.dirname(place)):
+            raise OutputError(
+                f"{place} is a link that leads out of its folder, to {path}: nothing was "
+                "written there; put a file in the place of the link"
+            )
+        self._written.write(path, new, old=old)
 
     def _path(self, photo: str) -> str:
         """Name the sidecar: by the photo's stem, or by its whole name where a sibling shares it."""
@@ -110,27 +106,72 @@ def is_fatal(error: OutputError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL
 
 
+def find_photo(name: str, root: str | None) -> PhotoFile:
+    """Find the photo of a record.
+
+    Raises:
+        OutputError: it is not there, or not below the root.
+
+    """
+    file = os.path.join(root or "", name)
+    # Records may be another person's, and a folder on the way be a link.
+    if root is not None and not _is_inside(os.path.dirname(file), root):
+        raise OutputError(
+            f"{name} leads out of the folder {root}: leave --root out if you trust the records"
+        )
+    if not os.path.isfile(file):  # Path.is_file would raise on a name that is too long
+        raise OutputError(
+            f"{file} is not a file here, so a sidecar has no place; --root says where relative "
+            "names start"
+        )
+    return PhotoFile(name=name, file=file)
+
+
+def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
+    """Read a file, None if there is none; a pipe of its name must not hold the run up.
+
+    Args:
+        path: of the file.
+        kind: what it should be, "a sidecar" say.
+        largest: bytes that such a file may have: it is read into memory.
+
+    Raises:
+        OSError: it cannot be read, or is no file of such a size.
+
+    """
+    try:
+        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            if status.st_size > largest:
+                raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, too many for {kind}")
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _is_inside(path: str | os.PathLike[str], folder: str) -> bool:
+    """Whether a path leads into a folder or below it, links followed."""
+    real = os.path.realpath(folder)
+    return os.path.commonpath((os.path.realpath(path), real)) == real
+
+
 def _has_sibling(photo: str) -> bool:
     """Whether another photo beside this one has the same name but for the suffix."""
     stem, own = os.path.splitext(photo)
     return own.lower() in IMAGE_SUFFIXES and any(
         os.path.lexists(sibling := f"{stem}{suffix}")
         # Where case makes no difference, photo.jpg is found as photo.JPG too.
-        and not (known == own.lower() and _same(sibling, photo))
+        and not (known == own.lower() and _is_same(sibling, photo))
         for known in IMAGE_SUFFIXES
         for suffix in (known, known.upper())
         if suffix != own
     )
 
 
-def _same(path: str, other: str) -> bool:
+def _is_same(path: str, other: str) -> bool:
     try:
         return os.path.samefile(path, other)
     except OSError:  # a link to nowhere, or gone
         return False
-
-
-def is_inside(path: str | os.PathLike[str], folder: str) -> bool:
-    """Whether a path leads into a folder or below it, links followed."""
-    real = os.path.realpath(folder)
-    return os.path.commonpath((os.path.realpath(path), real)) == real

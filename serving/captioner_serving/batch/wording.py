@@ -1,4 +1,4 @@
-"""What is done to a caption before it is written: words replaced, a template, a prefix.
+"""What is done to a caption before it is written: words replaced, a template, a text before it.
 
 A record that was worded keeps the model's own sentence as `unworded`: it can be worded anew.
 """
@@ -9,11 +9,14 @@ import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from captioner.errors import ConfigError
 
-__all__ = ["CONTROL", "Wording"]
+__all__ = ["CONTROL", "Existing", "Wording", "combine"]
+
+Existing = Literal["skip", "overwrite", "prepend", "append"]
+"""What becomes of a text that is there already."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """What no text file and no XML wants, and no wording makes."""
@@ -78,6 +81,17 @@ class Wording:
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
         return worded if text == own else {**worded, "unworded": own}
+
+
+def combine(old: str | None, new: str, existing: Existing) -> str | None:
+    """Bring two texts together; None keeps the old one. Doing it twice does it once."""
+    if old is None or not old.strip() or existing == "overwrite":
+        return new
+    if existing == "append":
+        return old if old == new or old.endswith(f" {new}") else f"{old} {new}"
+    if existing == "prepend":
+        return old if old == new or old.startswith(f"{new} ") else f"{new} {old}"
+    return None
 
 
 def _unfit(form: str) -> bool:

@@ -1,4 +1,4 @@
-"""Outputs made of the journal: CSV, Parquet, and COCO results, written when a run has ended.
+"""Records as CSV, Parquet and COCO results, each written when a run has ended.
 
 Each is written to a file of its own first, which takes the output's name when it is whole.
 """
@@ -6,7 +6,6 @@ Each is written to a file of its own first, which takes the output's name when i
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -15,17 +14,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
-from captioner.files import replace_file
 from captioner.json_line import json_line
-from captioner_serving.batch.cells import COLUMNS, cell_of
-from captioner_serving.batch.journal.journal import Journal
+from captioner_serving.batch.cells import COLUMNS, FORMULAS, cell_of
 
-__all__ = ["check_output", "export", "write_records"]
+__all__ = ["check_output", "write_records"]
 
 Record = dict[str, Any]
 
 _ROWS = 10_000  # of Parquet written together
-_COLUMNS = (*COLUMNS, "familiarity")
 
 
 def check_output(output: str) -> None:
@@ -48,32 +44,6 @@ def check_output(output: str) -> None:
         raise OutputError(f"{output} cannot be written: it {kind}")
 
 
-def export(output: str, journal: Journal, *, keep_formulas: bool = False) -> None:
-    """Write the output from the journal, where it is not the journal itself.
-
-    Args:
-        output: the file.
-        journal: of the run.
-        keep_formulas: leave CSV cells as they are: formulas, and what would steer a terminal.
-
-    Raises:
-        OutputError: it cannot be written; the journal stays.
-
-    """
-    path, records = Path(output), journal.paths[0]
-    if path == records:
-        return
-    journal.check_export()
-    try:
-        with replace_file(path, part=journal.written.part) as file:
-            write_records(file, path.suffix, _records(records), keep_formulas=keep_formulas)
-            journal.note_export(Path(file.name))
-    except OutputError as error:
-        raise OutputError(
-            f"{error}. Every record is in {records}: fix that, and the same command writes it"
-        ) from error
-
-
 def write_records(
     file: BinaryIO, suffix: str, records: Iterator[Record], *, keep_formulas: bool = False
 ) -> None:
@@ -83,7 +53,7 @@ def write_records(
         file: has a name; the bytes are in the file of that name afterwards.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
-        keep_formulas: as for export.
+        keep_formulas: leave CSV cells as they are: formulas, and what would steer a terminal.
 
     Raises:
         OutputError: two photos have one COCO id.
@@ -94,12 +64,6 @@ def write_records(
         _write_csv(Path(file.name), records, keep_formulas=keep_formulas)
     else:
         _WRITERS[suffix](Path(file.name), records)
-
-
-def _records(path: Path) -> Iterator[Record]:
-    with open(path, "rb") as file:
-        for line in file:
-            yield json.loads(line)
 
 
 def _row(record: Record) -> Record:
@@ -119,18 +83,18 @@ def _write_csv(path: Path, records: Iterator[Record], *, keep_formulas: bool = F
     What a spreadsheet would run as a formula gets an apostrophe in front, and control characters of
     a name are written out; see captioner_serving.batch.cells.
     """
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
+    columns = [*COLUMNS, "familiarity", *([FORMULAS] if keep_formulas else [])]
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
         for record in records:
             row = _row(record)
-            cells = {**row, "alternatives": "\n".join(row["alternatives"])}
-            if not keep_formulas:
-                cells = {
-                    name: cell_of(cell) if isinstance(cell, str) else cell
-                    for name, cell in cells.items()
-                }
-            writer.writerow(cells.values())
+            row["alternatives"] = "\n".join(row["alternatives"])
+            if keep_formulas:
+                row[FORMULAS] = "kept"
+            else:
+                row = {key: cell_of(v) if isinstance(v, str) else v for key, v in row.items()}
+            writer.writerow(row)
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -159,7 +123,7 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
 
 def _write_coco(path: Path, records: Iterator[Record]) -> None:
     """COCO's results format; the id is the number that a COCO file name ends with, or its stem."""
-    with open(path, "w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write("[")
         known: dict[int | str, str] = {}
         for number, record in enumerate(records):
@@ -175,7 +139,7 @@ def _write_coco(path: Path, records: Iterator[Record]) -> None:
 
 
 def _write_lines(path: Path, records: Iterator[Record]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.writelines(json_line(record) + "\n" for record in records)
 
 

@@ -1,1 +1,0 @@
-"""What a run has done, on disk before it counts."""

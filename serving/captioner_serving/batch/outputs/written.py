@@ -1,0 +1,147 @@
+"""What a run writes beside the photos, and what was there before: --restart takes it back."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from captioner.errors import OutputError
+from captioner.files import replace_file, sync_folder
+from captioner_serving.batch.files import RunFiles, digest_of, lock, write_all
+
+__all__ = ["WrittenFiles", "written_beside"]
+
+
+class WrittenFiles:
+    """What is written beside the photos, with a log that `--restart` takes it back by.
+
+    The log has a line for each file: its path, its digest, and the bytes before it. The line
+    reaches the log before the file is there: a run that is killed knows all that it wrote.
+
+    Args:
+        files: of the run; None keeps no log.
+
+    """
+
+    def __init__(self, files: RunFiles | None = None) -> None:
+        self._files = files
+        self._log: BinaryIO | None = None
+
+    def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
+        """Write a file; `old` is what it holds so far, None where there is none yet.
+
+        Raises:
+            OutputError: it cannot be written, or the log cannot.
+
+        """
+        if self._files is not None:
+            self._note(path, new, old, self._files.written)
+        part = None if self._files is None else self._files.part()
+        with replace_file(path, part=part) as file:
+            file.write(new)
+
+    def sync(self) -> None:
+        """Bring the log to the disk."""
+        if self._log is not None:
+            os.fsync(self._log.fileno())
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def remove_parts(self) -> None:
+        """Remove the hidden files that a killed run was writing: beside its output or a photo."""
+        if self._files is None:
+            return
+        last = next(self._last_first(), {"path": self._files.output})
+        for path in (self._files.output, Path(last["path"])):
+            for part in (self._files.part(), self._files.part("-state")):
+                with suppress(OSError):
+                    path.with_name(part).unlink()
+
+    def take_back(self) -> None:
+        """Undo what was written, last things first, and forget it.
+
+        A file that has changed since it was written is somebody else's by now, and stays.
+
+        Raises:
+            OutputError: an old file cannot be written back.
+            OSError: a file cannot be removed.
+
+        """
+        self.close()
+        if self._files is None:
+            return
+        for line in self._last_first():
+            path, before = Path(line["path"]), line["before"]
+            if not path.is_file() or digest_of(path) != line["written"]:
+                continue
+            if before is None:
+                path.unlink()
+            else:
+                with replace_file(path, part=self._files.part()) as file:
+                    file.write(zlib.decompress(base64.b64decode(before)))
+        self._files.written.unlink(missing_ok=True)
+
+    def _note(self, path: str | os.PathLike[str], new: bytes, old: bytes | None, log: Path) -> None:
+        line = {
+            "path": os.path.realpath(path),
+            "written": hashlib.sha256(new).hexdigest(),
+            "before": None if old is None else base64.b64encode(zlib.compress(old)).decode(),
+        }
+        try:
+            if self._log is None:
+                self._log = log.open("ab", buffering=0)
+                sync_folder(log.absolute().parent)
+                write_all(self._log, b"\n")  # or a line that was torn would spoil the next
+            write_all(self._log, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise OutputError(f"{log} cannot be written: {error.strerror}") from error
+
+    def _last_first(self) -> Iterator[dict[str, Any]]:
+        """Read the lines backwards, one at a time: together they may be larger than memory."""
+        if self._files is None or not self._files.written.exists():
+            return
+        with self._files.written.open("rb") as file:
+            starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
+            for start in reversed(starts):
+                file.seek(start)
+                with suppress(ValueError):  # torn: the file that it speaks of was not written
+                    yield json.loads(file.readline())
+
+
+@contextmanager
+def written_beside(records: Path) -> Iterator[WrittenFiles]:
+    """Open the log of the run that made these records, for a command that writes sidecars too.
+
+    Raises:
+        OutputError: the run is at it, or its files cannot be opened.
+
+    """
+    runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
+    made = (run for run in runs if records in (run.records, run.output) and run.state.is_file())
+    run = next(made, None)
+    if run is None or not run.records.exists():  # no run goes on from these
+        yield WrittenFiles()
+        return
+    try:
+        held = lock(run.records)  # no run may begin meanwhile
+    except OSError as error:
+        raise OutputError(
+            f"{run.records} cannot be opened ({error.strerror}), beside which sidecars are noted: "
+            "copy the records to a folder of yours"
+        ) from error
+    written = WrittenFiles(run)
+    with closing(held), closing(written):
+        written.remove_parts()
+        yield written
+        written.sync()
