@@ -39,7 +39,7 @@ __all__ = ["DecodeProcess", "DiedError", "Limits", "serve"]
 
 _READY = b"ready"
 _START_SECONDS = 60.0
-_HEAD = 1 << 20  # bytes of what is said beside the pixels: a detail may name a photo
+_HEAD = 1 << 20  # bytes of an answer beside the pixels: a detail may name a photo
 _PIECE = 1 << 20  # bytes that are read at once
 _UNASKED = 4_000_000  # pixels that need no room; a photo of this size takes 50 MB at most
 _BYTES_A_PIXEL = 32  # that Pillow and the decoders take for the oddest formats, and then some
@@ -175,7 +175,7 @@ class DecodeProcess:
 
         Raises:
             TimeoutError: the photo took too long; the process is ended.
-            DiedError: the process ended, or said what no such process says.
+            DiedError: the process ended, or answered what no such process answers.
 
         """
         try:

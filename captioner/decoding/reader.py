@@ -47,7 +47,7 @@ SECONDS = 120.0
 
 _LONGEST = 86_400  # seconds; a day
 _CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no more of them
-_KILLS = 3  # by the system, of one photo's processes, before it is said that memory is short
+_KILLS = 3  # by the system, of one photo's processes, before memory is called short
 
 _ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at a half in 65 to 130 ms
 _SEGMENTS = 1000  # before the pixels; a reader takes its time for each, and cameras write a few
@@ -268,7 +268,7 @@ class _Lane(Closing):
         self._threads.close()
 
     def _begin(self) -> None:
-        with suppress(Exception):  # what is wrong, the first photo will be told
+        with suppress(Exception):  # it will happen to the first photo, too
             self._process()
 
     def _end(self) -> None:
@@ -315,7 +315,7 @@ def is_ordinary(data: bytes) -> bool:
     """Whether a file is a JPEG that is decoded in one pass, and not very large.
 
     That is: baseline, grey or of three colours (inks may have a profile, which takes time), all of
-    them in its first scan, at which a decoder stops, with little said before it. Its time goes with
+    them in its first scan, at which a decoder stops, with little before it. Its time goes with
     its pixels and nothing else.
     """
     colours = 0

@@ -53,10 +53,10 @@ def animation(
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
-        said = index - 1
-        guessed = 0 <= said < len(panels) and panels[said].guessed
+        present = index - 1
+        guessed = 0 <= present < len(panels) and panels[present].guessed
         place = (text.size, picture.height + text.size // 2)
-        text.draw(frame, place, said=said, guessed=guessed)
+        text.draw(frame, place, present=present, guessed=guessed)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)
         frame.info["duration"] = max(20, round(1000 * seconds))  # players ignore shorter times
         frames.append(frame)

@@ -66,19 +66,19 @@ class Text(NamedTuple):
         sheet: Image.Image,
         corner: _Size,
         *,
-        said: int | None = None,
+        present: int | None = None,
         guessed: bool = False,
         color: str = INK,
     ) -> None:
-        """Draw it; with `said`, words after that one are faint and that one is marked.
+        """Draw it; with a `present` word, those after it are faint and it is marked.
 
         The mark is filled, or where the word was guessed an outline in dashes.
         """
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
             x, y = corner[0] + left, corner[1] + self.size * (1 + 1.45 * line)
-            ink = color if said is None or index < said else _FAINT
-            if index == said:
+            ink = color if present is None or index < present else _FAINT
+            if index == present:
                 pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
                 if guessed:

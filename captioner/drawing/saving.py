@@ -110,7 +110,7 @@ def is_drawn(path: str | PathLike[str]) -> bool:
 
 
 def drawn_from(data: bytes) -> str | None:
-    """Give the source that `encode_image` was told of, "" if of none.
+    """Give the source that `encode_image` noted, "" where it was given none.
 
     None stands for a file that Captioner did not write.
     """

@@ -145,7 +145,9 @@ def _check(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None and not drawn:
             raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
     if arguments.check_attention and not (arguments.json or arguments.sheet):
-        raise ConfigError("--check-attention is told by --json and on --sheet FILE: name one")
+        raise ConfigError(
+            "--check-attention needs a place for its numbers: add --json or --sheet FILE"
+        )
 
 
 def _captions(arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
