@@ -71,18 +71,6 @@ class CiderD:
             ]
         )
 
-    def score_each_other(self, references: Sequence[Sequence[Words]]) -> list[_Floats]:
-        """Score each reference of an image, two at least, against the others of it."""
-        found: list[_Floats] = []
-        for at in range(0, len(references), _CHUNK):
-            part = references[at : at + _CHUNK]
-            most = max(len(each) for each in part)
-            pairs = self._compare(part, [[*each, *[()] * (most - len(each))] for each in part])
-            pairs[:, np.arange(most), np.arange(most)] = 0
-            for each, mine in zip(part, pairs.sum(axis=2), strict=True):
-                found.append(mine[: len(each)] / (len(each) - 1))
-        return found
-
     def _score(
         self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]
     ) -> _Floats:

@@ -49,100 +49,38 @@ _PATHS = (*_READ, "predictions", "report", "unlike")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    _data_arguments(parser)
-    _measure_arguments(parser)
-    _output_arguments(parser)
+    add = parser.add_argument
+    file = partial(add, type=Path, metavar="FILE")
+    # fmt: off
+    add("data", nargs="?", type=Path, metavar="DIR",
+        help="a prepared data set, or captions_SPLIT.json with SPLIT*.tar or a folder SPLIT")
+    add("--split", default="val", metavar="NAME", help="of DIR; default: val")
+    file("--captions", help="instead of DIR: a json file")
+    add("--images", metavar="PATH",
+        help="with --captions: folder or tar of images, or their glob")
+    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--beam-size", type=int, metavar="N",
+        help="default: the checkpoint's; the bundled one's is 5")
+    add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
+    file("--score",
+         help="score these captions instead of a checkpoint's: COCO results, or caption records")
+    file("--corpus",
+         help="captions of the whole split, as COCO's json, where this is a part of it")
+    add("--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)")
+    file("--training", help="captions of training, as COCO's json: how many captions are new?")
+    file("--boxes",
+         help="boxes of objects: is attention for them there, are they named without being there?")
+    add("--calibration", action="store_true",
+        help="are words of probability p right in p of the cases?")
+    add("--deletion", action="store_true",
+        help="does a word's probability fall without the cells it looked at?")
+    file("--unlike", metavar="DIR", help="pictures that are to be found unfamiliar")
+    add("--json", action="store_true", help="print all numbers, for programs")
+    file("--predictions", help="write the captions there; .json: as COCO results")
+    file("--report", metavar="DIR", help="write report.html, report.md and report.json there")
+    file("--compare", help="another report.json: the differences of the scores")
+    # fmt: on
     add_machine_arguments(parser)
-
-
-def _data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "data",
-        nargs="?",
-        type=Path,
-        metavar="DIR",
-        help="a prepared data set, or captions_SPLIT.json with SPLIT*.tar or a folder SPLIT",
-    )
-    parser.add_argument("--split", default="val", metavar="NAME", help="of DIR; default: val")
-    parser.add_argument("--captions", type=Path, metavar="FILE", help="instead of DIR: a json file")
-    parser.add_argument(
-        "--images", metavar="PATH", help="with --captions: folder or tar of images, or their glob"
-    )
-    parser.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    parser.add_argument(
-        "--beam-size",
-        type=int,
-        metavar="N",
-        help="default: the checkpoint's; the bundled one's is 5",
-    )
-    parser.add_argument(
-        "--style", metavar="NAME", help="of a model with several; default: the checkpoint's"
-    )
-    parser.add_argument(
-        "--score",
-        type=Path,
-        metavar="FILE",
-        help="score these captions instead of a checkpoint's: COCO results, or caption records",
-    )
-    parser.add_argument(
-        "--corpus",
-        type=Path,
-        metavar="FILE",
-        help="captions of the whole split, as COCO's json, where this is a part of it",
-    )
-
-
-def _measure_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--official", action="store_true", help="on COCO's tokens too, with METEOR (needs Java)"
-    )
-    parser.add_argument(
-        "--training",
-        type=Path,
-        metavar="FILE",
-        help="captions of training, as COCO's json: how many captions are new?",
-    )
-    parser.add_argument(
-        "--boxes",
-        type=Path,
-        metavar="FILE",
-        help="boxes of objects: is attention for them there, are they named without being there?",
-    )
-    parser.add_argument(
-        "--calibration",
-        action="store_true",
-        help="are words of probability p right in p of the cases?",
-    )
-    parser.add_argument(
-        "--deletion",
-        action="store_true",
-        help="does a word's probability fall without the cells it looked at?",
-    )
-    parser.add_argument(
-        "--unlike", type=Path, metavar="DIR", help="pictures that are to be found unfamiliar"
-    )
-
-
-def _output_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print all numbers, for programs")
-    parser.add_argument(
-        "--predictions",
-        type=Path,
-        metavar="FILE",
-        help="write the captions there; .json: as COCO results",
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="DIR",
-        help="write report.html, report.md and report.json there",
-    )
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        metavar="FILE",
-        help="another report.json: the differences of the scores",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
