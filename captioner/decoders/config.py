@@ -37,26 +37,38 @@ class DecoderConfig:
 
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}  # in recipes
+    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid", "use_attribute_docstrings": True
+    }  # fmt: skip
 
-    kind: Annotated[str, OneOf(KINDS)] = "lstm"  # older files do not say
-    # How the grid is looked at; see captioner.attention.scores.
+    kind: Annotated[str, OneOf(KINDS)] = "lstm"
+    """The kind of decoder; older files do not say."""
     score: Annotated[str, OneOf(SCORES)] = "additive"
-    heads: Width = 1  # each looks for itself, with its part of attention_dim and value_dim
-    # What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
-    # after (Luong et al. 2015). The other kinds leave no choice.
+    """How the grid is looked at; see captioner.attention.scores."""
+    heads: Width = 1
+    """Each looks for itself, with its part of attention_dim and value_dim."""
     query: Literal["previous", "current"] = "previous"
-    # Tells the cells, and a transformer's words, where they are; see captioner.attention.positions.
+    """What the lstm looks with: the hidden state before a word is read (Show, Attend and Tell), or
+    after (Luong et al. 2015). The other kinds leave no choice."""
     positions: Annotated[str, OneOf(POSITIONS)] = "none"
-    layers: Annotated[int, Interval(ge=1, le=100)] = 2  # of the transformer
-    # Where the transformer normalises: before each part, which trains without a slow start, or
-    # after it and its input are added up, as in Vaswani et al. 2017.
+    """Tells the cells, and a transformer's words, where they are; see
+    captioner.attention.positions."""
+    layers: Annotated[int, Interval(ge=1, le=100)] = 2
+    """Of the transformer."""
     norm: Literal["pre", "post"] = "pre"
-    embedding_dim: Width = 512  # m: words, and the deep output layer, which shares their matrix
-    hidden_dim: Width = 512  # n: hidden and cell state; the width of the transformer
-    attention_dim: Width = 256  # A: A numbers a cell and hypothesis are much of a step on a CPU
-    value_dim: Width | None = None  # V: None attends over the raw features, as the paper does
-    dropout: Fraction = 0.3  # on embedded words and before the output; 0.5 starves small data sets
+    """Where the transformer normalises: before each part, which trains without a slow start, or
+    after it and its input are added up, as in Vaswani et al. 2017."""
+    embedding_dim: Width = 512
+    """m: words, and the deep output layer, which shares their matrix."""
+    hidden_dim: Width = 512
+    """n: hidden and cell state; the width of the transformer."""
+    attention_dim: Width = 256
+    """A: A numbers a cell and hypothesis are much of a step on a CPU."""
+    value_dim: Width | None = None
+    """V: None attends over the raw features, as the paper does."""
+    dropout: Fraction = 0.3
+    """On embedded words and before the output; 0.5 starves small data sets."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

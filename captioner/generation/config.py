@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Interval
 
@@ -31,30 +31,45 @@ class GenerationConfig:
 
     """
 
-    beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5  # hypotheses; 1 is greedy
-    captions: Positive = 1  # how many of the best are returned
-    # a in sum / length^a: 0 prefers short captions, 1 takes the mean
+    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid", "use_attribute_docstrings": True
+    }  # fmt: skip
+
+    beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5
+    """Hypotheses; 1 is greedy."""
+    captions: Positive = 1
+    """How many of the best are returned."""
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
-    # A beam search ends when nothing unfinished can enter the results, however long it grew. False
-    # ends it when that is so at the length that it has, which is faster with a high length penalty.
+    """a in sum / length^a: 0 prefers short captions, 1 takes the mean."""
     exact: bool = True
-    # No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows both.
-    # With a vocabulary of characters, such as Chinese ones, the last may stand twice in a row.
+    """A beam search ends when nothing unfinished can enter the results, however long it grew. False
+    ends it when that is so at the length that it has, which is faster with a high length
+    penalty."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
-    # No word stands on both sides of this one, as in "a red and red car": the attention has looked
-    # at one thing twice. A word that the vocabulary does not have, or "", allows it.
+    """No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows
+    both. With a vocabulary of characters, such as Chinese ones, the last may stand twice in a
+    row."""
     different_around: str = "and"
-    minimum_length: Annotated[int, Ge(0)] = 1  # words, before <end> may come
-    maximum_length: Length = 24  # words; then <end> must come
-    sample: bool = False  # draw words at random instead of searching for the likeliest
-    temperature: Annotated[float, Gt(0)] = 1.0  # below 1 sharpens, above 1 flattens what is drawn
-    top_k: Annotated[int, Ge(0)] = 0  # draw from the k likeliest words only; 0: from all
-    # Draw from the likeliest words that together have this probability.
+    """No word stands on both sides of this one, as in "a red and red car": the attention has looked
+    at one thing twice. A word that the vocabulary does not have, or "", allows it."""
+    minimum_length: Annotated[int, Ge(0)] = 1
+    """Words, before <end> may come."""
+    maximum_length: Length = 24
+    """Words; then <end> must come."""
+    sample: bool = False
+    """Draw words at random instead of searching for the likeliest."""
+    temperature: Annotated[float, Gt(0)] = 1.0
+    """Below 1 sharpens, above 1 flattens what is drawn."""
+    top_k: Annotated[int, Ge(0)] = 0
+    """Draw from the k likeliest words only; 0: from all."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    # Of sampling, as torch takes it; None draws anew every time.
+    """Draw from the likeliest words that together have this probability."""
     seed: Annotated[int, Interval(ge=-(2**63), le=2**64 - 1)] | None = None
-    # Which of the styles that a model has learned, such as those of two data sets; "": the first.
+    """Of sampling, as torch takes it; None draws anew every time."""
     style: str = ""
+    """Which of the styles that a model has learned, such as those of two data sets; "": the
+    first."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

@@ -45,6 +45,10 @@ class OneOf:
 
     names: Collection[str]
 
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Give the names as choices, for a list of all fields of a recipe."""
+        return {**handler(schema), "enum": [*self.names]}
+
 
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
     """Refuse a configuration whose values are outside their annotations.

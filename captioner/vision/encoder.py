@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Final, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, cast
 
 import torch
 from annotated_types import Ge
@@ -60,11 +60,19 @@ class EncoderConfig:
 
     """
 
-    name: str = "resnet101"  # the usual choice for COCO
-    stride: Positive = 32  # pixels a cell: 32 is most networks' own; 16 gives four times the cells
-    # The grid is its output: early cells know their own place only. None: the network's last.
+    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid", "use_attribute_docstrings": True
+    }  # fmt: skip
+
+    name: str = "resnet101"
+    """The usual choice for COCO."""
+    stride: Positive = 32
+    """Pixels a cell: 32 is most networks' own; 16 gives four times the cells."""
     last_stage: Annotated[int, Ge(0)] | None = None
-    coordinates: bool = False  # add x and y to each cell's features: an early stage has no idea
+    """The grid is its output: early cells know their own place only. None: the network's last."""
+    coordinates: bool = False
+    """Add x and y to each cell's features: an early stage has no idea."""
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())

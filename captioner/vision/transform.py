@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Interval
 from PIL import Image
@@ -58,16 +58,21 @@ class TransformConfig:
 
     """
 
-    # crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
-    # colour; squash: all of it, shape lost.
+    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid", "use_attribute_docstrings": True
+    }  # fmt: skip
+
     mode: Mode = "crop"
-    # Pixels on each side of the square that the encoder sees.
+    """crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
+    colour; squash: all of it, shape lost."""
     size: Annotated[int, Interval(ge=1, le=_LARGEST)] = 224
-    # crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
-    # for 224); None: the same as size.
+    """Pixels on each side of the square that the encoder sees."""
     resize: Annotated[int, Interval(ge=1, le=2 * _LARGEST)] | None = None
-    # Red, green, blue, on a scale of 0 to 1. These are ImageNet's.
+    """Crop only: pixels of the shorter side before the crop (torchvision's weights use 232 or 256
+    for 224); None: the same as size."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Red, green, blue, on a scale of 0 to 1. These are ImageNet's."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
