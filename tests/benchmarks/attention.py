@@ -21,7 +21,7 @@ import torch
 
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
-from captioner_training.ablation_variants import count_parameters, equal_transformer
+from captioner_training.ablation import count_parameters, equal_transformer
 
 IMAGES, BEAM, STEPS = 16, 5, 10
 SIZES: dict[str, Any] = {

@@ -42,6 +42,7 @@ from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import SceneConfig, write_scenes
 from captioner_training.distributed import Processes
+from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.optimizer import build_optimizer
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import load_recipe
@@ -155,8 +156,9 @@ def build_step(model: CaptionModel, stage: Stage, transform: Transform) -> Train
     state = TrainState(model, processes=PROCESS)
     state.begin_stage(recipe, stage, steps=10_000)
     return TrainStep(
-        state, recipe, stage, vocabulary=Vocabulary([]), transform=transform, processes=PROCESS
-    )
+        state, recipe, stage, objectives=[CrossEntropy()], vocabulary=Vocabulary([]),
+        transform=transform, processes=PROCESS,
+    )  # fmt: skip
 
 
 def compare(case: Case, *, repeat: int, folder: Path) -> bool:

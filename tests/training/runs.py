@@ -1,4 +1,4 @@
-"""What tests of training runs share: a miniature recipe, and how its result is read."""
+"""What tests of training runs share: a miniature recipe, a run, and how its result is read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from captioner_training.distributed import Processes
+from captioner_training.recipe_file import load_recipe
+from captioner_training.train import train
 
 # Everything that draws random numbers or remembers something: dropout, augmentation, scheduled
 # sampling, drawn captions, averaged weights, accumulated gradients, workers.
@@ -28,6 +32,13 @@ stages:
 """
 
 
+def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields: object) -> None:
+    """Run a recipe, or go on with it, in this process; dots in fields' names are "__"."""
+    named = {name.replace("__", "."): str(value) for name, value in fields.items()}
+    processes = Processes(device=torch.device("cpu"))
+    train(load_recipe(str(recipe), named), out=out, processes=processes, shared=shared)
+
+
 def records(out: Path) -> list[dict[str, Any]]:
     """Read the log of a run without what depends on the clock."""
     lines = (out / "log.jsonl").read_text().splitlines()
@@ -35,15 +46,6 @@ def records(out: Path) -> list[dict[str, Any]]:
         {name: value for name, value in json.loads(line).items() if name != "timing"}
         for line in lines
     ]
-
-
-def older(recipe: dict[str, Any]) -> None:
-    """Take from a recipe, as a run notes it, what runs did not note in their first version."""
-    del recipe["data"]["boxes"], recipe["generation"]["exact"]
-    for stage in recipe["stages"]:
-        del stage["attention_supervision"]
-        if stage["self_critical"] is not None:
-            del stage["self_critical"]["cross_entropy"], stage["self_critical"]["maximum_length"]
 
 
 def newest_state(out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The average of the weights, by hand."""
+"""The average of the weights and the learning rates, by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner_training.optimizer import AveragedWeights
+from captioner_training.optimizer import AveragedWeights, warmup_cosine
 
 
 @pytest.fixture
@@ -52,3 +52,10 @@ def test_frozen_weights_are_left_alone_and_the_state_comes_back(module: nn.Linea
     assert again.updates == 1
     with again.applied():
         assert torch.equal(module.weight, torch.tensor([[1.9]]))
+
+
+def test_schedule() -> None:
+    rates = [warmup_cosine(step, steps=110, warmup=10, floor=0.0) for step in range(111)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[60] == pytest.approx(0.5)  # half of the cosine
+    assert rates[110] == pytest.approx(0.0)

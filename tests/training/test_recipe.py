@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from captioner import ConfigError
-from captioner_training.recipe_file import fields_text, load_recipe
+from captioner_training.recipe_file import load_recipe
 from captioner_training.recipes import shipped_recipes
 
 SHIPPED = {"ablation", "bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "own", "smoke"}
@@ -89,7 +89,6 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "stages.1.size 100 is not a multiple of encoder.stride 16: use 96 or 112",
         ),
         ({"stages.1.fine_tune_from": "4", "stages.1.size": "128"}, "is that of the transform"),
-        ({"stages.1.fine_tune_from": "5"}, "the encoder has the stages 0 to 4"),
         ({"stages.1.size": "96"}, "size has no effect in a stage whose encoder is frozen"),
         ({"stages.1.flip": "true"}, "stages.1: flip has no effect in a stage whose encoder"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
@@ -180,4 +179,5 @@ def test_every_field_is_listed_with_its_reason(run_main: Callable[..., Any]) -> 
     ]  # fmt: skip
     assert listed["data.tokenizer"][0] == "data.tokenizer: words  (words, characters)"
     assert listed["stages.1.epochs"][0] == "stages.1.epochs: (required)"
-    assert fields_text().startswith("name: ")
+    bare = [name for name, lines in listed.items() if len(lines) == 1]
+    assert len(bare) < 0.2 * len(listed), bare

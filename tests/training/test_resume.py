@@ -21,12 +21,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from captioner.errors import DataError
-from captioner_training.distributed import Processes
-from captioner_training.recipe_file import load_recipe
-from captioner_training.train import train
 from tests.launcher import start
 from tests.process_tree import children
-from tests.training.runs import RECIPE, newest_state, records
+from tests.training.runs import RECIPE, newest_state, records, train_here
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -47,11 +44,7 @@ def acting(acts: Mapping[int, Callable[[], object]]) -> Iterator[None]:
 
 def go(recipe: Path, out: Path, *, workers: int = 0) -> None:
     """Run, or go on, in this process. Grids and scenes are shared by all such runs."""
-    fields = {"data.workers": str(workers)}
-    processes = Processes(device=torch.device("cpu"))
-    train(
-        load_recipe(str(recipe), fields), out=out, processes=processes, shared=recipe.parent / "all"
-    )
+    train_here(recipe, out, shared=recipe.parent / "all", data__workers=workers)
 
 
 @pytest.fixture(scope="module")
@@ -260,14 +253,6 @@ def test_a_log_that_was_taken_away_is_begun_anew(
         assert (unbroken / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_a_finished_run_says_so(run_captioner: Run, recipe: Path, unbroken: Path) -> None:
-    before = (unbroken / "log.jsonl").read_bytes()
-    result = run_captioner("train", recipe, "--out", unbroken)
-    assert (result.returncode, result.stdout.strip()) == (0, str(unbroken / "best.safetensors"))
-    assert "this run is finished" in result.stderr
-    assert (unbroken / "log.jsonl").read_bytes() == before
-
-
 def test_two_runs_do_not_share_a_folder(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
     first = start("train", recipe, "--out", tmp_path / "out")
     try:
@@ -283,21 +268,6 @@ def test_two_runs_do_not_share_a_folder(run_captioner: Run, recipe: Path, tmp_pa
         first.communicate()
 
 
-def test_another_recipe_is_refused_by_its_fields(
-    run_captioner: Run, recipe: Path, unbroken: Path
-) -> None:
-    before = (unbroken / "recipe.json").read_bytes()
-    result = run_captioner(
-        "train", recipe, "--out", unbroken, "--seed", 2, "--stages.2.epochs", 5,
-        "--data.workers", 0,
-    )  # fmt: skip
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "seed: 1 there, 2 now" in result.stderr
-    assert "stages.2.epochs: 1 there, 5 now" in result.stderr
-    assert "workers" not in result.stderr  # how many load the data changes nothing
-    assert (unbroken / "recipe.json").read_bytes() == before
-
-
 def test_a_damaged_state_leaves_the_one_before(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,10 +278,28 @@ def test_a_damaged_state_leaves_the_one_before(
     go(recipe, out)
     assert "going on after step 18 " in capsys.readouterr().err
     same(unbroken, out)
+    (out / "finished.json").unlink()
     for path in (out / "state").glob("step-*.pt"):
         path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="no state of this run can be read"):
         go(recipe, out)
+
+
+def test_a_loader_that_the_system_kills_ends_in_a_sentence(
+    recipe: Path, unbroken: Path, killed: Callable[[int], Path]
+) -> None:
+    out = killed(22)
+
+    def kill() -> None:
+        worker = multiprocessing.active_children()[0].pid
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        time.sleep(5)  # torch hears of it by a signal, wherever it is
+
+    with acting({1: kill}), pytest.raises(DataError, match=r"lower --data\.workers"):
+        go(recipe, out, workers=2)
+    go(recipe, out)
+    same(unbroken, out)
 
 
 @contextmanager

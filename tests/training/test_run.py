@@ -1,25 +1,34 @@
-"""What becomes of a run's folder: dry runs, finished runs, more epochs, Ctrl-C, a model at hand."""
+"""What becomes of a run's folder, and what a run goes on from."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
+import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
+from captioner.device import best_dtype
+from captioner.errors import GenerationError
+from captioner.vision.encoder import Encoder
+from captioner.vision.transform import TransformConfig
 from captioner_training.data.scenes import write_scenes
-from tests.launcher import start
-from tests.training.runs import newest_state, older, records
+from captioner_training.evaluation import split
+from captioner_training.log import Clock
+from captioner_training.train import _sized
+from tests.launcher import environment, run
+from tests.training.runs import RECIPE as EVERYTHING
+from tests.training.runs import newest_state, records, train_here
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Main = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = """
 name: own
@@ -29,6 +38,7 @@ transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
 data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
 generation: {beam_size: 1}
+log_every: 1
 stages:
   - {epochs: 1, batch_size: 10, warmup: 2}
   - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
@@ -37,164 +47,280 @@ stages:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe, its data, and what its run made."""
+    """A folder with a recipe and its data."""
     place = tmp_path_factory.mktemp("place")
     write_scenes(place / "data", splits={"train": 30, "val": 4})
     (place / "own.yaml").write_text(RECIPE)
     return place
 
 
-def command(place: Path, out: str, *fields: object) -> tuple[object, ...]:
-    return ("train", place / "own.yaml", "--data.root", place, "--out", place / out, *fields)
-
-
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
-    """A dry run through every stage, and then the real one in the same folder."""
-    for fields in (("--max-steps", 1), ()):
-        process = start(*command(place, "run", *fields))
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        steps = [one for one in records(place / "run") if one["event"] == "step"]
-        per_stage = 1 if fields else 3
-        assert [one["stage"] for one in steps] == [1] * per_stage + [2] * per_stage
-        assert [one["step"] for one in steps] == list(range(1, 2 * per_stage + 1))
+    train_here(place / "own.yaml", place / "run", data__root=place)
     return place / "run"
 
 
-def test_a_finished_run_keeps_its_checkpoints_and_its_log(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
-    assert names == {
-        "best.safetensors", "last.safetensors", "log.jsonl", "recipe.json", "finished.json", "lock"
+def command(place: Path, out: Path, *fields: object) -> tuple[object, ...]:
+    return ("train", place / "own.yaml", "--data.root", place, "--out", out, *fields)
+
+
+def files(out: Path) -> dict[str, bytes]:
+    found = (path for path in out.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+
+
+def test_a_finished_run_keeps_its_checkpoints_and_says_so(
+    run_main: Main, place: Path, finished: Path
+) -> None:
+    before = files(finished)
+    assert before.keys() == {
+        "best.safetensors", "last.safetensors", "log.jsonl", "recipe.json", "finished.json"
     }  # fmt: skip
     assert (finished / "best.safetensors").stat().st_mode & 0o044 == 0o044  # a service can read it
+    result = run_main(*command(place, finished, "--data.workers", 1, "--keep_states", 3))
+    assert (result.returncode, result.stdout.strip()) == (0, str(finished / "best.safetensors"))
+    assert "this run is finished" in result.stderr and files(finished) == before
 
 
-def test_a_finished_run_of_other_data_is_not_handed_out(
-    run_captioner: Run, place: Path, finished: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            ("--seed", 2, "--stages.2.epochs", 5),
+            "(seed: 1 there, 2 now; stages.2.epochs: 1 there, 5 now)",
+        ),
+        (("--weights", "{out}/best.safetensors"), "best.safetensors' now"),
+        (("--data.root", "{other}"), "has a run on other images or captions"),
+    ],
+)
+def test_a_folder_with_another_run_is_refused(
+    run_main: Main, place: Path, finished: Path, tmp_path: Path, fields: tuple[Any, ...],
+    problem: str,
+) -> None:  # fmt: skip
     write_scenes(tmp_path / "data", splits={"train": 30, "val": 4}, seed=5)
-    other = run_captioner("train", place / "own.yaml", "--data.root", tmp_path, "--out", finished)
-    assert (other.returncode, other.stdout) == (2, "")
-    assert "has a finished run on other images or captions" in other.stderr
-    same = run_captioner(*command(place, "run"))
-    assert (same.returncode, same.stdout.strip()) == (0, str(finished / "best.safetensors"))
-    gone = Path(shutil.copytree(finished, tmp_path / "gone"))
-    (gone / "best.safetensors").unlink()
-    result = run_captioner("train", place / "own.yaml", "--data.root", place, "--out", gone)
-    assert result.returncode == 2 and "best.safetensors is gone: put it back" in result.stderr
-    shutil.copy(bundled_checkpoint(), gone / "best.safetensors")
-    result = run_captioner("train", place / "own.yaml", "--data.root", place, "--out", gone)
-    assert result.returncode == 2 and "is not the checkpoint of the run" in result.stderr
+    before = files(finished)
+    typed = [str(one).format(out=finished, other=tmp_path) for one in fields]
+    result = run_main(*command(place, finished, *typed))
+    assert (result.returncode, result.stdout) == (2, "") and problem in result.stderr
+    assert result.stderr.count("\n") == 1 and files(finished) == before
 
 
-def test_a_finished_run_goes_on_with_more_epochs(
-    run_captioner: Run, place: Path, finished: Path
+@pytest.mark.parametrize(
+    "names",
+    [("best.safetensors",), ("log.jsonl", "state/thesis.txt"), ("finished.json",), ("thesis.txt",)],
+)
+def test_a_folder_without_a_run_is_refused(
+    run_main: Main, place: Path, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    shutil.copytree(finished, place / "longer")
-    note = json.loads((place / "longer" / "finished.json").read_text())
-    older(note["recipe"])
-    (place / "longer" / "finished.json").write_text(json.dumps(note))
-    before = records(place / "longer")
-    result = run_captioner(*command(place, "longer", "--stages.2.epochs", 2), timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"\(stage [12], epoch 1\) with more epochs, after epoch 1: ", result.stderr)
-    after = records(place / "longer")
-    assert after[: len(before)] == before
-    (epoch,) = [one for one in after[len(before) :] if one["event"] == "epoch"]
-    assert (epoch["stage"], epoch["epoch"], epoch["step"]) == (2, 2, 9)
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("theirs")
+    before = files(tmp_path)
+    result = run_main(*command(place, tmp_path))
+    assert result.returncode == 2 and "is not empty and has no run to go on with" in result.stderr
+    assert files(tmp_path) == before
 
 
-def test_ctrl_c_saves_a_state_and_says_so(place: Path) -> None:
-    process = start(*command(place, "stopped", "--stages.1.epochs", 50, "--log-every", 1))
-    log = place / "stopped" / "log.jsonl"
-    while process.poll() is None and not (log.exists() and '"step": 4' in log.read_text()):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
-    step = newest_state(place / "stopped")["progress"]["total"]
-    assert f"stopped after step {step:,}: the same command goes on" in errors
+def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path: Path) -> None:
+    """Grids may be there already, and be those of other runs."""
+    (grids := tmp_path / "grids").mkdir()
+    (out := tmp_path / "out").mkdir()
+    (out / "cache").symlink_to(grids)
+    assert run_main(*command(place, out, "--max-steps", 1)).returncode == 0
+    steps = [one for one in records(out) if one["event"] == "step"]
+    assert [one["stage"] for one in steps] == [1, 2]  # a dry run takes a step of each
+    assert len(list(grids.iterdir())) == 2 and not (out / "state").exists()
 
 
-def test_words_of_the_model_are_kept_and_it_is_compared_with(
-    run_captioner: Run, place: Path, finished: Path, tiny_file: Path
+@pytest.mark.parametrize(
+    ("fields", "status", "problem"),
+    [
+        (("--stages.2.fine_tune_from", 40), 2, "the encoder has the stages 0 to"),
+        (("--encoder_weights", "bundled"), 1, "is not a mobilenet_v3_small: set --encoder_weights"),
+        (("--encoder_weights", "no.st"), 1, "no file no.st"),
+        (("--weights", "no.st"), 1, "no file no.st"),
+        (("--weights", "{tiny}", "--decoder.hidden_dim", 25), 1, "hidden_dim is 25 here and 24"),
+        (("--weights", "bundled"), 1, "or begin without it: --weights null --encoder_weights"),
+        (("--weights", "{tiny}", "--data.tokenizer", "characters"), 1, "data.tokenizer is"),
+        (
+            ("--encoder.name", "efficientnet_v2_b0", "--encoder_weights", "torchvision"),
+            2,
+            "none fo",
+        ),
+        (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
+        (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
+        (("--stages.1.objectives", "{{nonesuch: 1}}"), 2, "objective 'nonesuch' is not known"),
+        (("--stages.1.objectives", "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
+        (("--data.boxes", "[{broken}]", "--stages.2.attention_supervision", 1), 1, "list images"),
+        (("--data.root", "nowhere"), 1, "there is no folder nowhere"),
+        (("--data.minimum_count", 1000), 1, "no word occurs 1000 times"),
+        (("--device", "tpu"), 1, "tpu"),
+        (("--generation.style", "loud"), 2, "one style of captions only"),
+        (("--wokers", 1), 2, "there is no such field"),
+    ],
+)
+def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
+    run_main: Main, place: Path, saved_tiny: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, fields: tuple[Any, ...], status: int, problem: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (place / "broken.json").write_text('{"annotations": []}')
+    typed = [str(one).format(tiny=saved_tiny, broken=place / "broken.json") for one in fields]
+    result = run_main("train", place / "own.yaml", "--data.root", place, *typed)
+    assert (result.returncode, result.stdout) == (status, ""), result.stderr
+    assert problem in result.stderr and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_is_gone_on_from_and_compared_with(
+    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
-    rate = ("--stages.1.learning_rate", 2e-2, "--stages.1.epochs", 12)
-    fields = ("--weights", tiny_file, *rate, "--name", "kept")
-    result = run_captioner(*command(place, "kept", *fields), timeout=300)
+    fields = ("--weights", tiny_file, "--name", "kept", "--stages.1.learning_rate", 2e-2)
+    kept, still = tmp_path / "kept", tmp_path / "still"
+    result = run_main(*command(place, kept, *fields, "--stages.1.epochs", 12))
     assert result.returncode == 0, result.stderr
     theirs = load_checkpoint(tiny_file).vocabulary.words
-    ours = load_checkpoint(place / "kept" / "best.safetensors").vocabulary.words
+    ours = load_checkpoint(kept / "best.safetensors").vocabulary.words
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
-    origin = records(place / "kept")[0]
+    origin = records(kept)[0]
     assert origin["event"] == "origin"
     assert f"before the training {origin['validation']['CIDEr']:.1f}: the run g" in result.stderr
     # What nothing is learned from is no better than the model was: that one is handed out.
-    rates = ("--stages.1.learning_rate", 0, "--stages.2.learning_rate", 0)
-    still = (
-        *rates,
-        "--stages.1.epochs",
-        1,
-        "--stages.2.encoder_learning_rate",
-        0,
-        "--data.minimum_count",
-        99,
-    )
-    result = run_captioner(*command(place, "still", *fields, *still), timeout=300)
-    assert "no epoch was better than the model as it was (CIDEr " in result.stderr
-    best, last = (place / "still" / f"{name}.safetensors" for name in ("best", "last"))
-    assert load_checkpoint(best).name == "tiny" and load_checkpoint(last).name == "kept"
-    assert load_checkpoint(best).fingerprint() == load_checkpoint(tiny_file).fingerprint()
-    assert load_checkpoint(best).model.config.decoder.dropout == 0.3  # the recipe's is 0.0
-    again = run_captioner(*command(place, "still", *fields, *still))
-    assert (again.returncode, again.stdout.strip()) == (0, str(best)), again.stderr
-    other = run_captioner(*command(place, "none", *fields, "--decoder.hidden_dim", 25))
-    assert other.returncode == 1
-    assert "decoder.hidden_dim is 25 here and 24 there" in other.stderr
-
-
-def test_mistakes_of_the_encoder_are_found_before_any_work(run_captioner: Run, place: Path) -> None:
-    result = run_captioner(*command(place, "no", "--stages.2.fine_tune_from", 40))
-    assert result.returncode == 2 and not (place / "no").exists()
-    assert "stages.2.fine_tune_from 40: the encoder has the stages 0 to" in result.stderr
-    result = run_captioner(*command(place, "no", "--encoder_weights", "bundled"))
-    assert result.returncode == 2 and "efficientnet_v2_b0: set" in result.stderr
-    assert result.stderr.count("\n") < 3
-
-
-def test_boxes_of_a_later_stage_are_looked_at_first(run_captioner: Run, place: Path) -> None:
-    boxes = place / "broken.json"
-    boxes.write_text(json.dumps({"annotations": []}))
-    asked = ("--data.boxes", f"[{boxes}]", "--stages.2.attention_supervision", 0.3)
-    result = run_captioner(*command(place, "told", *asked))
-    assert result.returncode == 1 and "it has no list images" in result.stderr
-    assert not (place / "told" / "log.jsonl").exists()
-
-
-def test_evaluate_looks_at_everything_first(
-    run_captioner: Run, place: Path, finished: Path, tmp_path: Path
-) -> None:
-    best = ("--checkpoint", finished / "best.safetensors")
-    boxes = tmp_path / "captions.json"
-    boxes.write_text(json.dumps({"annotations": []}))
-    for option, path, message in (
-        ("--boxes", boxes, "it has no list images"),
-        ("--boxes", tmp_path / "none.json", "there is no file"),
-        ("--predictions", tmp_path / "no" / "where.jsonl", "there is no folder"),
-    ):
-        result = run_captioner("evaluate", place / "data", *best, option, path)
-        assert (result.returncode, result.stdout) == (1, "")
-        assert message in result.stderr
-    # The captions of scenes speak of no people: that part alone fails.
-    content = json.loads((place / "data" / "boxes_val.json").read_text())
-    content["categories"] = [{**one, "name": "person"} for one in content["categories"]]
-    boxes.write_text(json.dumps(content))
-    result = run_captioner(
-        "evaluate", place / "data", *best, "--boxes", boxes,
-        "--predictions", tmp_path / "out.jsonl", "--json",
+    result = run_main(
+        *command(place, still, *fields[:4]), "--stages.1.learning_rate", 0,
+        "--stages.2.learning_rate", 0, "--stages.2.encoder_learning_rate", 0,
+        "--data.minimum_count", 99,
     )  # fmt: skip
-    report = json.loads(result.stdout)
-    assert result.returncode == 1 and report["person_boxes"]["error"]["type"] == "data-error"
-    assert "CIDEr" in report["nltk"] and report["dtype"] in ("float32", "bfloat16")
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
+    assert "no epoch was better than the model as it was (CIDEr " in result.stderr
+    best, last = (load_checkpoint(still / f"{name}.safetensors") for name in ("best", "last"))
+    assert (best.name, last.name) == ("tiny", "kept")
+    assert best.fingerprint() == load_checkpoint(tiny_file).fingerprint()
+    assert best.model.config.decoder.dropout == 0.3  # the recipe's is 0.0
+
+
+def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
+    run_main: Main, place: Path, tmp_path: Path
+) -> None:
+    """At a rate of zero nothing gets better, so that patience runs out at once."""
+    result = run_main(
+        *command(place, tmp_path / "run", "--tensorboard", "true"), "--stages.1.learning_rate", 0,
+        "--stages.1.epochs", 9, "--stages.1.patience", 1, "--stages.2.learning_rate", 0,
+        "--stages.2.encoder_learning_rate", 0, "--stages.2.epochs", 2, "--stages.2.patience", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    # Of the second stage, whose second epoch is its last anyway, it is not said.
+    assert result.stderr.count("no better score for 1 epoch: the stage ends here") == 1
+    epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
+    assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    from tensorboard.backend.event_processing import event_accumulator
+
+    board = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert {"photos/0", "photos/3"} <= set(board.Tags()["images"])
+    curve = board.Scalars("validation/CIDEr")
+    assert [point.step for point in curve] == [3, 6, 9, 12]
+    scores = [one["validation"]["CIDEr"] for one in epochs]
+    assert [point.value for point in curve] == pytest.approx(scores, rel=1e-5)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in validation", "after the last step"])
+def test_a_signal_is_heard_between_the_batches_of_a_validation(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(split, "BATCH", 2)  # of four photos
+    batches = []
+
+    def generate(*arguments: Any, **options: Any) -> Any:
+        batches.append(1)
+        if not late and len(batches) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made(*arguments, **options)
+
+    def stop(clock: Clock) -> None:
+        stopped(clock)
+        if late and not batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def go(name: str) -> None:
+        train_here(place / "own.yaml", tmp_path / name, data__root=place, keep_files=True)
+
+    made, stopped = split.generate, Clock.stop
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "generate", generate)
+        patch.setattr(Clock, "stop", stop)
+        with pytest.raises(KeyboardInterrupt):
+            go("stopped")
+    assert len(batches) == (1 if late else 2)
+    assert newest_state(tmp_path / "stopped")["progress"]["step"] == 3  # all of the epoch
+    go("stopped")
+    go("unbroken")
+    assert records(tmp_path / "stopped") == records(tmp_path / "unbroken")
+    best = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("stopped", "unbroken")]
+    assert best[0] == best[1]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "noticed"),
+    [(1, 2), (30, 1)],
+    ids=["by the loss", "by the validation, which comes first"],
+)
+def test_a_diverged_run_says_what_to_lower(
+    place: Path, tmp_path: Path, batch_size: int, noticed: int
+) -> None:
+    with pytest.raises(GenerationError, match=rf"infinite by step {noticed}: lower learning_rate"):
+        train_here(
+            place / "own.yaml", tmp_path / "run", data__root=place, stages__1__warmup=0,
+            stages__1__learning_rate=1e38, stages__1__batch_size=batch_size,
+        )  # fmt: skip
+    for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+
+
+def test_a_stage_may_see_photos_smaller_than_they_are_in_use(place: Path, tmp_path: Path) -> None:
+    seen: set[tuple[bool, int]] = set()  # whether with slopes, and the side of the squares
+
+    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, Encoder):
+            seen.add((torch.is_grad_enabled(), inputs[0].shape[-1]))
+
+    with register_module_forward_pre_hook(look):
+        train_here(
+            place / "own.yaml", tmp_path / "run", data__root=place, stages__2__size=32, max_steps=1
+        )
+    # Smaller where it is fine-tuned; in use, in validation and while it is frozen, as it is.
+    assert seen == {(True, 32), (False, 64)}
+    assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
+
+
+@pytest.mark.parametrize(
+    ("mode", "resize", "size", "expected"),
+    [("crop", 256, 112, (112, 128)), ("squash", None, 112, (112, None)), ("crop", 256, None, None)],
+)
+def test_a_smaller_square_frames_the_same_part_of_a_photo(
+    mode: Any, resize: int | None, size: int | None, expected: tuple[int, int | None] | None
+) -> None:
+    transform = TransformConfig(mode=mode, size=224, resize=resize)
+    sized = _sized(transform, size)
+    assert (sized.size, sized.resize) == (expected or (224, 256))
+
+
+def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path: Path) -> None:
+    """Begun in what this machine would not choose, as a run that comes from another machine."""
+    fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
+    first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
+    file, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    file.write_text(EVERYTHING)
+    train = ("train", file, "--out", out, "--max-steps", "1")
+    begun = run(*train, "--precision", first, timeout=300)
+    assert begun.returncode == 0, begun.stderr
+    assert f"computing in {first}, as this run is set to, though the CPU has " in begun.stderr
+    (out / "finished.json").unlink()  # as if it had been killed before its last line
+    threads = "2" if torch.get_num_threads() == 1 else "1"
+    then = run(*train, env=environment(OMP_NUM_THREADS=threads))
+    assert then.returncode == 0, then.stderr
+    (note,) = [line for line in then.stderr.splitlines() if "note: the run had" in line]
+    assert f"goes on with torch {torch.__version__}, 1 x cpu, {threads} threads;" in note
+    assert json.loads((out / "recipe.json").read_text())["precision"] == first
+    refused = run(*train, "--precision", other)
+    assert refused.returncode == 2
+    assert f"precision: '{first}' there, '{other}' now" in refused.stderr

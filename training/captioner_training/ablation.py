@@ -6,18 +6,19 @@ lies beside its checkpoint.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import build_decoder
 from captioner.errors import ConfigError
 from captioner.files import replace_file
@@ -26,7 +27,6 @@ from captioner.generation.generate import generate
 from captioner.vision.encoder import Encoder, Grid
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.ablation_table import Measures, Row, draw_chart, table_text
-from captioner_training.ablation_variants import VARIANTS, decoder_variants
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
@@ -39,30 +39,104 @@ from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.grounding import category_grounding
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split, scene_pointing
-from captioner_training.precision import settled
 from captioner_training.recipe import Recipe
-from captioner_training.run_recipe import goes_on, plain, read_note, recipe_there, with_defaults
+from captioner_training.state import plain, read_json, write_json
+from captioner_training.train import train
 
-__all__ = ["Ablation"]
+__all__ = ["VARIANTS", "Ablation", "count_parameters", "decoder_variants", "equal_transformer"]
 
-_MEASURES = 2  # how they are taken; the effect of deletion is of all content words since 2
+_SCORES = ("none", "additive", "multiplicative", "dot", "scaled_dot")
+_QUERIES: tuple[Literal["previous", "current"], ...] = ("previous", "current")
+VARIANTS = (
+    *(f"{score}-{query}" for query in _QUERIES for score in (*_SCORES, "heads")),
+    "top_down",
+    "transformer",
+)
+"""By score and query of the lstm (`heads`: scaled_dot with four of them), and the other kinds."""
+
+_HEADS = 4  # of the variants with several
+_STEP = 4  # a transformer's width is a multiple: sine positions over two axes come in fours
 
 
-class Train(Protocol):
-    """Makes a run, or goes on with it; returns the path of its best checkpoint."""
+def decoder_variants(
+    base: DecoderConfig, *, grid_dim: int, vocabulary_size: int
+) -> dict[str, DecoderConfig]:
+    """Make every variant of a decoder, by its name in VARIANTS.
 
-    def __call__(self, recipe: Recipe, *, out: Path, processes: Processes, shared: Path) -> Path:
-        """See captioner_training.train.train."""
+    What is not varied is as in `base`; values have the length of the hidden state in all of them,
+    which `dot` and several heads need. The transformer is made as wide as gives it the parameters
+    of `additive-previous`.
+
+    Args:
+        base: gives sizes and dropout.
+        grid_dim: D, the features of a grid cell.
+        vocabulary_size: words and special tokens.
+
+    Raises:
+        ConfigError: the sizes do not allow one of the variants.
+
+    """
+    base = replace(
+        base, kind="lstm", score="additive", heads=1, query="previous", positions="none",
+        value_dim=base.hidden_dim,
+    )  # fmt: skip
+    found: dict[str, DecoderConfig] = {}
+    for query in _QUERIES:
+        for score in _SCORES:
+            found[f"{score}-{query}"] = replace(base, score=score, query=query)
+        found[f"heads-{query}"] = replace(base, score="scaled_dot", heads=_HEADS, query=query)
+    found["top_down"] = replace(base, kind="top_down")
+    size = {"grid_dim": grid_dim, "vocabulary_size": vocabulary_size}
+    wanted = count_parameters(found["additive-previous"], **size)
+    found["transformer"] = equal_transformer(base, parameters=wanted, **size)
+    return found
+
+
+def count_parameters(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> int:
+    """Count the parameters of a decoder without making them."""
+    with torch.device("meta"):
+        decoder = build_decoder(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
+    return sum(parameter.numel() for parameter in decoder.parameters())
+
+
+def equal_transformer(
+    base: DecoderConfig, *, parameters: int, grid_dim: int, vocabulary_size: int
+) -> DecoderConfig:
+    """Make the transformer whose width brings it nearest to so many parameters.
+
+    It has four heads, sine positions, and the layers, attention and embedding of `base`.
+
+    Raises:
+        ConfigError: even the narrowest has more.
+
+    """
+    base = replace(
+        base, kind="transformer", score="scaled_dot", heads=_HEADS, query="previous",
+        positions="sine", value_dim=None,
+    )  # fmt: skip
+
+    def sized(width: int) -> int:
+        config = replace(base, hidden_dim=width)
+        return count_parameters(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
+
+    widths = range(_STEP, 2**16, _STEP)  # the number of parameters grows with the width
+    if sized(_STEP) > parameters:
+        raise ConfigError(
+            f"no transformer has as few as {parameters:,} parameters with {base.layers} layers: "
+            "lower decoder.layers, or raise decoder.hidden_dim"
+        )
+    place = bisect_left(widths, parameters, key=sized)
+    near = widths[max(place - 1, 0) : place + 1]
+    return replace(base, hidden_dim=min(near, key=lambda width: abs(sized(width) - parameters)))
 
 
 class Ablation:
-    """The runs of one recipe under one folder.
+    """The runs of one recipe under one folder, all processes together; the main one measures.
 
     Args:
         recipe: of every run, but for its decoder and seed.
         out: holds a folder for each run, and what they share.
-        train: makes one run.
-        processes: that train together; the main one measures.
+        processes: that train together.
         variants: the names of those that are compared.
         seeds: each is a training of every variant; their spread is in the table.
         people: a data set with captions_val.json, its images, and person_boxes_val.json, to see
@@ -71,24 +145,16 @@ class Ablation:
 
     Raises:
         ConfigError: there is no such variant, no seed, or nothing to delete on. The recipe goes on
-            from a whole model, which has one decoder, or its sizes do not allow a variant. Or a
-            run that is there is another recipe's, or of fewer epochs.
+            from a whole model, which has one decoder, or its sizes do not allow a variant.
         DataError: the data or the boxes cannot be read, or are not of the same images.
 
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        out: Path,
-        train: Train,
-        processes: Processes,
-        variants: Sequence[str] = VARIANTS,
-        seeds: Sequence[int] = (1,),
-        people: Path | None = None,
-        deletion: int = 500,
-    ) -> None:
+        self, recipe: Recipe, *, out: Path, processes: Processes,
+        variants: Sequence[str] = VARIANTS, seeds: Sequence[int] = (1,),
+        people: Path | None = None, deletion: int = 500,
+    ) -> None:  # fmt: skip
         if unknown := [name for name in variants if name not in VARIANTS]:
             raise ConfigError(f"--variants {', '.join(unknown)}: there are {', '.join(VARIANTS)}")
         if len(set(seeds)) != len(seeds) or not seeds:
@@ -100,18 +166,19 @@ class Ablation:
                 f"recipe {recipe.name} goes on from {recipe.weights}, whose decoder is one of the "
                 "variants: an ablation trains each afresh; set --weights null"
             )
-        self.recipe, self._train = recipe, train
-        self.out, self.processes, self.variants = out, processes, tuple(variants)
+        self.out, self.processes, self.variants, self.seeds = out, processes, variants, seeds
         self._people, self._deletion, self._drawn = people, deletion, recipe.data.scenes is not None
         self._people_images = [] if people is None else _people_images(people)
-        corpus = processes.main_first(lambda: read_corpus(recipe, out=self._shared(recipe.seed)))
+        corpus = read_corpus(recipe, out=self._shared(recipe.seed))
         with torch.device("meta"):
             grid_dim = Encoder(recipe.encoder).channels()
         self._size = {"grid_dim": grid_dim, "vocabulary_size": len(corpus.vocabulary)}
         self.decoders = decoder_variants(recipe.decoder, **self._size)
-        self.recipe = settled(recipe, processes, before=processes.main_first(self._recipe_there))
-        self._plan = [(name, *self._run(name, seed)) for seed in seeds for name in self.variants]
-        processes.main_first(self._refuse_shorter)
+        # The runs that are there have settled in which precision all of them compute.
+        noted = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]
+        if noted and recipe.precision == "auto":
+            recipe = replace(recipe, precision=noted[0].get("precision", "auto"))
+        self.recipe = recipe
 
     def run(self) -> str:
         """Train and measure what is not done yet; returns the table, which lies in `out` too.
@@ -122,11 +189,11 @@ class Ablation:
 
         """
         found: dict[str, list[Measures]] = {name: [] for name in self.variants}
-        for number, (name, recipe, folder) in enumerate(self._plan, 1):
-            if self.processes.main:
-                line = f"{number} of {len(self._plan)}: {name}, seed {recipe.seed}"
-                print(line, file=sys.stderr)
-            found[name].append(self._train_and_measure(recipe, folder))
+        for seed in self.seeds:
+            for name in self.variants:
+                if self.processes.main:
+                    print(f"{name}, seed {seed}", file=sys.stderr)
+                found[name].append(self._train_and_measure(name, seed))
         return self.processes.main_alone(lambda: self._side_by_side(found)) or ""
 
     def _side_by_side(self, found: dict[str, list[Measures]]) -> str:
@@ -138,56 +205,30 @@ class Ablation:
         draw_chart(rows, self.out / "figure.png")
         return text
 
-    def _run(self, name: str, seed: int) -> tuple[Recipe, Path]:
-        recipe = replace(
-            self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
-        )
-        return recipe, self.out / f"{name}-{seed}"
-
-    def _recipe_there(self) -> dict[str, Any] | None:
-        """Give the recipe of a run that is there: the others compute as it does."""
-        dry = self.recipe.max_steps is not None
-        folders = sorted(path for path in self.out.glob("*-*") if path.is_dir())
-        return next(filter(None, (recipe_there(folder, dry=dry) for folder in folders)), None)
-
-    def _refuse_shorter(self) -> None:
-        """Refuse to lengthen a run, which would not be trained as the others are."""
-        for _, recipe, folder in self._plan:
-            note = read_note(folder)
-            if note and goes_on(note.recipe, recipe, folder, finished=True) == "longer":
-                raise ConfigError(
-                    f"{folder} has a run of fewer epochs, and an ablation trains every variant "
-                    "alike, from its beginning: start with another --out"
-                )
-
     def _shared(self, seed: int) -> Path:
         """Scenes are drawn by the seed of a run; photos are the same for all."""
         return self.out / (f"shared-{seed}" if self._drawn else "shared")
 
-    def _train_and_measure(self, recipe: Recipe, folder: Path) -> Measures:
-        path = folder / "measures.json"
-        settings = {
-            "recipe": plain(recipe),
-            "people": str(self._people),
-            "deletion": self._deletion,
-            "measures": _MEASURES,
-        }
-        known = _read_json(path)
-        there = known.get("asked")
-        if isinstance(there, dict) and isinstance(there.get("recipe"), dict):
-            there = {**there, "recipe": with_defaults(there["recipe"])}  # of an older version
-        if there != settings:
-            shared = self._shared(recipe.seed)
-            best = self._train(recipe, out=folder, processes=self.processes, shared=shared)
+    def _train_and_measure(self, name: str, seed: int) -> Measures:
+        folder, shared = self.out / f"{name}-{seed}", self._shared(seed)
+        recipe = replace(
+            self.recipe, name=f"{self.recipe.name}-{name}", decoder=self.decoders[name], seed=seed
+        )
+        asked = {
+            "recipe": plain(recipe), "people": str(self._people), "deletion": self._deletion,
+        }  # fmt: skip
+        known = read_json(folder / "measures.json") or {}
+        if known.get("asked") == asked:
+            measures: Measures = known["found"]
+            return measures
+        best = train(recipe, out=folder, processes=self.processes, shared=shared)
 
-            def measure() -> dict[str, Any]:
-                made = {"asked": settings, "found": self._measure(load_checkpoint(best), recipe)}
-                _write_json(path, made)
-                return made
+        def measure() -> Measures:
+            measures = self._measure(load_checkpoint(best), recipe)
+            write_json(folder / "measures.json", {"asked": asked, "found": measures})
+            return measures
 
-            known = self.processes.broadcast(self.processes.main_alone(measure))
-        measures: Measures = known["found"]
-        return measures
+        return self.processes.broadcast(self.processes.main_alone(measure))
 
     def _measure(self, checkpoint: Checkpoint, recipe: Recipe) -> Measures:
         """Caption in float32, score, and test where the words come from."""
@@ -258,7 +299,7 @@ class Ablation:
         """
         path, device, images = self.out / "times.json", self.processes.device, 16
         about = {"device": device.type, "threads": torch.get_num_threads()}
-        there = _read_json(path)
+        there = read_json(path) or {}
         if there.get("about") != about or not {*self.variants} <= there["times"].keys():
             features = torch.randn(images, 49, self._size["grid_dim"], device=device)
             config = GenerationConfig(beam_size=5, minimum_length=12, maximum_length=12)
@@ -274,7 +315,7 @@ class Ablation:
                     times[name].append(time.perf_counter() - begin)
             medians = {name: 1e3 * statistics.median(one) / images for name, one in times.items()}
             there = {"about": about, "times": medians}
-            _write_json(path, there)
+            write_json(path, there)
         return dict(there["times"])
 
 
@@ -299,16 +340,3 @@ def _picked(report: dict[str, Any], names: dict[str, str]) -> Measures:
         low, high = report["intervals"][theirs]
         picked[name] = {"value": report[theirs], "low": low, "high": high}
     return picked
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # there is none yet, or half of one
-        return {}
-    return values
-
-
-def _write_json(path: Path, values: object) -> None:
-    with replace_file(path) as file:
-        file.write((json.dumps(values, indent=2) + "\n").encode())

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from captioner.device import find_device
 from captioner.errors import CaptionerError, DeviceError
 
-__all__ = ["Processes", "leave_the_word", "speaks", "start_processes"]
+__all__ = ["Processes", "end_silently", "start_processes"]
 
 Value = TypeVar("Value")
 
@@ -26,13 +26,8 @@ _LOOK_AGAIN = 0.05  # seconds
 _SECONDS = 10
 
 
-def speaks() -> bool:
-    """Whether this process is the one that says what is wrong; without torchrun it is."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def leave_the_word() -> NoReturn:
-    """End without a word, and after the process that speaks.
+def end_silently() -> NoReturn:
+    """End silently, and after the process that says what is wrong.
 
     torchrun ends all processes as soon as one has failed: if it were this one, the other might not
     get to say why.
@@ -127,7 +122,7 @@ class Processes:
         if problem is not None:
             raise problem
         if failed:
-            leave_the_word()
+            end_silently()
         return result
 
     def wait(self) -> None:
@@ -160,23 +155,22 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
     if "WORLD_SIZE" not in os.environ:
         yield Processes(device=find_device(device))
         return
+    local, first = int(os.environ["LOCAL_RANK"]), os.environ["RANK"] == "0"
     try:
         found = find_device(device)
+        if found.type == "cuda":
+            if local >= (count := torch.cuda.device_count()):
+                first = local == count  # of those without a GPU
+                raise DeviceError(
+                    f"torchrun started process {local + 1} on a machine with {count} GPUs: "
+                    f"use --nproc-per-node {count}"
+                )
+            found = torch.device("cuda", local)
+            torch.cuda.set_device(found)
     except DeviceError:
-        if not speaks():
-            leave_the_word()
+        if not first:  # of all that find the same wrong, one says so
+            end_silently()
         raise
-    if found.type == "cuda":
-        local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if local > count:
-            leave_the_word()  # to the first without a GPU
-        if local == count:
-            raise DeviceError(
-                f"torchrun started process {local + 1} on a machine with {count} GPUs: "
-                f"use --nproc-per-node {count}"
-            )
-        found = torch.device("cuda", local)
-        torch.cuda.set_device(found)
     store, rank, world = next(rendezvous("env://"))
     dist.init_process_group(
         "nccl" if found.type == "cuda" else "gloo",

@@ -15,6 +15,8 @@ __all__ = ["locked"]
 def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
     """Hold a lock until the block ends, or the process, however it ends.
 
+    Where the block leaves nothing else in the folder, lock and folders go again.
+
     Args:
         file: the lock; its folder is made if need be.
         verb: the command that may be at work already.
@@ -24,6 +26,7 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
         OutputError: another process holds it, or it cannot be written.
 
     """
+    made = [folder for folder in file.parents if not folder.exists()]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("a")  # it may be a file of others
@@ -41,4 +44,11 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
                     f"another `captioner {verb}` is at work in {what}: let it end, or choose "
                     "another folder"
                 ) from error
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if made and list(file.parent.iterdir()) == [file]:
+                    file.unlink()
+                    for folder in made:
+                        folder.rmdir()

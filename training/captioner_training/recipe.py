@@ -309,16 +309,6 @@ class Recipe:
             yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
         if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
             yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
-        yield from self._wrong_sizes()
-        count = self.encoder.stage_count
-        for number, stage in enumerate(self.stages, start=1):
-            if stage.fine_tune_from is not None and stage.fine_tune_from >= count:
-                yield (
-                    f"stages.{number}.fine_tune_from {stage.fine_tune_from}: the encoder has the "
-                    f"stages 0 to {count - 1}"
-                )
-
-    def _wrong_sizes(self) -> Iterator[str]:
         stride = self.encoder.stride
         sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
         if self.transform.size in sizes.values():

@@ -1,27 +1,73 @@
-"""The state of a run: all that is needed to go on as if it had never stopped, in one place."""
+"""How far a run is: all that is needed to go on as if it had never stopped, and where it lies.
+
+A run's folder has recipe.json, which says whose run it is; state/ with the newest states; and at
+the end finished.json.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from captioner.errors import GenerationError
+from captioner.errors import ConfigError, DataError, GenerationError, OutputError
+from captioner.files import replace_file
 from captioner.model import CaptionModel
+from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.distributed import Processes
 from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
-from captioner_training.progress import Progress, is_better
 from captioner_training.recipe import Recipe, Stage
 
-__all__ = ["TrainState", "diverged"]
+__all__ = [
+    "Progress",
+    "RunFolder",
+    "TrainState",
+    "diverged",
+    "plain",
+    "read_json",
+    "write_json",
+]
 
+_FORMAT = 3
+_SHOWN = 5  # differences of another recipe
 _SUMS = 4  # what a step returns: loss, cross-entropy, reward, norm of the gradient
+# Fields that a run may be taken up with anew: they do not change what is computed.
+_FREE = (
+    "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
+    "keep_files",
+)  # fmt: skip
+_BEFORE_A_RUN = {"lock", "cache", "scenes"}  # may be there when it begins
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far a run is. Everything here and in the model stands as after the last step.
+
+    A score is the CIDEr on validation and minus the cross-entropy there: few validation photos give
+    many epochs the same CIDEr, often 0, while the cross-entropy tells them apart.
+    """
+
+    stage: int = 0  # from 0, as are the next two; people read of them from 1
+    epoch: int = 0  # of the stage
+    step: int = 0  # of the epoch
+    taken: int = 0  # steps of the stage
+    total: int = 0  # steps of the whole run
+    best: tuple[float, float] = (-1.0, 0.0)  # the highest score so far
+    best_at: tuple[int, int] | None = None  # its stage and epoch, from 1; None: untouched
+    untouched: float | None = None  # CIDEr of the checkpoint that the run began from
+    stage_best: tuple[float, float] = (-1.0, 0.0)  # the highest score of this stage
+    stale: int = 0  # epochs since stage_best
+    log_bytes: int = 0  # how long the log is
 
 
 class TrainState:
@@ -81,10 +127,11 @@ class TrainState:
             weights = {name: tensor.to(device) for name, tensor in self._handed_on.items()}
             self.model.load_state_dict(weights, strict=False)
         self._handed_on, self._in_stage = None, False
-        progress = self.progress
-        progress.last_epoch, progress.stage = progress.epoch, progress.stage + 1
-        progress.epoch = progress.step = progress.taken = 0
-        progress.stage_best, progress.stage_surprise, progress.stale = -1.0, None, 0
+        fresh = Progress()
+        self.progress = replace(
+            self.progress, stage=self.progress.stage + 1, epoch=0, step=0, taken=0,
+            stage_best=fresh.stage_best, stale=0,
+        )  # fmt: skip
 
     def stage_is_over(self, stage: Stage) -> bool:
         """Whether the stage has had its steps, or has not become better for long enough."""
@@ -116,33 +163,24 @@ class TrainState:
         with self.average.applied():
             yield
 
-    def count_epoch(self, cider: float, surprise: float) -> bool:
-        """Record an epoch, inside `averaged`; say whether it is the best of the run.
-
-        Args:
-            cider: on validation.
-            surprise: the cross-entropy there, which decides between equal ones.
-
-        """
-        progress = self.progress
+    def count_epoch(self, cider: float, cross_entropy: float) -> bool:
+        """Record an epoch's scores on validation, inside `averaged`; say whether it is the best."""
+        progress, score = self.progress, (cider, -cross_entropy)
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums.zero_()
         progress.stale += 1
-        best_of_stage = is_better(
-            cider, surprise, than=progress.stage_best, with_surprise=progress.stage_surprise
-        )
+        best_of_stage = score > progress.stage_best
         if best_of_stage:
-            progress.stage_best, progress.stage_surprise, progress.stale = cider, surprise, 0
+            progress.stage_best, progress.stale = score, 0
         if best_of_stage or self._hands_on_last:
             self._handed_on = {
                 name: parameter.detach().clone()
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
             }
-        best = is_better(cider, surprise, than=progress.best, with_surprise=progress.best_surprise)
+        best = score > progress.best
         if best:
-            progress.best, progress.best_surprise = cider, surprise
-            progress.best_at = (progress.stage + 1, progress.epoch)
+            progress.best, progress.best_at = score, (progress.stage + 1, progress.epoch)
         return best
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,6 +211,7 @@ class TrainState:
             "model": weights,
             "stage": stage,
             "processes": each,
+            "conditions": self.processes.conditions,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,3 +244,184 @@ def diverged(step: int) -> GenerationError:
         f"the weights became NaN or infinite by step {step}: lower learning_rate, or, "
         "where it computes in bfloat16, take --precision float32; with another --out"
     )
+
+
+class RunFolder:
+    """The folder that a run writes into. Only the main process writes.
+
+    Args:
+        recipe: of the run, its precision settled or "auto", for which a run that is there decides.
+        out: the folder: empty, or of a run of this recipe, which goes on.
+
+    Attributes:
+        recipe: with the precision of the run that is there, if one is.
+        finished: whether that run is over.
+
+    Raises:
+        ConfigError: the folder has files, and no run of this recipe.
+
+    """
+
+    def __init__(self, recipe: Recipe, out: Path) -> None:
+        self.out, self.recipe = out, recipe
+        self.best, self.last = out / "best.safetensors", out / "last.safetensors"
+        self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
+        self.finished = self._finished_file.exists()
+        there = read_json(self._recipe_file)
+        if there is None:
+            found = (path for path in out.glob("*") if path.is_file() or any(path.iterdir()))
+            if {path.name for path in found} - _BEFORE_A_RUN:
+                raise ConfigError(
+                    f"{out} is not empty and has no run to go on with: choose another --out"
+                )
+            return
+        precision = there.get("precision")
+        if recipe.precision == "auto" and precision in ("bfloat16", "float32"):
+            self.recipe = replace(recipe, precision=precision)  # what its first hardware is fast in
+        old, new = _flat(there), _flat(plain(self.recipe))
+        changed = [
+            f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+            for name in sorted(old.keys() | new.keys())
+            if name not in _FREE and old.get(name) != new.get(name)
+        ]
+        if changed:
+            more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+            raise ConfigError(
+                f"{out} has the run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
+                "choose another --out, or set the fields as they were"
+            )
+
+    def load(self, *, digest: str) -> dict[str, Any] | None:
+        """Read the newest state that is whole; None where there is none.
+
+        Args:
+            digest: of the data of the run.
+
+        Raises:
+            ConfigError: the run, perhaps a finished one, began with other data.
+            DataError: there are states, but none can be read.
+
+        """
+        state = None
+        if self.finished:
+            state = read_json(self._finished_file) or {}
+        elif self.states():
+            state = self._newest()
+        if state is not None and state.get("data") != digest:
+            raise ConfigError(
+                f"{self.out} has a run on other images or captions, or from a model with other "
+                "words: choose another --out"
+            )
+        return state
+
+    def _newest(self) -> dict[str, Any]:
+        reason = ""
+        for path in self.states():
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+                reason = reason or f"{path}: {_reason(error)}"
+                continue
+            if isinstance(state, dict) and state.get("format") == _FORMAT:
+                return state
+            reason = reason or f"{path}: another version of Captioner wrote it"
+        raise DataError(
+            f"no state of this run can be read ({reason}): start again with another --out, "
+            "from its best checkpoint with --weights if you like"
+        )
+
+    def states(self) -> list[Path]:
+        """Name the states that are there, the newest first."""
+        return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
+
+    def begin(self) -> None:
+        """Write the recipe.
+
+        Raises:
+            OutputError: the folder cannot be written.
+
+        """
+        write_json(self._recipe_file, plain(self.recipe))
+
+    def save(self, state: Mapping[str, Any], *, digest: str) -> None:
+        """Write a state, which is either whole or not there, whenever the machine stops.
+
+        Raises:
+            OutputError: it cannot be written; the states before it are as they were.
+
+        """
+        path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_file(path) as file:
+                torch.save({"format": _FORMAT, "data": digest, **state}, file)
+            for old in self.states()[self.recipe.keep_states :]:
+                old.unlink()
+        except (OSError, RuntimeError, OutputError) as error:  # torch wraps its writer's errors
+            before = self.states()
+            rest = f"the last state, {before[0]}, is whole: " if before else ""
+            raise OutputError(
+                f"{path} cannot be written ({_reason(error)}); {rest}make room and start the same "
+                "command again"
+            ) from error
+
+    def finish(self, progress: Progress, *, digest: str) -> None:
+        """Note that the run is over, and remove what only an unfinished one needs.
+
+        Raises:
+            OutputError: the note cannot be written.
+
+        """
+        note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
+        write_json(self._finished_file, note)
+        self.finished = True
+        if self.recipe.keep_files:
+            return
+        for name, pattern in (("state", "step-*.pt"), ("cache", GRIDS_FILES)):
+            folder = self.out / name
+            if not folder.is_symlink():  # else other runs may have it too
+                for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):
+                    path.unlink(missing_ok=True)
+                with suppress(OSError):  # files of others may lie there: they stay
+                    folder.rmdir()
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """Give a recipe as JSON would."""
+    values: dict[str, Any] = TypeAdapter(Recipe).dump_python(recipe, mode="json")
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a mapping; None where there is none, or another file of that name."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a mapping. Raises OutputError where it cannot be written."""
+    with replace_file(path) as file:
+        file.write((json.dumps(values, indent=2) + "\n").encode())
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Name every leaf of nested mappings and lists by its dotted path, as --FIELD does."""
+    if not isinstance(values, dict | list) or not values:
+        return {prefix.rstrip("."): values}
+    pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
+    return {
+        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
+    }
+
+
+def _reason(error: BaseException) -> str:
+    """Find the operating system's word for it below what torch made of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error).splitlines()[0]

@@ -8,41 +8,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.decoders.decoder import DecoderOutput
+from captioner.device import find_dtype
 from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
-from captioner_training.losses.cross_entropy import (
-    CaptionLoss,
-    Captions,
-    Counts,
-    LossTerms,
-    caption_loss,
-    count,
-)
-from captioner_training.losses.self_critical import SelfCriticalCaptions
-from captioner_training.losses.supervision import SupervisedAttention
-from captioner_training.precision import autocast_of
+from captioner_training.losses.objective import Captions, Counts, Objective, Reading, count
 from captioner_training.recipe import Recipe, Stage
 from captioner_training.state import TrainState
 
-__all__ = ["LossModule", "TrainStep"]
+__all__ = ["LossModule", "TrainStep", "autocast_of"]
 
 
-class Told(NamedTuple):
-    """The data's captions of a part, and the counts of them all in the whole batch."""
-
-    captions: Captions
-    counts: Counts
+def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Make the context in which a recipe computes; what is trained is float32."""
+    fast = torch.bfloat16
+    enabled = find_dtype(recipe.precision, device) is fast
+    return torch.autocast(device.type, dtype=fast, enabled=enabled)
 
 
 class TrainStep:
@@ -52,31 +42,21 @@ class TrainStep:
         state: of the run, whose stage has begun.
         recipe: of the run.
         stage: of the recipe.
+        objectives: of the stage; one of them may draw captions.
         vocabulary: of the model.
         transform: of the recipe.
         processes: each of which has its share of every batch.
-        self_critical: draws the captions of a self-critical stage.
-        supervision: knows where words are to look, in a stage that is told.
 
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        recipe: Recipe,
-        stage: Stage,
-        *,
-        vocabulary: Vocabulary,
-        transform: Transform,
-        processes: Processes,
-        self_critical: SelfCriticalCaptions | None = None,
-        supervision: SupervisedAttention | None = None,
-    ) -> None:
-        self.state, self.recipe, self.stage = state, recipe, stage
+        self, state: TrainState, recipe: Recipe, stage: Stage, *, objectives: Sequence[Objective],
+        vocabulary: Vocabulary, transform: Transform, processes: Processes,
+    ) -> None:  # fmt: skip
+        self.state, self.recipe, self.stage, self.objectives = state, recipe, stage, objectives
         self.transform, self.processes = transform, processes
-        self.self_critical, self.supervision = self_critical, supervision
         self.autocast = autocast_of(recipe, processes.device)
-        loss = LossModule(state.model, recipe, stage, vocabulary=vocabulary, transform=transform)
+        loss = LossModule(state.model, objectives, vocabulary=vocabulary, transform=transform)
         self._ddp = None
         if processes.world > 1:
             self._ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True)
@@ -95,25 +75,22 @@ class TrainStep:
 
         """
         model = self.state.model
-        model.train(self.self_critical is None)
+        model.train(all(objective.dropout for objective in self.objectives))
         images = [part.images.to(self.processes.device, non_blocking=True) for part in parts]
-        captions = [self._captions(*pair) for pair in zip(parts, images, strict=True)]
-        counts = self._count(captions)
-        told = self._told(parts)
+        drawn = [self._draw(*pair) for pair in zip(parts, images, strict=True)]
+        of_data, of_drawn = self._count(parts, drawn)
         own_words = self.stage.scheduled_sampling * self.state.progress.taken / self.state.steps
         sums = torch.zeros(3, device=self.processes.device)
-        for number, (pixels, wanted) in enumerate(zip(images, captions, strict=True), start=1):
+        for number, (part, pixels, own) in enumerate(zip(parts, images, drawn, strict=True), 1):
             more = number < len(parts) and self._ddp is not None
             with self._ddp.no_sync() if more and self._ddp else contextlib.nullcontext():
                 with self.autocast:
-                    loss: CaptionLoss = self._module(
-                        pixels, wanted, counts, own_words, told[number - 1] if told else None
-                    )
+                    values = self._module(pixels, part, of_data, own, of_drawn, own_words)
                 # DistributedDataParallel takes the mean over processes; the loss is a sum.
-                torch.autograd.backward(loss.total * self.processes.world)
-            sums[:2] += torch.stack([loss.total.detach(), loss.cross_entropy])
-            if wanted.reward is not None:
-                sums[2] += wanted.reward / counts.captions
+                torch.autograd.backward(values[0] * self.processes.world)
+            sums[:2] += values.detach()
+            if own is not None and own.reward is not None:
+                sums[2] += own.reward / of_drawn.captions
         norm = nn.utils.clip_grad_norm_(model.parameters(), self.recipe.gradient_clip)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
@@ -121,111 +98,86 @@ class TrainStep:
         self.state.average.update()
         return torch.cat([sums, norm.unsqueeze(0) / self.processes.world])
 
-    def _captions(self, part: Batch, images: Tensor) -> Captions:
-        """The captions of the batch, or captions that the model draws itself."""
-        if self.self_critical is None:
-            tokens = part.tokens.to(self.processes.device, non_blocking=True)
-            targets, looks = part.tokens[..., 1:], None
-            if self.supervision is not None:
-                looks = self.supervision.looks(part.positions.tolist(), targets)
-            return Captions(tokens, targets, looks=looks)
+    def _draw(self, part: Batch, images: Tensor) -> Captions | None:
+        """Give the captions that an objective draws, where one does."""
         model = self.state.model
-        with torch.no_grad(), self.autocast:
-            features = _features_of(model, images, self.transform)
-            return self.self_critical.draw(
-                model.decoder, features, part.positions.tolist(), starts=part.tokens[:, 0, 0]
-            )
+        for objective in self.objectives:
+            if type(objective).draw is Objective.draw:
+                continue
+            with torch.no_grad(), self.autocast:
+                features = _features_of(model, images, self.transform)
+                return objective.draw(model.decoder, features, part)
+        return None
 
-    def _told(self, parts: Sequence[Batch]) -> list[Told]:
-        """The data's own captions of each part, where they are mixed with captions drawn."""
-        critic = self.stage.self_critical
-        if critic is None or critic.cross_entropy == 0:
-            return []
-        device = self.processes.device
-        captions = [
-            Captions(part.tokens.to(device, non_blocking=True), part.tokens[..., 1:])
-            for part in parts
-        ]
-        counts = self._count(captions)
-        return [Told(each, counts) for each in captions]
-
-    def _count(self, captions: Sequence[Captions]) -> Counts:
-        """Count the tokens and captions of the whole batch, in all its parts and processes."""
-        each = [torch.stack(count(one.targets)) for one in captions]
-        total = torch.stack(each).sum(dim=0)
+    def _count(
+        self, parts: Sequence[Batch], drawn: Sequence[Captions | None]
+    ) -> tuple[Counts, Counts]:
+        """Count what the whole batch has, in all its parts and processes: of data, and drawn."""
+        total = torch.zeros(2, 2, dtype=torch.long)
+        for part, own in zip(parts, drawn, strict=True):
+            total[0] += torch.stack(count(part.tokens[..., 1:]))
+            if own is not None:
+                total[1] += torch.stack(count(own.targets))
         if self.processes.world > 1:
             total = self.processes.sum(total.to(self.processes.device))
-        return Counts(*total.unbind())
+        return Counts(*total[0].unbind()), Counts(*total[1].unbind())
 
 
 class LossModule(nn.Module):
     """The model with its loss, since DistributedDataParallel wraps the forward of one module."""
 
     def __init__(
-        self, model: CaptionModel, recipe: Recipe, stage: Stage, *, vocabulary: Vocabulary,
+        self, model: CaptionModel, objectives: Sequence[Objective], *, vocabulary: Vocabulary,
         transform: Transform,
     ) -> None:  # fmt: skip
         super().__init__()
         self._silent = vocabulary.silent
-        self.model = model
-        self.recipe, self.stage = recipe, stage
-        self.transform = transform
-        self._terms = LossTerms(
-            label_smoothing=recipe.label_smoothing,
-            doubly_stochastic=stage.doubly_stochastic,
-            attention_entropy=stage.attention_entropy,
-            attention_supervision=stage.attention_supervision,
-        )
+        self.model, self.objectives, self.transform = model, objectives, transform
 
     def forward(
-        self,
-        images: Tensor,
-        captions: Captions,
-        counts: Counts,
-        own_words: float,
-        told: Told | None = None,
-    ) -> CaptionLoss:
-        """Score the captions.
+        self, images: Tensor, part: Batch, of_data: Counts, drawn: Captions | None,
+        of_drawn: Counts, own_words: float,
+    ) -> Tensor:  # fmt: skip
+        """Let the model read captions, and take the losses.
 
         Args:
-            images: pixels (B, 3, S, S) uint8, or grids (B, L, D).
-            captions: of these images.
-            counts: what the loss is averaged over.
+            images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
+            part: with the captions of the data.
+            of_data: what their losses are averaged over.
+            drawn: captions that were drawn of these images, if any were.
+            of_drawn: what their losses are averaged over.
             own_words: the share of input words that are replaced by what the model itself would
                 have said there (scheduled sampling, Bengio et al. 2015). Of all words at once,
                 from a first pass over the caption, so that the recurrence need not wait for the
                 output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
-            told: captions of the data, whose cross-entropy is added to that of captions drawn.
+
+        Returns:
+            (2,): the loss, and the cross-entropy in nats a token.
 
         """
         features = _features_of(self.model, images, self.transform)
-        inputs = captions.tokens[..., :-1]
+        data = Captions.of_data(part, features.device)
+        readings: dict[bool, Reading] = {}  # by whether the captions are the data's
+        total = torch.zeros((), device=features.device)
+        for objective in self.objectives:
+            if is_data := objective.of_data or drawn is None:
+                captions, counts = data, of_data
+            else:
+                captions, counts = drawn, of_drawn
+            reading = readings.get(is_data)
+            if reading is None:
+                output = self._read(features, captions.tokens[..., :-1], own_words)
+                readings[is_data] = reading = Reading(
+                    self.model.decoder, output, captions, counts=counts, positions=part.positions
+                )
+            total = total + objective.loss(reading)
+        return torch.stack([total, readings[max(readings)].nats()])  # of data, if those were read
+
+    def _read(self, features: Tensor, inputs: Tensor, own_words: float) -> DecoderOutput:
         if own_words > 0:
             inputs = self._mixed(features, inputs, own_words)
-        critic = self.stage.self_critical
         output: DecoderOutput = self.model.decoder(features, inputs)
-        loss = caption_loss(
-            self.model.decoder,
-            output,
-            captions.targets,
-            self._terms,
-            counts=counts,
-            weights=captions.weights,
-            temperature=critic.temperature if critic else 1.0,
-            silent=self._silent,
-            looks=captions.looks,
-        )
-        if critic is None or told is None:
-            return loss
-        plain = self._plain_loss(features, told)
-        return CaptionLoss(loss.total + critic.cross_entropy * plain.total, plain.cross_entropy)
-
-    def _plain_loss(self, features: Tensor, told: Told) -> CaptionLoss:
-        """Cross-entropy as in other stages; of the attention the captions drawn ask enough."""
-        tokens, targets = told.captions.tokens, told.captions.targets
-        output: DecoderOutput = self.model.decoder(features, tokens[..., :-1])
-        terms = LossTerms(label_smoothing=self.recipe.label_smoothing)
-        return caption_loss(self.model.decoder, output, targets, terms, counts=told.counts)
+        return output
 
     @torch.no_grad()
     def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:

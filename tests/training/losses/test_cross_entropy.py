@@ -1,4 +1,4 @@
-"""The loss against torch's cross-entropy and numbers worked by hand."""
+"""Cross-entropy and the terms on the attention, against torch and numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import PAD
-from captioner_training.losses.cross_entropy import LossTerms, caption_loss, count
-from captioner_training.optimizer import warmup_cosine
+from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
+from captioner_training.losses.cross_entropy import CrossEntropy
+from captioner_training.losses.objective import Captions, Counts, Objective, Reading, count
 
 
 @pytest.fixture
@@ -28,18 +29,35 @@ def output(attention: torch.Tensor) -> DecoderOutput:
     return DecoderOutput(torch.randn(*shape, 6, generator=generator), attention, torch.ones(shape))
 
 
+def loss(
+    decoder: Decoder, made: DecoderOutput, targets: torch.Tensor, *objectives: Objective,
+    counts: Counts | None = None,
+) -> torch.Tensor:  # fmt: skip
+    reading = Reading(decoder, made, Captions(targets, targets), counts=counts)
+    return torch.stack([objective.loss(reading) for objective in objectives]).sum()
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_is_torchs_without_padding(decoder: Decoder, smoothing: float) -> None:
     targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
     made = output(torch.full((1, 2, 3, 4), 0.25))
-    loss = caption_loss(decoder, made, targets, LossTerms(label_smoothing=smoothing))
-    expected = F.cross_entropy(
-        decoder.logits(made.deep).flatten(0, 2),
-        targets.flatten(),
-        ignore_index=PAD,
-        label_smoothing=smoothing,
-    )
-    assert loss.total.item() == pytest.approx(expected.item(), abs=1e-6)
+    slopes, values = [], []
+    for own in (True, False):
+        deep = made.deep.clone().requires_grad_()
+        if own:
+            objective = CrossEntropy(label_smoothing=smoothing)
+            value = loss(decoder, made._replace(deep=deep), targets, objective)
+        else:
+            logits = decoder.logits(deep).flatten(0, 2)
+            value = F.cross_entropy(
+                logits, targets.flatten(), ignore_index=PAD, label_smoothing=smoothing
+            )
+        value.backward()
+        assert deep.grad is not None
+        slopes.append(deep.grad)
+        values.append(value.item())
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-7, rtol=1e-5)
     assert [int(number) for number in count(targets)] == [5, 2]  # tokens and captions
 
 
@@ -49,27 +67,18 @@ def test_doubly_stochastic_attention_by_hand(decoder: Decoder) -> None:
     # Mean over captions 0.625. Caption 2 is padding and counts for nothing.
     attention = torch.tensor([[[[1.0, 0], [1, 0]], [[0.5, 0.5], [9, 9]], [[9, 9], [9, 9]]]])
     targets = torch.tensor([[[4, 2], [2, PAD], [PAD, PAD]]])
-    plain = caption_loss(decoder, output(attention), targets, LossTerms())
-    with_it = caption_loss(decoder, output(attention), targets, LossTerms(doubly_stochastic=2.0))
-    assert (with_it.total - plain.total).item() == pytest.approx(2 * 0.625, abs=1e-5)
+    value = loss(decoder, output(attention), targets, DoublyStochastic(2.0))
+    assert value.item() == pytest.approx(2 * 0.625, abs=1e-5)
 
 
 def test_attention_entropy_by_hand(decoder: Decoder) -> None:
     # One word looks at one cell (entropy 0), one at both alike (log 2); padding does not count.
     attention = torch.tensor([[[[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]]], requires_grad=True)
     targets = torch.tensor([[[4, 2, PAD]]])
-    plain = caption_loss(decoder, output(attention), targets, LossTerms())
-    with_it = caption_loss(decoder, output(attention), targets, LossTerms(attention_entropy=3.0))
-    assert (with_it.total - plain.total).item() == pytest.approx(3 * math.log(2) / 2, abs=1e-5)
-    with_it.total.backward()
+    value = loss(decoder, output(attention), targets, AttentionEntropy(3.0))
+    assert value.item() == pytest.approx(3 * math.log(2) / 2, abs=1e-5)
+    value.backward()
     assert attention.grad is not None and attention.grad.isfinite().all()  # also where it is 0
-
-
-def test_schedule() -> None:
-    rates = [warmup_cosine(step, steps=110, warmup=10, floor=0.0) for step in range(111)]
-    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
-    assert rates[60] == pytest.approx(0.5)  # half of the cosine
-    assert rates[110] == pytest.approx(0.0)
 
 
 def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> None:
@@ -78,56 +87,20 @@ def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> No
     made = DecoderOutput(torch.randn(4, 2, 3, 6, generator=generator), attention, attention[..., 0])
     targets = torch.randint(4, 9, (4, 2, 3), generator=generator)
     targets[0, 1], targets[2, 0, 2] = PAD, PAD  # parts of different sizes
-    settings = LossTerms(label_smoothing=0.1, doubly_stochastic=0.5, attention_entropy=0.3)
-    whole = caption_loss(decoder, made, targets, settings)
-    parts = [
-        caption_loss(
-            decoder, DecoderOutput(*(tensor[part] for tensor in made)), targets[part],
-            settings, counts=count(targets),
-        )
-        for part in (slice(0, 1), slice(1, 4))
-    ]  # fmt: skip
-    assert sum(part.total.item() for part in parts) == pytest.approx(whole.total.item(), abs=1e-6)
-    nothing = caption_loss(  # the share of a process may be padding alone
-        decoder, DecoderOutput(*(tensor[:1] for tensor in made)), torch.full((1, 2, 3), PAD),
-        settings, counts=count(targets),
-    )  # fmt: skip
-    assert nothing.total.item() == 0
+    asked = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(0.5), AttentionEntropy(0.3))
+    whole = loss(decoder, made, targets, *asked)
+
+    def part(rows: slice, wanted: torch.Tensor) -> float:
+        cut = DecoderOutput(*(tensor[rows] for tensor in made))
+        return loss(decoder, cut, wanted, *asked, counts=count(targets)).item()
+
+    parts = [part(rows, targets[rows]) for rows in (slice(0, 1), slice(1, 4))]
+    assert sum(parts) == pytest.approx(whole.item(), abs=1e-6)
+    # The share of a process may be padding alone.
+    assert part(slice(0, 1), torch.full((1, 2, 3), PAD)) == 0
 
 
-def test_weighted_captions_are_policy_gradients(decoder: Decoder) -> None:
-    """The slope at the logits is weight x (p - onehot) over the words that can be drawn."""
-    made = output(torch.full((1, 2, 1, 4), 0.25))
-    deep = made.deep.requires_grad_()
-    targets = torch.tensor([[[5], [6]]])
-    weights = torch.tensor([[2.0, -0.5]])
-    loss = caption_loss(
-        decoder, made._replace(deep=deep), targets,
-        LossTerms(label_smoothing=0.1), weights=weights,
-    )  # fmt: skip
-    loss.total.backward()
-    logits = decoder.logits(deep.detach())
-    logits[..., [0, 1, 3]] = -torch.inf  # <pad>, <start> and <unk> are never drawn
-    slope = logits.softmax(dim=-1) - F.one_hot(targets, 9)
-    expected = weights[..., None, None] / 2 * slope @ decoder.embedding.weight
-    torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_slope_of_the_cross_entropy_is_torchs(decoder: Decoder, smoothing: float) -> None:
-    made = output(torch.full((1, 2, 3, 4), 0.25))
+def test_nothing_is_asked_of_an_attention_that_is_not_there(decoder: Decoder) -> None:
+    made = output(torch.full((1, 2, 3, 4), 0.25))._replace(attention=None)
     targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])
-    slopes = []
-    for own in (True, False):
-        deep = made.deep.clone().requires_grad_()
-        if own:
-            terms = LossTerms(label_smoothing=smoothing)
-            caption_loss(decoder, made._replace(deep=deep), targets, terms).total.backward()
-        else:
-            F.cross_entropy(
-                decoder.logits(deep).flatten(0, 2), targets.flatten(),
-                ignore_index=PAD, label_smoothing=smoothing,
-            ).backward()  # fmt: skip
-        assert deep.grad is not None
-        slopes.append(deep.grad)
-    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-7, rtol=1e-5)
+    assert loss(decoder, made, targets, DoublyStochastic(1), AttentionEntropy(1)).item() == 0

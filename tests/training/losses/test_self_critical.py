@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import Decoder, build_decoder
+from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training.losses.cross_entropy import LossTerms, caption_loss
+from captioner_training.data.dataset import Batch
+from captioner_training.losses.objective import Captions, Reading
 from captioner_training.losses.self_critical import (
     SelfCriticalCaptions,
     advantages,
@@ -30,6 +34,19 @@ def decoder() -> Decoder:
     return decoder.eval()
 
 
+def critic_of(references: list[list[tuple[str, ...]]], **config: Any) -> SelfCriticalCaptions:
+    return SelfCriticalCaptions(
+        SelfCritical(**config), vocabulary=Vocabulary(WORDS), references=references,
+        maximum_length=5,
+    )  # fmt: skip
+
+
+def batch(positions: list[int], starts: list[int]) -> Batch:
+    """What drawing needs of a batch: which images, and what their captions begin with."""
+    tokens = torch.tensor(starts)[:, None, None]
+    return Batch(torch.empty(0), tokens, torch.tensor(positions))
+
+
 def test_advantages_by_hand() -> None:
     rewards = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
     # Against the mean of the other two: 1 - 4, 2 - 3.5, 6 - 1.5.
@@ -44,9 +61,7 @@ def test_the_reward_is_the_official_scorers_with_the_end_as_a_word() -> None:
         [("a", "red", "circle"), ("a", "circle", "above")], [("blue", "square"), ("a", "square")],
         [("red", "below", "blue")], [("square", "above", "a", "circle")],
     ]  # fmt: skip
-    critic = SelfCriticalCaptions(
-        SelfCritical(), vocabulary=Vocabulary(WORDS), references=references, maximum_length=4
-    )
+    critic = critic_of(references)
     said = [  # of the images 2 and 0; the first of each as a person says it, the others cut
         [("red", "below", "blue", "<end>"), ("red", "below", "blue"), ("red", "below")],
         [("a", "red", "circle", "<end>"), ("a", "red", "circle"), ("a", "circle", "a", "circle")],
@@ -121,61 +136,58 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
         maximum_length=5,
     )
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
-    targets = tokens[..., 1:]
-    loss = caption_loss(
-        decoder, decoder(features, tokens[..., :-1]), targets, LossTerms(),
-        weights=torch.ones(2, 50), silent=silent,
-    )  # fmt: skip
-    loss.total.backward()
+    critic = critic_of([[("a",)]])
+    critic.vocabulary = SimpleNamespace(silent=silent)
+    captions = Captions(tokens, tokens[..., 1:], torch.ones(2, 50))
+    critic.loss(Reading(decoder, decoder(features, tokens[..., :-1]), captions)).backward()
     assert decoder.output_bias.grad is not None and decoder.output_bias.grad[5] == 0
 
 
+def test_drawn_captions_are_policy_gradients(decoder: Decoder) -> None:
+    """The slope at the logits is weight x (p - onehot) over the words that can be drawn."""
+    deep = torch.randn(1, 2, 1, 16, requires_grad=True)
+    targets = torch.tensor([[[5], [6]]])
+    weights = torch.tensor([[2.0, -0.5]])
+    reading = Reading(decoder, DecoderOutput(deep), Captions(targets, targets, weights))
+    critic_of([[("a",)]], temperature=1.0).loss(reading).backward()
+    logits = decoder.logits(deep.detach())
+    logits[..., [PAD, START, UNK]] = -torch.inf
+    slope = logits.softmax(dim=-1) - F.one_hot(targets, len(WORDS) + 4)
+    expected = weights[..., None, None] / 2 * slope @ decoder.embedding.weight
+    torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
+
+
 def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:
-    critic = SelfCriticalCaptions(
-        SelfCritical(samples=2), vocabulary=Vocabulary(WORDS), references=[[("a",)]] * 3,
-        maximum_length=3,
-    )  # fmt: skip
-    drawn = critic.draw(decoder, torch.randn(2, 4, 6), [2, 0], starts=torch.tensor([6, 4]))
+    critic = critic_of([[("a",)]] * 3, samples=2)
+    drawn = critic.draw(decoder, torch.randn(2, 4, 6), batch([2, 0], [6, 4]))
     assert drawn.tokens[..., 0].tolist() == [[6, 6], [4, 4]]
 
 
-def test_captions_are_drawn_as_long_as_the_stage_says(decoder: Decoder) -> None:
-    lengths = []
-    for config in (SelfCritical(samples=50), SelfCritical(samples=50, maximum_length=2)):
-        critic = SelfCriticalCaptions(
-            config,
-            vocabulary=Vocabulary(WORDS),
-            references=[[("a",)]],
-            maximum_length=5,
-        )
-        drawn = critic.draw(decoder, torch.randn(1, 4, 6), [0], starts=torch.tensor([START]))
-        lengths.append(drawn.targets.shape[-1])
-    assert lengths == [6, 3]  # with <end>
+@pytest.mark.parametrize(("maximum_length", "tokens"), [(None, 6), (2, 3)])
+def test_captions_are_drawn_as_long_as_the_stage_says(
+    decoder: Decoder, maximum_length: int | None, tokens: int
+) -> None:
+    critic = critic_of([[("a",)]], samples=50, maximum_length=maximum_length)
+    drawn = critic.draw(decoder, torch.randn(1, 4, 6), batch([0], [START]))
+    assert drawn.targets.shape[-1] == tokens  # with <end>
 
 
 @pytest.mark.parametrize("baseline", ["mean", "greedy"])
 def test_the_reward_rises(decoder: Decoder, baseline: str) -> None:
     """Policy gradients on two images whose captions share no word."""
-    critic = SelfCriticalCaptions(
-        SelfCritical(samples=32, baseline=baseline, temperature=1.0),  # random weights must explore
-        vocabulary=Vocabulary(WORDS),
-        # Two more images, so that words are rare enough to be worth something.
-        references=[[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]],
-        maximum_length=5,
-    )
+    # Two more images, so that words are rare enough to be worth something.
+    references = [[("a", "red", "circle")], [("blue", "square", "below")], [("x",)], [("y",)]]
+    # Random weights must explore.
+    critic = critic_of(references, samples=32, baseline=baseline, temperature=1.0)
     features = torch.randn(2, 4, 6)
     optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-2)
     rewards = []
     for _ in range(60):
-        drawn = critic.draw(decoder, features, [0, 1], starts=torch.tensor([START] * 2))
-        assert drawn.weights is not None and drawn.reward is not None
-        output = decoder(features, drawn.tokens[..., :-1])
-        loss = caption_loss(
-            decoder, output, drawn.targets, LossTerms(), weights=drawn.weights,
-            temperature=critic.config.temperature,
-        )  # fmt: skip
+        drawn = critic.draw(decoder, features, batch([0, 1], [START] * 2))
+        assert drawn.reward is not None
+        loss = critic.loss(Reading(decoder, decoder(features, drawn.tokens[..., :-1]), drawn))
         optimizer.zero_grad()
-        loss.total.backward()
+        loss.backward()
         optimizer.step()
         rewards.append(drawn.reward.item() / 64)
     assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 1.5

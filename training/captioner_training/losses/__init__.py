@@ -1,1 +1,1 @@
-"""What a run minimises: cross-entropy and its terms, self-critical training, CIDEr-D."""
+"""What a stage minimises: objectives, each a file with a class; the protocol is objective.py's."""

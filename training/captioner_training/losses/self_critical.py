@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,18 +21,20 @@ from torch import Tensor
 from captioner.decoders.decoder import Decoder
 from captioner.generation.constraints import Constraints
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
-from captioner.vocabulary import END, PAD, Vocabulary
+from captioner.vocabulary import END, PAD, UNK, Vocabulary
+from captioner_training.data.corpus import Corpus
+from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
-from captioner_training.losses.cross_entropy import Captions
-from captioner_training.recipe import SelfCritical
+from captioner_training.losses.objective import Captions, Objective, Reading
+from captioner_training.recipe import Recipe, SelfCritical
 
 __all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
 
 _END = "<end>"  # a word of the reward: else captions learn to stop in the middle, "on top of a"
 
 
-class SelfCriticalCaptions:
-    """Draws captions and says what each is worth.
+class SelfCriticalCaptions(Objective):
+    """Draws captions, and asks for those that are worth more than the others.
 
     Args:
         config: how many, against which baseline.
@@ -40,6 +43,8 @@ class SelfCriticalCaptions:
         maximum_length: words a drawn caption, where `config` does not say.
 
     """
+
+    dropout = False
 
     def __init__(
         self,
@@ -55,22 +60,28 @@ class SelfCriticalCaptions:
         self.references = [[(*words, _END) for words in each] for each in references]
         self.cider = CiderD(self.references)
 
-    @torch.no_grad()
-    def draw(
-        self, decoder: Decoder, features: Tensor, positions: Sequence[int], *, starts: Tensor
-    ) -> Captions:
-        """Draw captions for the grids (B, L, D) of the training images at these positions.
+    @classmethod
+    def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
+        """Count the words of the training captions."""
+        return cls(
+            setting,
+            vocabulary=corpus.vocabulary,
+            references=[image.words for image in corpus.train],
+            maximum_length=recipe.data.maximum_length,
+        )
 
-        Each begins with the token that `starts` (B,) has for its image.
-        """
+    @torch.no_grad()
+    def draw(self, decoder: Decoder, features: Tensor, batch: Batch) -> Captions:
+        """Draw captions for the grids (B, L, D) of a batch, whose beginnings are the batch's."""
         drawn = partial(
             draw_captions,
             decoder,
             features,
-            starts=starts,
+            starts=batch.tokens[:, 0, 0],
             silent=self.vocabulary.silent,
             maximum_length=self.maximum_length,
         )
+        positions = batch.positions.tolist()
         tokens = drawn(count=self.config.samples, temperature=self.config.temperature)
         greedy = None
         if self.config.baseline == "greedy":
@@ -79,6 +90,22 @@ class SelfCriticalCaptions:
         rewards = self.rewards(tokens, positions)
         weights = advantages(rewards, greedy).to(features.device)
         return Captions(tokens, tokens[..., 1:].cpu(), weights, rewards.sum())
+
+    def loss(self, reading: Reading) -> Tensor:
+        """Average -A log p over tokens, of the probabilities p that `draw` draws from.
+
+        What is never drawn must have no probability: else all of it flees there from the words that
+        are punished, and nothing punishes it.
+        """
+        captions, logits = reading.captions, reading.logits
+        if captions.weights is None:
+            raise TypeError("captions that were not drawn have no rewards")
+        never = torch.tensor([*self.vocabulary.silent, UNK], device=logits.device)
+        drawn = logits.index_fill(-1, never, -torch.inf) / self.config.temperature
+        logs = drawn.log_softmax(dim=-1, dtype=torch.float32)
+        said = logs.gather(1, reading.targets.unsqueeze(1)).squeeze(1)
+        weights = captions.weights.to(said.device).unsqueeze(-1).expand(captions.targets.shape)
+        return -(weights.flatten()[reading.index] * said).sum() / reading.tokens
 
     def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
         """Score the captions (B, K, T): CIDEr-D (B, K), on the CPU."""

@@ -44,30 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and measure; print the table."""
-    from captioner_training.ablation import Ablation
-    from captioner_training.ablation_variants import VARIANTS
+    from captioner_training.ablation import VARIANTS, Ablation
     from captioner_training.distributed import start_processes
-    from captioner_training.recipe_checks import checked_recipe, said_once
-    from captioner_training.train import train
+    from captioner_training.recipe_file import load_recipe
 
-    for name in ("out", "people"):
-        if (path := getattr(arguments, name)) is not None:
-            setattr(arguments, name, expanded(path))
-    with said_once():
-        recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
+    people = None if arguments.people is None else expanded(arguments.people)
+
+    def prepare() -> Ablation:
+        recipe = load_recipe(arguments.recipe, arguments.fields)
+        return Ablation(
+            recipe,
+            out=expanded(arguments.out or Path("runs") / f"ablate-{recipe.name}"),
+            processes=processes,
+            variants=arguments.variants or VARIANTS,
+            seeds=arguments.seeds,
+            people=people,
+            deletion=arguments.deletion,
+        )
+
     with start_processes(arguments.device) as processes:
-        with said_once():
-            ablation = Ablation(
-                recipe,
-                out=arguments.out or Path("runs") / f"ablate-{recipe.name}",
-                train=train,
-                processes=processes,
-                variants=arguments.variants or VARIANTS,
-                seeds=arguments.seeds,
-                people=arguments.people,
-                deletion=arguments.deletion,
-            )
-        text = ablation.run()
+        text = processes.main_first(prepare).run()
         if processes.main:
             print(text, end="")
     return 0

@@ -44,38 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the mean, and print its path."""
     from captioner.bundled import bundled_checkpoint
     from captioner.vocabulary import is_fit
-    from captioner_training.averaging import average_checkpoints, check_alike, check_shares
+    from captioner_training.averaging import average_checkpoints
 
-    shares = check_shares(arguments.shares, len(arguments.checkpoints))
-    version = arguments.version
+    version, out = arguments.version, expanded(arguments.out)
     if version is not None and not (version and is_fit(version)):
         raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
+    if os.path.lexists(out):
+        raise OutputError(f"{out} is there already: choose another name, or remove it")
     paths = [
         bundled_checkpoint() if name == "bundled" else expanded(name)
         for name in arguments.checkpoints
     ]
-    out = expanded(arguments.out)
-    _refuse_taken(out)
-    _refuse_folder(out)
-    check_alike(paths)
-    mean = average_checkpoints(paths, shares)
-    _refuse_taken(out)  # seconds have gone by
+    mean = average_checkpoints(paths, arguments.shares)
     (mean if version is None else replace(mean, version=version)).save(out)
     print(out)
     return 0
-
-
-def _refuse_folder(out: Path) -> None:
-    try:
-        there = out.parent.is_dir()
-    except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error.strerror}") from error
-    if not there:
-        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"{out} cannot be written: nothing may be written in {out.parent}")
-
-
-def _refuse_taken(out: Path) -> None:
-    if os.path.lexists(out):
-        raise OutputError(f"{out} is there already: choose another name, or remove it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioner.errors import DataError
+from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
 
@@ -44,25 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode photos, and write their statistics."""
-    from captioner.checkpoint import read_header
-    from captioner.errors import ConfigError
-    from captioner_training.data.unprepared import check_readable
-
-    if arguments.photos < _FEWEST:
-        raise ConfigError(
-            f"--photos {arguments.photos} is too few to say what photos are like: {_FEWEST}"
-        )
-    read_header(arguments.checkpoint)
-    folders = [expanded(folder) for folder in arguments.data]
-    for folder in folders:
-        for split in ("train", "val"):
-            check_readable(folder, split)
-
     from captioner.checkpoint import load_checkpoint
     from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
     from captioner.predictor import Captioner
     from captioner_training.evaluation.familiarity import pooled_grids, some_photos
 
+    if arguments.photos < _FEWEST:
+        raise ConfigError(
+            f"--photos {arguments.photos} is too few to say what photos are like: {_FEWEST}"
+        )
+    checkpoint = load_checkpoint(arguments.checkpoint)
+    folders = [expanded(folder) for folder in arguments.data]
     train = some_photos(folders, "train", arguments.photos)
     if len(train) < _FEWEST:
         raise DataError(
@@ -70,11 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"photos are like: {_FEWEST}"
         )
     # Not from_pretrained: it reads the statistics that are there, which may be damaged.
-    captioner = Captioner(
-        load_checkpoint(arguments.checkpoint), device=arguments.device, dtype=arguments.dtype
-    )
-    seen = pooled_grids(captioner, train)
-    kept_back = pooled_grids(captioner, some_photos(folders, "val", arguments.photos // 2))
+    captioner = Captioner(checkpoint, device=arguments.device, dtype=arguments.dtype)
+    validation = some_photos(folders, "val", arguments.photos // 2)
+    seen, kept_back = (pooled_grids(captioner, photos) for photos in (train, validation))
     path = familiarity_file(arguments.checkpoint)
     encoder = digest_encoder(expanded(arguments.checkpoint))
     Familiarity.fit(seen, kept_back, encoder=encoder).save(path)

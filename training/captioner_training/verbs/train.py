@@ -8,6 +8,7 @@ from pathlib import Path
 from captioner.errors import ConfigError
 from captioner.paths import expanded
 from captioner.verbs.machine import add_machine_arguments
+from captioner_training.recipes import shipped_recipes
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."
 EXAMPLES = """examples:
@@ -25,8 +26,6 @@ output."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from captioner_training.recipes import shipped_recipes
-
     known = f"{', '.join(shipped_recipes())}, or a .yaml file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=known)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
@@ -42,15 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; print the path of the best checkpoint."""
-    from captioner_training.distributed import speaks
-    from captioner_training.recipe_checks import checked_recipe, said_once
-    from captioner_training.recipe_file import recipe_text
-    from captioner_training.recipes import shipped_recipes
-    from captioner_training.run_recipe import refuse_folder
+    from captioner_training.recipe_file import fields_text, load_recipe, recipe_text
 
     if arguments.list_fields:
-        from captioner_training.recipe_file import fields_text
-
         print(fields_text(), end="")
         return 0
     if arguments.recipe is None:
@@ -58,16 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         print(recipe_text(arguments.recipe), end="")
         return 0
-    with said_once():
-        recipe = checked_recipe(arguments.recipe, arguments.fields, device=arguments.device)
-        out = expanded(arguments.out or Path("runs") / recipe.name)
-        if speaks():
-            refuse_folder(recipe, out)
 
     from captioner_training.distributed import start_processes
     from captioner_training.train import train
 
     with start_processes(arguments.device) as processes:
+        recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
+        out = expanded(arguments.out or Path("runs") / recipe.name)
         best = train(recipe, out=out, processes=processes)
         if processes.main:
             print(best)

@@ -1,0 +1,351 @@
+"""What a run tells of itself: a log of JSON lines, TensorBoard's files, a bar, and sentences."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from torch import Tensor
+from tqdm import tqdm
+
+from captioner.drawing.overlay import Panel
+from captioner.drawing.sheet import contact_sheet
+from captioner.errors import MissingExtraError, OutputError
+from captioner.vision.transform import Transform, TransformConfig
+from captioner.vocabulary import PAD, Tokenizer, join
+from captioner_training.data.dataset import Batch
+from captioner_training.distributed import Processes, end_silently
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.recipe import Recipe, Stage
+from captioner_training.state import TrainState, diverged
+
+__all__ = ["Board", "Clock", "Log"]
+
+_LINES = 20  # of the log in a stage, at least
+_PHOTOS = 6  # of validation in TensorBoard, the same ones every time, so that they can be followed
+
+
+class Clock:
+    """Counts what this process has done of an epoch's training since it began it or took it up.
+
+    Args:
+        processes: that do as much each.
+
+    """
+
+    def __init__(self, *, processes: int) -> None:
+        self.processes = processes
+        self.images = self.captions = self.steps = 0
+        self.waiting = 0.0  # seconds for data
+        self._started = time.perf_counter()
+        self._stopped: float | None = None
+
+    def waited(self, batches: Iterable[list[Batch]]) -> Iterator[list[Batch]]:
+        """Pass batches on, and record how long they were waited for and what is in them."""
+        each = iter(batches)
+        while True:
+            began = time.perf_counter()
+            parts = next(each, None)
+            self.waiting += time.perf_counter() - began
+            if parts is None:
+                return
+            self.steps += 1
+            self.images += self.processes * sum(len(part.tokens) for part in parts)
+            # Every caption has a first word.
+            captions = sum(int((part.tokens[..., 1] != PAD).sum()) for part in parts)
+            self.captions += self.processes * captions
+            yield parts
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out."""
+        began = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - began
+
+    def stop(self) -> None:
+        """Let no more time count: validation and saving are no training."""
+        self._stopped = time.perf_counter()
+
+    def timing(self) -> dict[str, float]:
+        """Give seconds, rates a second, and the share of the time that data were waited for."""
+        seconds = (self._stopped or time.perf_counter()) - self._started
+        return {
+            "seconds": round(seconds, 2),
+            "images_per_second": round(self.images / seconds, 2),
+            "captions_per_second": round(self.captions / seconds, 2),
+            "waiting": round(self.waiting / seconds, 4),
+        }
+
+
+class Board:
+    """TensorBoard's curves, and validation photos with where the model looked for every word.
+
+    Args:
+        folder: for the event files.
+        step: that the run goes on from: what was written after it is hidden.
+        tokenizer: how captions were split into words, and are put together again.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+
+    """
+
+    def __init__(self, folder: Path, *, step: int, tokenizer: Tokenizer) -> None:
+        if find_spec("tensorboard") is None:
+            raise MissingExtraError("TensorBoard's files", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._tokenizer = tokenizer
+        self.writer: Any = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def curves(self, group: str, values: Mapping[str, float], *, step: int) -> None:
+        """Add a point to the curve of each value."""
+        for name, value in values.items():
+            self.writer.add_scalar(f"{group}/{name}", value, step)
+        self.writer.flush()
+
+    def photos(
+        self, captioned: Sequence[Captioned], transform: TransformConfig, *, step: int
+    ) -> None:
+        """Show some photos, each with the attention of every word of its caption."""
+        for number, one in enumerate(captioned[:_PHOTOS]):
+            if one.attention is None:  # there is nothing to draw
+                break
+            photo = one.image.open()
+            probabilities = one.hypothesis.log_probabilities.exp().tolist()
+            panels = [
+                Panel(word=word, probability=probability, weights=attention)
+                for word, probability, attention in zip(
+                    one.words, probabilities, one.attention, strict=False
+                )
+            ]
+            box = Transform(transform).box(*photo.size)
+            sheet = contact_sheet(photo, panels, title=join(one.words, self._tokenizer), box=box)
+            picture = np.asarray(sheet.convert("RGB"))
+            self.writer.add_image(f"photos/{number}", picture, step, dataformats="HWC")
+        self.writer.flush()
+
+
+class Log:
+    """Tells how a run goes. The main process does; in the others every method is silent.
+
+    log.jsonl has one record a line. What depends on the clock stands under `timing`: all else is
+    the same in every run of the same recipe on the same machine, interrupted or not.
+
+    Args:
+        recipe: of the run.
+        out: the folder of the run.
+        processes: of the run.
+        state: of the run: the log is cut back to it, and TensorBoard goes on from it.
+
+    Raises:
+        OutputError: the log cannot be written.
+        MissingExtraError: the recipe wants TensorBoard, which is not installed.
+
+    """
+
+    def __init__(
+        self, recipe: Recipe, out: Path, *, processes: Processes, state: TrainState
+    ) -> None:
+        self.recipe, self.processes, self.state = recipe, processes, state
+        self.path = out / "log.jsonl"
+        self._board: Board | None = None
+        self._bar: tqdm[NoReturn] | None = None
+        if not processes.main:
+            return
+        progress = state.progress
+        if recipe.tensorboard:
+            folder = out / "tensorboard"
+            self._board = Board(folder, step=progress.total, tokenizer=recipe.data.tokenizer)
+        with self._written():
+            keep = progress.log_bytes
+            self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
+            # Who has taken the log away, or put an older one back, has the rest of it from here on.
+            keep = self._file.read(keep).rfind(b"\n") + 1
+            self._file.truncate(keep)
+            self._file.seek(keep)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.processes.main:
+            self._file.close()
+        if self._board is not None:
+            self._board.writer.close()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        """Append a record, at once visible to readers."""
+        if self.processes.main:
+            with self._written():
+                self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+                self._file.flush()
+
+    def sync(self) -> int:
+        """Force all records to disk and return how long the log is."""
+        if not self.processes.main:
+            return 0
+        with self._written():
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+
+    def say(self, text: str) -> None:
+        """Tell a person how it goes."""
+        if self.processes.main:
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+
+    @contextmanager
+    def epoch_bar(self, stage: Stage) -> Iterator[None]:
+        """Show a bar of the stage's steps."""
+        progress, stages = self.state.progress, len(self.recipe.stages)
+        with tqdm(
+            desc=f"stage {progress.stage + 1}/{stages} epoch {progress.epoch + 1}/{stage.epochs}",
+            total=self.state.steps,
+            initial=progress.taken,
+            unit="step",
+            disable=self.processes.no_bar,
+        ) as self._bar:
+            yield
+
+    def is_due(self) -> bool:
+        """Whether the step just taken is one that is logged."""
+        every = min(self.recipe.log_every, max(1, self.state.steps // _LINES))
+        return self.state.progress.taken % every == 0
+
+    def step(self, values: Tensor, clock: Clock) -> None:
+        """Move the bar on, and log the step where one is due.
+
+        Args:
+            values: (4,), of `TrainStep`: the shares of this process.
+            clock: of the epoch.
+
+        Raises:
+            GenerationError: the step is logged, and its values are NaN or infinite.
+
+        """
+        if self._bar is not None:
+            self._bar.update()
+        if not self.is_due():
+            return
+        sums = self.processes.sum(values.clone()).tolist()
+        self.refuse_diverged(sums)
+        named = self._named(sums)
+        named["learning_rate"] = float(self.state.scheduler.get_last_lr()[0])
+        timing = clock.timing()
+        self._write({"event": "step", **self._place(), **named, "timing": timing})
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
+        if self._board:
+            rates = {**named, "images_per_second": timing["images_per_second"]}
+            self._board.curves("train", rates, step=self.state.progress.total)
+
+    def refuse_diverged(self, values: Sequence[float]) -> None:
+        """Refuse to go on with a training that has come to no number; one process says so.
+
+        Raises:
+            GenerationError: one of the values is NaN or infinite.
+
+        """
+        if all(map(math.isfinite, values)):
+            return
+        if not self.processes.main:
+            end_silently()
+        raise diverged(self.state.progress.total)
+
+    def origin(self, scores: Mapping[str, float]) -> None:
+        """Tell what the checkpoint scores that the run goes on from."""
+        self._write({"event": "origin", "validation": scores})
+        self.say(f"the model as it is: CIDEr {scores['CIDEr']:.1f}, BLEU-4 {scores['BLEU-4']:.1f}")
+
+    def epoch(
+        self, values: Sequence[float], scores: Mapping[str, float], captioned: Sequence[Captioned],
+        *, clock: Clock, stage: Stage,
+    ) -> None:  # fmt: skip
+        """Log the epoch just counted, and say in a line how it went.
+
+        Args:
+            values: the means of what its steps returned.
+            scores: of the validation.
+            captioned: the validation split.
+            clock: of the epoch.
+            stage: of the epoch.
+
+        """
+        named, timing, progress = self._named(values), clock.timing(), self.state.progress
+        place = {**self._place(), "epoch": progress.epoch}
+        self._write({"event": "epoch", **place, **named, "validation": scores, "timing": timing})
+        if self._board:
+            self._board.curves("validation", scores, step=progress.total)
+            self._board.photos(captioned, self.recipe.transform, step=progress.total)
+        left = timing["seconds"] / max(1, clock.steps) * (self.state.steps - progress.taken)
+        learned = f"cross-entropy {named['cross_entropy']:.3f},"
+        if "reward" in named:
+            learned = f"reward {named['reward']:.3f}, cross-entropy"
+        extra = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
+        self.say(
+            f"stage {progress.stage + 1}/{len(self.recipe.stages)} "
+            f"epoch {progress.epoch}/{stage.epochs}: "
+            f"{learned} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
+            f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
+            f"{left / 60:.0f} min left in this stage"
+        )
+        if progress.best[0] == 0 and (progress.stage, progress.epoch) == (0, 1):
+            self.say(
+                "note: CIDEr is 0 so far: of such epochs the one with the lowest cross-entropy on "
+                "validation is the best"
+            )
+        if self.state.is_out_of_patience(stage) and progress.taken < self.state.steps:
+            epochs = "epoch" if progress.stale == 1 else "epochs"
+            self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
+
+    def finished(self, *, best: Path, last: Path) -> None:
+        """Log the end, and compare with the model that the run began from."""
+        progress = self.state.progress
+        after, before = progress.best[0], progress.untouched
+        self._write({"event": "finished", "steps": progress.total, "best": after})
+        if before is None:
+            return
+        if after > before:
+            gain = after - before
+            self.say(
+                f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained "
+                f"{f'{gain:.1f}' if gain > 0.05 else 'less than 0.1'} ({best})"
+            )
+        elif progress.best_at is not None:
+            self.say(
+                f"CIDEr {before:.1f}, as before the training, but a lower cross-entropy on "
+                f"validation ({best})"
+            )
+        else:
+            self.say(
+                f"no epoch was better than the model as it was (CIDEr {before:.1f}): {best} is "
+                f"that model, {last} the trained one"
+            )
+
+    def _named(self, values: Sequence[float]) -> dict[str, float]:
+        loss, cross_entropy, reward, norm = values
+        named = {"loss": loss, "cross_entropy": cross_entropy, "gradient_norm": norm}
+        critic = self.recipe.stages[self.state.progress.stage].self_critical
+        return named if critic is None else {**named, "reward": reward}
+
+    def _place(self) -> dict[str, int]:
+        progress = self.state.progress
+        return {"stage": progress.stage + 1, "epoch": progress.epoch + 1, "step": progress.total}

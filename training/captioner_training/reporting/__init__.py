@@ -1,1 +1,0 @@
-"""What a run says of itself: its log and its board."""
