@@ -136,27 +136,30 @@ def test_a_model_that_never_says_less_than_three_words_is_healthy(running: Serve
         assert client.get("/api/health").status_code == 200
 
 
-def test_the_api_and_the_page_tell_the_same(
+def test_the_api_captions_and_then_draws_and_checks_its_record(
     running: Server, variant: tuple[Path, int], photo: Path
 ) -> None:
-    heads, data = variant[1], photo.read_bytes()
+    heads, image = variant[1], {"image": ("a.jpg", photo.read_bytes())}
     with running.client() as client:
-        fields = {"attention": "true", "check_attention": "true"}
-        answer = client.post("/api/caption", files={"image": ("a.jpg", data)}, data=fields)
-        (record,) = answer.json()["records"]
-        assert {"effect", "attention"} <= record["words"][0].keys()
-        assert ("heads" in record["words"][0]["attention"]) == (heads > 1)
-        plain = client.post("/api/caption", files={"image": ("a.jpg", data)}).json()["records"][0]
-        assert plain["caption"] == record["caption"] and "effect" not in plain["words"][0]
-        settings = {"captions": "2", "check_attention": "true"}
-        lines = client.post("/page/captions", files={"photo": ("a.jpg", data)}, data=settings)
-        value = json.loads(lines.text.splitlines()[-1])
-        assert value["record"]["words"] == record["words"]
-        assert value["heads"] == (heads if heads > 1 else 0) and value["head"] is None
-        assert value["settings"]["check_attention"] is True
-        place = f"/page/captions/{value['token']}"
-        chosen = client.get(f"{place}?sentence=1&head={heads}").json()
-        assert chosen["head"] == heads and chosen["words"][0]["effect"] is not None
+
+        def caption(**fields: str) -> dict[str, Any]:
+            answer = client.post("/api/caption", files=image, data=fields)
+            (record,) = answer.raise_for_status().json()["records"]
+            return dict(record)
+
+        checked = caption(attention="true", check_attention="true", captions="2")
+        for words in (checked["words"], checked["alternatives"][0]["words"]):
+            assert {"effect", "attention"} <= words[0].keys()
+            assert ("heads" in words[0]["attention"]) == (heads > 1)
+        assert "effect" not in caption()["words"][0]
+        record = caption(attention="true")
+        posted = {"record": json.dumps(record)}
+        again = client.post("/api/effect", files=image, data=posted).json()["records"][0]
+        for word, expected in zip(again["words"], checked["words"], strict=True):
+            assert word["word"] == expected["word"]
+            assert word["effect"] == pytest.approx(expected["effect"], abs=0.01)
         for head, status in ((heads, 200), (heads + 1, 422)):
-            for picture in ("overlay.png", "sheet.png", "words.webp"):
-                assert client.get(f"{place}/{picture}?head={head}").status_code == status
+            for picture in ("overlay", "sheet", "animation"):
+                fields = posted | {"head": str(head)}
+                answer = client.post(f"/api/{picture}", files=image, data=fields)
+                assert answer.status_code == status

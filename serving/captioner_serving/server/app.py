@@ -38,20 +38,18 @@ from captioner_serving.server.access import Access
 from captioner_serving.server.admission import Admission
 from captioner_serving.server.api import make_router
 from captioner_serving.server.batcher import BusyError
-from captioner_serving.server.captions import SENTENCES, PageCaptions, make_caption_router
+from captioner_serving.server.client import add_client_endpoint
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
 from captioner_serving.server.drawing import make_drawing_router
-from captioner_serving.server.elements import STATIC, read_static
 from captioner_serving.server.files import make_file_router
 from captioner_serving.server.guard import GradioGuard
 from captioner_serving.server.headers import SecurityHeaders
 from captioner_serving.server.hosts import Hosts
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import make_page
-from captioner_serving.server.pictures import CaptionShelf, make_picture_router
+from captioner_serving.server.page import SENTENCES, STATIC, make_page, page_head
 from captioner_serving.server.problems import (
     InternalError,
     MethodError,
@@ -61,6 +59,7 @@ from captioner_serving.server.problems import (
     bad_fields,
     problem,
 )
+from captioner_serving.server.records import served_record
 from captioner_serving.server.samples import make_sample_router
 from captioner_serving.server.service import CaptionService
 from captioner_serving.server.store import UploadStore
@@ -109,14 +108,15 @@ class Application:
         self.store = UploadStore(keep=config.keep, max_bytes=config.max_store)
         # Gradio keeps to this folder too, and every file in it is swept.
         os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
-        self._shelf = shelf = CaptionShelf(keep=config.keep)
-        page = PageCaptions(
-            service=self.service, store=self.store, shelf=shelf, samples=samples or {}
-        )
-        first = None
-        for name, path in list(page.samples.items())[:1]:
-            first = name, captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
-        blocks = make_page(page, first=first)
+        samples, first = samples or {}, None
+        for name, path in list(samples.items())[:1]:
+            caption = captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
+            first = served_record(caption, name=name, attention=True)
+        blocks = make_page(captioner, config, samples=samples, first=first)
+        add_client_endpoint(blocks, self.service, self.store)
+        # Gradio's worker is one of many clients of our own queue, which batches and refuses.
+        blocks.queue(default_concurrency_limit=None, max_size=config.queue)
+        blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,
@@ -126,13 +126,11 @@ class Application:
             lifespan=self._lifespan,
         )
         api.include_router(make_router(self.service))
-        api.include_router(make_caption_router(page))
         self._drawing = FairThreads(_DRAWN, name="drawing")
-        api.include_router(make_picture_router(shelf, self.service.photos, self._drawing))
         api.include_router(
             make_drawing_router(self.service.photos, self._drawing, max_bytes=config.max_upload)
         )
-        api.include_router(make_sample_router(samples or {}))
+        api.include_router(make_sample_router(samples))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.include_router(make_file_router(self.store, config))
         self._gradio = _mount(blocks, config)
@@ -176,7 +174,6 @@ class Application:
                     await asyncio.to_thread(self.store.sweep)
                 except Exception:  # what is not deleted this time is deleted the next
                     _LOGGER.exception("uploads could not be deleted")
-                self._shelf.sweep()  # here, where it is filled
                 await asyncio.to_thread(return_memory)
 
         async with self._gradio.router.lifespan_context(self._gradio):
@@ -244,6 +241,6 @@ def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
             font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
         ),
-        css=read_static("page.css"),
+        head=page_head(),
     )
     return app

@@ -1,73 +1,84 @@
-// Where the model looked, laid over the photo. The server sends each word's heat as a small grey
-// picture; here it is coloured as captioner/drawing/colors.py does it, without asking again.
+// Where the model looked, as captioner/drawing has it: the weights of a grid -> heat of 0 to 255 at
+// each pixel -> colours over the photo. The formulas and their names are those of colors.py and
+// overlay.py, and of Pillow's resize, so that page and files show the same.
 
-function sheet(width, height) {
-  const drawing = document.createElement("canvas");
-  drawing.width = Math.max(1, width);
-  drawing.height = Math.max(1, height);
-  return drawing;
+const FULL_HEAT = 8;
+
+// The grid's heat, 0.5 to 255.5, for each cell.
+function heatGrid(weights) {
+  const even = weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
+  const full = Math.log(Math.min(FULL_HEAT, weights.length));
+  return Float32Array.from(weights, (weight) => weight > even ? 0.5 + 255 * Math.min(Math.log(weight / even) / full, 1) : 0.5);
 }
 
-async function pixels(url) {
-  const image = new Image();
-  image.src = url;
-  await image.decode();
-  const drawing = sheet(image.naturalWidth, image.naturalHeight);
-  const context = drawing.getContext("2d", { willReadFrequently: true });
-  context.drawImage(image, 0, 0);
-  return context.getImageData(0, 0, drawing.width, drawing.height);
+// Along one side: the pixels whose centres the box covers, and their place in cells.
+function span(pixels, cells, low, high) {
+  const [first, end] = [low, high].map((edge) => Math.min(Math.max(Math.ceil(edge * pixels - 0.5), 0), pixels));
+  const [start, stop] = [first, end].map((edge) => ((edge / pixels - low) / (high - low)) * cells);
+  return { first, length: end - first, start: Math.max(start, 0), stop: Math.min(stop, cells) };
 }
 
-// Heat (grey) -> a picture made by a function from heat to red, green, blue, alpha.
-function paint(heat, ink) {
-  const drawing = sheet(heat.width, heat.height);
-  const context = drawing.getContext("2d");
-  const result = context.createImageData(heat.width, heat.height);
-  for (let i = 0; i < heat.data.length; i += 4) result.data.set(ink(heat.data[i]), i);
-  context.putImageData(result, 0, 0);
-  return drawing;
+function bicubic(x) {
+  x = Math.abs(x);
+  if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
+  return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
 }
 
-// The photo's own light and shade: the photo in grey.
-function shadesOf(photo) {
-  const drawing = sheet(photo.naturalWidth, photo.naturalHeight);
-  const context = drawing.getContext("2d");
-  context.drawImage(photo, 0, 0);
-  const image = context.getImageData(0, 0, drawing.width, drawing.height), { data } = image;
-  for (let i = 0; i < data.length; i += 4) {
-    data[i] = data[i + 1] = data[i + 2] = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
-  }
-  context.putImageData(image, 0, 0);
-  return drawing;
+// For each pixel of a span, the first cell it is made of and the share of it and of those after it.
+function taps({ length, start, stop }, cells, smooth) {
+  const step = (stop - start) / length, stretch = Math.max(step, 1);
+  return Array.from({ length }, (_, pixel) => {
+    const center = start + (pixel + 0.5) * step;
+    if (!smooth) return { from: Math.min(Math.floor(center), cells - 1), shares: [1] };
+    const from = Math.max(0, Math.trunc(center - 2 * stretch + 0.5));
+    const to = Math.min(cells, Math.trunc(center + 2 * stretch + 0.5));
+    const shares = Array.from({ length: to - from }, (_, i) => bicubic((from + i - center + 0.5) / stretch));
+    const sum = shares.reduce((a, b) => a + b, 0);
+    return { from, shares: shares.map((share) => share / sum) };
+  });
+}
+
+// overlay.attention_map: heat of 0 to 255 at each of width x height pixels.
+export function attentionMap({ rows, columns, box, weights }, width, height, smooth) {
+  const grid = heatGrid(weights), map = new Uint8ClampedArray(width * height);
+  const across = span(width, columns, box[0], box[2]), down = span(height, rows, box[1], box[3]);
+  const mixed = taps(across, columns, smooth);
+  const lines = Array.from({ length: rows }, (_, row) => Float32Array.from(mixed, ({ from, shares }) =>
+    shares.reduce((sum, share, i) => sum + share * grid[row * columns + from + i], 0)));
+  taps(down, rows, smooth).forEach(({ from, shares }, y) => {
+    let at = (down.first + y) * width + across.first;
+    for (let x = 0; x < across.length; x++, at++) {
+      let heat = 0;
+      for (let i = 0; i < shares.length; i++) heat += shares[i] * lines[from + i][x];
+      const level = Math.min(255, Math.max(0, Math.trunc(heat)));
+      map[at] = Math.min(level, Math.max(0, Math.floor(((level - 4) * 4) / 3)));
+    }
+  });
+  return map;
+}
+
+// A scale's colour for heat of 0 to 255: red, green, blue.
+export function colorAt(scale, level, { first_color }) {
+  const at = 6 * (first_color + Math.floor(((255 - first_color) * level) / 255));
+  return [0, 2, 4].map((digit) => parseInt(scale.slice(at + digit, at + digit + 2), 16));
+}
+
+// colors.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
+// opacity, before the photo's own shade darkens it.
+function inks({ colors, strength }, { scales, blend }) {
+  return Array.from({ length: 256 }, (_, level) => {
+    if (colors === "spotlight") return [255, 255, 255, 255 * (1 - level / 255) ** 2 * strength * (2 - strength)];
+    return [...colorAt(scales[colors], level, blend), 255 * strength * Math.min(1, (blend.opacity_gain * level) / 255)];
+  });
 }
 
 export class Heat {
-  // look: { strength 0..1, colors, smooth }, changed by the controls.
-  constructor(canvas, photo, { blend, scales, look }) {
-    Object.assign(this, { canvas, photo, blend, scales, look });
-    this.maps = [];      // for each word, its smooth heat and the heat of its cells
-    this.shades = null;
-    this.box = null;
-    this.word = -1;      // whose heat is on the photo; -1: the photo alone
+  // drawing: { scales, blend }, the library's tables; look: { strength 0..1, colors, smooth }.
+  constructor(canvas, photo, drawing, look) {
+    Object.assign(this, { canvas, photo, drawing, look });
+    this.attentions = [];  // of each word: { rows, columns, box, weights }, or undefined
+    this.word = -1;        // whose heat is on the photo; -1: the photo alone
     new ResizeObserver(() => this.draw()).observe(photo);
-  }
-
-  clear() {
-    this.maps = [];
-    this.shades = null;
-    this.show(-1);
-  }
-
-  // The maps of a value's words; false when another photo came meanwhile.
-  async load(value) {
-    const maps = this.maps = [];
-    const ready = await Promise.all(
-      value.words.map((word) => word.smooth && Promise.all([pixels(word.smooth), pixels(word.cells)])));
-    if (this.maps !== maps) return false;
-    this.shades = shadesOf(this.photo);
-    this.box = value.box;
-    this.maps = ready;
-    return true;
   }
 
   show(word) {
@@ -76,64 +87,30 @@ export class Heat {
   }
 
   draw() {
-    const { canvas, photo, look } = this;
-    const box = photo.getBoundingClientRect(), density = window.devicePixelRatio || 1;
-    const width = Math.round(box.width * density), height = Math.round(box.height * density);
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    const context = canvas.getContext("2d");
-    context.setTransform(1, 0, 0, 1, 0, 0);
-    context.globalCompositeOperation = "source-over";
-    context.globalAlpha = 1;
-    context.clearRect(0, 0, width, height);
+    const { canvas, photo, look, drawing } = this;
+    const { width: across, height: down } = photo.getBoundingClientRect(), density = window.devicePixelRatio || 1;
+    const width = Math.max(1, Math.round(across * density)), height = Math.max(1, Math.round(down * density));
+    Object.assign(canvas, { width, height });  // empties it
     canvas.dataset.word = this.word;
-    const maps = this.maps[this.word];
-    if (!maps || !this.shades) return;
-    const heat = maps[look.smooth ? 0 : 1];
-    if (look.colors === "spotlight") this.#spotlight(context, heat);
-    else this.#scale(context, heat, this.scales[look.colors]);
-    context.globalCompositeOperation = "source-over";
-  }
-
-  // Whole photos for smooth maps, the grid's own box for cells.
-  #lay(context, picture) {
-    const { width, height } = this.canvas, native = !this.look.smooth;
-    const [left, top, right, bottom] = native ? this.box : [0, 0, 1, 1];
-    context.imageSmoothingEnabled = !native;
-    context.imageSmoothingQuality = "high";
-    context.drawImage(picture, left * width, top * height, (right - left) * width, (bottom - top) * height);
-  }
-
-  // captioner.drawing.colors.blend: the scale's colour, darkened by the photo's own shade, as opaque
-  // as the heat.
-  #scale(context, heat, scale) {
-    const { opacity_gain, texture } = this.blend;
-    const table = Array.from({ length: 256 }, (_, level) => colorAt(scale, level, this.blend));
-    this.#lay(context, paint(heat, (level) => [...table[level], 255]));
-    context.globalCompositeOperation = "multiply";
-    context.globalAlpha = texture;
-    context.drawImage(this.shades, 0, 0, this.canvas.width, this.canvas.height);
-    context.globalAlpha = 1;
-    context.globalCompositeOperation = "destination-in";
-    const opacity = (level) => Math.round(255 * this.look.strength * Math.min(1, (opacity_gain * level) / 255));
-    this.#lay(context, paint(heat, (level) => [0, 0, 0, opacity(level)]));
-  }
-
-  // captioner.drawing.colors.blend, "spotlight": dark and grey where the model did not look.
-  #spotlight(context, heat) {
-    const { width, height } = this.canvas;
-    context.globalAlpha = this.look.strength;
-    context.drawImage(this.shades, 0, 0, width, height);
-    context.fillStyle = "#000";
+    const attention = this.attentions[this.word];
+    if (!attention || !across) return;
+    const heat = attentionMap(attention, width, height, look.smooth), table = inks(look, drawing);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.fillStyle = "#fff";  // below what is transparent in the photo
     context.fillRect(0, 0, width, height);
-    context.globalAlpha = 1;
-    context.globalCompositeOperation = "destination-out";
-    const light = (level) => Math.round(255 * (1 - (1 - level / 255) ** 2));
-    this.#lay(context, paint(heat, (level) => [0, 0, 0, light(level)]));
+    context.drawImage(photo, 0, 0, width, height);
+    const picture = context.getImageData(0, 0, width, height), { data } = picture;
+    // With a scale, how much of full shade the photo's grey leaves; in the spotlight the grey itself.
+    const { texture } = drawing.blend, dim = (1 - look.strength) / (2 - look.strength);
+    const [plain, rest] = look.colors === "spotlight" ? [0, dim] : [1 - texture, texture];
+    for (let i = 0; i < data.length; i += 4) {
+      const [red, green, blue, opacity] = table[heat[i >> 2]];
+      const shade = plain + (rest * (0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2])) / 255;
+      data[i] = red * shade;
+      data[i + 1] = green * shade;
+      data[i + 2] = blue * shade;
+      data[i + 3] = opacity;
+    }
+    context.putImageData(picture, 0, 0);
   }
-}
-
-// A scale's colour for heat of 0 to 255: red, green, blue.
-export function colorAt(scale, level, { first_color }) {
-  const at = 6 * (first_color + Math.floor(((255 - first_color) * level) / 255));
-  return [0, 2, 4].map((digit) => parseInt(scale.slice(at + digit, at + digit + 2), 16));
 }

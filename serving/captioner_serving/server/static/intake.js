@@ -1,31 +1,27 @@
 // Where photos come in: chosen, taken, pasted, or dropped anywhere on the page; and the samples.
-import { openCamera } from "./camera.js";
-import { caption, fail, work } from "./work.js";
-import { problems } from "./problems.js";
+const CAMERA = {
+  NotAllowedError: "The browser was not allowed to use the camera: allow it beside the page's address.",
+  NotFoundError: "This machine has no camera.",
+  NotReadableError: "Another program is using the camera: close it there first.",
+};
+const NO_CAMERA = "Over plain http a browser gives its camera to pages of its own machine only. "
+  + "Open this page over https, or take the photo with the camera's own program and choose the file.";
+const NO_CLIPBOARD = "Over plain http a browser lets no button read the clipboard. "
+  + "Press Ctrl+V (on a Mac ⌘V) instead: that always works.";
+const CLIPBOARD_REFUSED = "The browser did not let the page read the clipboard. "
+  + "Allow it beside the page's address, or press Ctrl+V (on a Mac ⌘V).";
 
-export function start(element, props) {
+// onFiles gets what was chosen, onSample a sample's name. Gives what takes away the reason beside the
+// buttons.
+export function listen(element, onFiles, onSample) {
   const find = (selector) => element.querySelector(selector);
-  const reason = find(".reason"), file = find(".file"), snap = find(".snap"), zone = find(".zone");
+  const file = find(".file"), snap = find(".snap"), zone = find(".zone");
 
   // Why something cannot be done stays beside its button, and leaves the caption alone.
-  const explain = (text) => { reason.textContent = text; };
-  work.addEventListener("change", () => explain(""));
-
-  async function take(files) {
-    if (files.length > 1) return fail(problems.many(files.length));
-    const [photo] = files;
-    if (!photo) return;
-    if (photo.size > props.max_upload) return fail(problems.tooLarge(photo.name, props.max_upload));
-    try {
-      await photo.slice(0, 1).arrayBuffer();
-    } catch {
-      return fail(problems.unreadable(photo.name));
-    }
-    caption({ file: photo });
-  }
+  const explain = (text) => { find(".reason").textContent = text; };
 
   for (const input of [file, snap]) {
-    input.onchange = () => { take([...input.files]); input.value = ""; };
+    input.onchange = () => { onFiles([...input.files]); input.value = ""; };
   }
   find(".choose").onclick = () => file.click();
   find(".take").onclick = async () => {
@@ -33,29 +29,29 @@ export function start(element, props) {
     if (matchMedia("(pointer: coarse)").matches) return snap.click();
     try {
       const photo = await openCamera(find("dialog"));
-      if (photo) take([photo]);
+      if (photo) onFiles([photo]);
     } catch (error) {
       explain(error.message);
     }
   };
   find(".paste").onclick = async () => {
-    if (!navigator.clipboard?.read) return explain(problems.noClipboard());
+    if (!navigator.clipboard?.read) return explain(NO_CLIPBOARD);
     try {
       const photo = await readClipboard();
-      if (photo) take([photo]);
+      if (photo) onFiles([photo]);
       else explain("There is no picture in the clipboard: copy one first.");
     } catch {
-      explain(problems.clipboardRefused());
+      explain(CLIPBOARD_REFUSED);
     }
   };
   find(".samples").onclick = (event) => {
     const button = event.target.closest("[data-sample]");
-    if (button) caption({ sample: button.dataset.sample, picture: button.querySelector("img").src });
+    if (button) onSample(button.dataset.sample);
   };
 
   addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length) { event.preventDefault(); take(files); }
+    if (files.length) { event.preventDefault(); onFiles(files); }
   });
   addEventListener("dragover", (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;
@@ -67,8 +63,9 @@ export function start(element, props) {
     zone.classList.remove("dropping");
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();  // or the browser would leave the page to show the photo
-    take([...event.dataTransfer.files]);
+    onFiles([...event.dataTransfer.files]);
   });
+  return () => explain("");
 }
 
 async function readClipboard() {
@@ -77,4 +74,32 @@ async function readClipboard() {
     if (type) return new File([await item.getType(type)], "pasted." + type.split("/")[1], { type });
   }
   return null;
+}
+
+// The camera of this machine, in a dialog: a photo of what it sees, or null.
+async function openCamera(dialog) {
+  if (!navigator.mediaDevices?.getUserMedia) throw new Error(NO_CAMERA);
+  const video = dialog.querySelector("video");
+  const stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1920 } } }).catch((error) => {
+    throw new Error(CAMERA[error.name] ?? "The camera cannot be used: " + error.message);
+  });
+  video.srcObject = stream;
+  dialog.returnValue = "";
+  dialog.querySelector(".shoot").onclick = () => { if (video.videoWidth) dialog.close("shoot"); };
+  dialog.querySelector(".close").onclick = () => dialog.close();
+  dialog.showModal();
+  try {
+    await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
+    return dialog.returnValue === "shoot" ? await photograph(video) : null;
+  } finally {
+    for (const track of stream.getTracks()) track.stop();
+    video.srcObject = null;
+  }
+}
+
+async function photograph(video) {
+  const canvas = Object.assign(document.createElement("canvas"), { width: video.videoWidth, height: video.videoHeight });
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
+  return new File([blob], "camera.jpg", { type: "image/jpeg" });
 }

@@ -1,196 +1,250 @@
-// The photo with its caption: what is shown while it is empty, waits, has failed, and is there.
-import { Downloads } from "./downloads.js";
+// One photo with its record: what is shown while there is none, while it waits, when it has failed,
+// and when it is there. It draws what it is given, and knows of no server.
 import { colorAt, Heat } from "./heat.js";
-import { explainTerms, term } from "./meanings.js";
-import { percent, placeOf, Sentence } from "./sentence.js";
-import { problems } from "./problems.js";
-import { again, ask, choose, fail, open, photoOf, work } from "./work.js";
+import { loadPhoto } from "./photo.js";
+import { percent, Sentence } from "./sentence.js";
+import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
 // What a visitor has to see of each state without scrolling.
 const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
-export function start(element, props) {
-  const find = (selector) => element.querySelector(selector);
-  const viewer = find(".viewer"), photo = find(".photo"), about = find(".about"), status = find('[role="status"]');
-  const strength = find(".strength"), colors = find(".colors"), smooth = find(".smooth");
-  const look = { strength: props.default_strength, colors: props.default_colors, smooth: true };
-  let value = null;  // what is shown
-  let seen = null;   // the address of the photo on the stage
-  let before = null; // what was shown before, with the word that was chosen in it
-
-  const heat = new Heat(find(".heat"), photo, { ...props, look });
-  const downloads = new Downloads(element, (text) => { status.textContent = about.textContent = text; });
-  const sentence = new Sentence(find(".sentence"), find(".play"), showWord);
-  const closeMeanings = explainTerms(element);
-
-  function showWord(index) {
-    heat.show(index);
-    if (!value) return;
-    if (index < 0) {
-      about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play. "
-        + "The stronger the colour behind a word, the surer the model was.";
-    } else {
-      const name = document.createElement("b");
-      name.textContent = value.words[index].text;
-      about.replaceChildren(name, ...facts(value, index).map(([key, text]) => term(key, text)));
+export class Viewer {
+  // root: viewer.html. drawing: the library's colours. onChoose hears of another sentence or head;
+  // draw(kind, shown, word, look) gives a picture to take home, where there is somebody to draw it.
+  constructor(root, drawing, { onChoose = () => {}, draw = null } = {}) {
+    Object.assign(this, { root, drawing, onChoose, draw, shown: null, photo: null });
+    this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
+    this.image = this.find(".photo");
+    this.status = this.find('[role="status"]');
+    this.about = this.find(".about");
+    this.heat = new Heat(this.find(".heat"), this.image, drawing, this.look);
+    this.sentence = new Sentence(this.find(".sentence"), this.find(".play"), (index) => this.#showWord(index));
+    this.closeMeanings = explainTerms(root);
+    this.#listenToLook();
+    this.find(".copy").onclick = () => this.#copy();
+    this.find(".json").onclick = () => this.#saveRecord();
+    for (const button of root.querySelectorAll("[data-picture]")) {
+      button.hidden = !draw;
+      button.onclick = () => this.#savePicture(button.dataset.picture);
     }
-    downloads.update(value, Math.max(0, index), look);
   }
 
-  // The photo's new address; a picture that the browser cannot show waits for the server's.
-  async function stage(address) {
-    if (seen !== address) {
-      seen = address;
-      photo.src = address;
+  find(selector) { return this.root.querySelector(selector); }
+
+  // The word that was chosen, from 0; -1 for none.
+  get word() { return this.sentence.pinned; }
+
+  empty(text = touch.matches ? "Choose a photo, or take one." : "Drop a photo here, or choose one.") {
+    this.#become("empty");
+    this.find(".invitation").textContent = this.status.textContent = text;
+    this.image.alt = "";
+  }
+
+  // photo: a Blob, or an address; text: how far it is; quiet: not to be said again.
+  wait({ photo, name, text, quiet }) {
+    this.#become("waiting");
+    this.find(".unseen").textContent = `Your browser cannot show ${name || "this file"} itself: its picture comes with the caption.`;
+    this.find(".phase").textContent = text;
+    if (!quiet) this.status.textContent = text;
+    this.image.alt = "";
+    this.#stage(photo);
+  }
+
+  // problem: { title, detail }; again: called when it is to be tried again, null where that cannot help.
+  fail({ title, detail }, again) {
+    this.#become("failed");
+    const heading = document.createElement("strong"), retry = document.createElement("button");
+    heading.textContent = title;
+    Object.assign(retry, { type: "button", className: "control retry", textContent: "Try again", onclick: again });
+    this.find(".failure").replaceChildren(heading, detail.replace(/\.?$/, "."), ...(again ? [retry] : []));
+    this.status.textContent = "";
+  }
+
+  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; word:
+  // the one to begin with, if not the one that drew most on the photo.
+  async show({ photo, name, record, sentence = 0, head = null, word }) {
+    const before = this.shown;
+    this.#become("shown");
+    const chosen = chooseSentence(record, sentence);
+    const shown = this.shown = { photo, name, record, sentence, head, chosen };
+    this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
+    this.find(".guesses").textContent = chosen.note ? "In dashed italics, " + chosen.note + "." : "";
+    this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));
+    this.heat.attentions = [];
+    this.#listSentences();
+    this.#listHeads();
+    this.#showWord(-1);
+    this.image.alt = chosen.caption;
+    const same = before?.record === record && before.sentence === sentence;  // but another head of it
+    if (!same) this.status.textContent = "Caption: " + chosen.caption + (record.unfamiliar ? ". " + this.find(".unlike").textContent : "");
+    this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
+    const seen = await this.#stage(record.preview?.image ?? photo);
+    if (this.shown !== shown) return;
+    if (seen) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
+    this.sentence.pin(word ?? mostDrawn(chosen.words));
+  }
+
+  #become(state) {
+    const { root } = this, before = root.dataset.state;
+    this.shown = null;
+    this.closeMeanings();
+    this.sentence.stop();
+    if (state !== "shown") {
+      this.heat.attentions = [];
+      this.heat.show(-1);
     }
-    const ready = await photo.decode().then(() => true, () => false);
-    if (seen === address) viewer.toggleAttribute("data-unseen", !ready);
+    root.dataset.state = state;
+    root.ariaBusy = state === "waiting";
+    if (before !== state && state in ENDS) reveal(state === "failed" ? document.body : root, this.find(ENDS[state]));
+  }
+
+  // Put a photo on the stage; false where the browser cannot show it, or another has come meanwhile.
+  async #stage(photo) {
+    if (photo !== this.photo) {
+      this.photo = photo;
+      this.root.removeAttribute("data-unseen");
+      this.staged = loadPhoto(this.image, photo, () => this.photo === photo);
+    }
+    const ready = await this.staged;
+    if (this.photo !== photo) return false;
+    this.root.toggleAttribute("data-unseen", !ready);
     return ready;
   }
 
-  const states = {
-    empty() {
-      find(".invitation").textContent = touch.matches ? "Choose a photo, or take one." : "Drop a photo here, or choose one.";
-    },
-    waiting(state) {
-      find(".unseen").textContent = "Your browser cannot show " + (state.name || "this file") + " itself: its picture comes with the caption.";
-      const text = phaseOf(state);
-      find(".phase").textContent = text;
-      if (state.phase !== "sending" || !state.share) status.textContent = text;
-      if (state.picture) stage(state.picture);
-      else { seen = null; photo.removeAttribute("src"); }
-      photo.alt = "";
-    },
-    failed({ problem }) {
-      const title = document.createElement("strong"), retry = document.createElement("button");
-      title.textContent = problem.title;
-      retry.textContent = "Try again";
-      retry.type = "button";
-      retry.className = "control retry";
-      retry.onclick = again;
-      const detail = problem.detail.replace(/\.?$/, ".");
-      find(".failure").replaceChildren(title, detail, ...(problem.again ? [retry] : []));
-      status.textContent = "";
-    },
-    async shown(state) {
-      const mine = value = state.value;
-      viewer.toggleAttribute("data-unfamiliar", value.unfamiliar);
-      const same = before?.token === value.token && before.sentence === value.sentence;  // another head of it
-      const word = same ? before.word : value.first;
-      before = { token: value.token, sentence: value.sentence, word };
-      sentence.set(value.words.map((word, index) => ({ ...word, told: tell(value, index) })));
-      find(".guesses").textContent = value.note ? "In dashed italics, " + value.note + "." : "";
-      listSentences();
-      listHeads();
-      showWord(-1);
-      photo.alt = value.caption;
-      status.textContent = "Caption: " + value.caption + (value.unfamiliar ? ". " + find(".unlike").textContent : "");
-      const ready = await stage(photoOf(value));
-      if (value !== mine) return;
-      if (!ready) return tellWhyUnseen(mine);
-      if (!(await heat.load(value)) || value !== mine) return;
-      sentence.pin(word);
-    },
-  };
-
-  // An image that failed does not say why: the server is asked for it once more.
-  async function tellWhyUnseen(mine) {
-    seen = null;
-    const problem = await ask(photoOf(mine)).then(problems.unseen, (problem) => problem);
-    if (value === mine) fail(problem);
+  #showWord(index) {
+    this.heat.show(index);
+    const { chosen, head } = this.shown ?? {};
+    if (!chosen) return;
+    if (index < 0) {
+      this.about.textContent = (touch.matches ? "Tap" : "Point at") + " a word, or press Play. "
+        + "The stronger the colour behind a word, the surer the model was.";
+      return;
+    }
+    const name = document.createElement("b");
+    name.textContent = chosen.words[index].word;
+    this.about.replaceChildren(name, ...facts(chosen.words[index], head).map(([key, text]) => term(key, text)));
   }
 
-  function listSentences() {
-    const list = find(".sentences"), { sentences, sentence: chosen } = value;
-    find(".others").classList.toggle("any", sentences.length > 1);
-    find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " one to see its words.";
-    if (list.dataset.token !== value.token) {
-      list.dataset.token = value.token;
-      list.replaceChildren(...sentences.map((each, number) => {
+  #choose(sentence, head) {
+    const { shown } = this;
+    if (shown.sentence === sentence && shown.head === head) return;
+    const word = shown.sentence === sentence ? this.word : undefined;
+    this.show({ ...shown, sentence, head, word });
+    this.onChoose(sentence, head);
+  }
+
+  #listSentences() {
+    const { record, sentence } = this.shown, list = this.find(".sentences"), sentences = [record, ...record.alternatives];
+    this.find(".others").classList.toggle("any", sentences.length > 1);
+    this.find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " one to see its words.";
+    if (this.listed !== record) {
+      this.listed = record;
+      list.replaceChildren(...sentences.map(({ caption, words }, number) => {
         const item = document.createElement("li"), button = document.createElement("button");
-        button.type = "button";
-        button.textContent = each.text;
-        button.onclick = () => { choose(number, value.head); };
-        item.append(button, term("average", percent(each.average) + " a word"));
+        Object.assign(button, { type: "button", textContent: caption, onclick: () => this.#choose(number, this.shown.head) });
+        item.append(button, term("average", percent(average(words)) + " a word"));
         return item;
       }));
     }
-    [...list.children].forEach((item, number) => item.firstChild.setAttribute("aria-pressed", number === chosen));
+    [...list.children].forEach((item, number) => { item.firstChild.ariaPressed = number === sentence; });
   }
 
-  function listHeads() {
-    const list = find(".head");
-    find(".heads").classList.toggle("any", value.heads > 1);
-    list.replaceChildren(new Option("Mean", ""), ...Array.from({ length: value.heads }, (_, i) => new Option(i + 1, i + 1)));
-    list.value = value.head ?? "";
-    list.onchange = () => choose(value.sentence, +list.value || null);
+  #listHeads() {
+    const { record, sentence, head } = this.shown, list = this.find(".head");
+    const count = record.words[0]?.attention?.heads?.length ?? 0;
+    this.find(".heads").classList.toggle("any", count > 1);
+    list.replaceChildren(new Option("Mean", ""), ...Array.from({ length: count }, (_, i) => new Option(i + 1, i + 1)));
+    list.value = head ?? "";
+    list.onchange = () => this.#choose(sentence, +list.value || null);
   }
 
-  work.addEventListener("change", ({ detail }) => {
-    const state = viewer.dataset.state;
-    if (before) before.word = sentence.pinned;
-    value = null;
-    closeMeanings();
-    if (detail.kind !== "shown" || state !== "shown") heat.clear();
-    viewer.dataset.state = detail.kind;
-    if (detail.kind !== "waiting") viewer.removeAttribute("data-unseen");
-    viewer.setAttribute("aria-busy", detail.kind === "waiting");
-    sentence.stop();
-    states[detail.kind](detail);
-    if (state !== detail.kind && detail.kind in ENDS) reveal(detail.kind === "failed" ? document.body : viewer, find(ENDS[detail.kind]));
-  });
-
-  const drawScale = () => {
-    const steps = look.colors === "spotlight" ? ["#000", "#fff"]
-      : Array.from({ length: 9 }, (_, i) => `rgb(${colorAt(props.scales[look.colors], Math.round((255 * i) / 8), props.blend)})`);
-    find(".scale").style.background = `linear-gradient(90deg, ${steps})`;
-  };
-  colors.append(...props.colors.map((name) => new Option(name.charAt(0).toUpperCase() + name.slice(1), name)));
-  colors.value = look.colors;
-  strength.value = 100 * look.strength;
-  for (const control of [strength, colors, smooth]) {
-    control.oninput = () => {
-      Object.assign(look, { strength: strength.value / 100, colors: colors.value, smooth: smooth.checked });
-      drawScale();
-      heat.draw();
-      if (value) downloads.update(value, Math.max(0, sentence.current), look);
+  #listenToLook() {
+    const { look, drawing } = this, [strength, colors, smooth] = [".strength", ".colors", ".smooth"].map((name) => this.find(name));
+    const drawScale = () => {
+      const steps = look.colors === "spotlight" ? ["#000", "#fff"]
+        : Array.from({ length: 9 }, (_, i) => `rgb(${colorAt(drawing.scales[look.colors], Math.round((255 * i) / 8), drawing.blend)})`);
+      this.find(".scale").style.background = `linear-gradient(90deg, ${steps})`;
     };
+    colors.append(...drawing.colors.map((name) => new Option(name.charAt(0).toUpperCase() + name.slice(1), name)));
+    colors.value = look.colors;
+    strength.value = 100 * look.strength;
+    for (const control of [strength, colors, smooth]) {
+      control.oninput = () => {
+        Object.assign(look, { strength: strength.value / 100, colors: colors.value, smooth: smooth.checked });
+        drawScale();
+        this.heat.draw();
+      };
+    }
+    drawScale();
   }
-  drawScale();
-  open(props.value, props.settings, props.styles);
+
+  say(text) { this.status.textContent = this.about.textContent = text; }
+
+  // What a visitor may take home: the pictures, the record, and the sentence as alt text.
+  async #savePicture(kind) {
+    const { shown } = this, index = Math.max(0, this.sentence.current);
+    const part = kind === "overlay" ? shown.chosen.words[index]?.word ?? "" : kind;
+    this.say("Drawing …");
+    try {
+      save(await this.draw(kind, shown, index + 1, this.look), `${stem(shown.name)}-${part}.${kind === "animation" ? "webp" : "png"}`);
+      this.say("Saved.");
+    } catch (problem) {
+      if (this.shown === shown) this.say(`${problem.title}: ${problem.detail}`.replace(/\.?$/, "."));
+    }
+  }
+
+  #saveRecord() {
+    const { preview, ...record } = this.shown.chosen;
+    save(new Blob([JSON.stringify(record)], { type: "application/json" }), stem(this.shown.name) + ".json");
+  }
+
+  async #copy() {
+    const { caption } = this.shown.chosen, text = caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {  // no clipboard without https, or without leave
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    this.say("Copied: " + text);
+  }
 }
 
-// What is known of a word: the term that explains it, and its text.
-function facts(value, index) {
-  const word = value.words[index], { attention } = value.record.words[index];
-  const known = [["sure", percent(word.probability) + " sure"]];
-  if (attention) {
-    const weights = value.head ? attention.heads[value.head - 1] : attention.weights;
-    known.push(["looked", "looked " + placeOf({ ...attention, weights })]);
-  }
-  if (word.gate != null) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);
-  if (word.effect != null) known.push(["effect", unseen(word.effect)]);
-  return known;
+// The record of one of a record's sentences, as Caption.choose makes it.
+export function chooseSentence(record, number) {
+  const { caption, score, words, note, alternatives } = record;
+  if (!number) return record;
+  const chosen = alternatives[number - 1], others = alternatives.filter((other) => other !== chosen);
+  return { ...record, note: undefined, ...chosen, alternatives: [{ caption, score, words, note }, ...others] };
+}
+
+// Caption.find_word: the word that drew most on the photo.
+function mostDrawn(words) {
+  const drawn = words.map(({ gate, attention }) => gate ?? Math.max(0, ...(attention?.weights ?? [])));
+  return drawn.indexOf(Math.max(...drawn));
+}
+
+// The geometric mean of the words' probabilities, which a record rounds to four digits.
+function average(words) {
+  const logs = words.map((word) => Math.log(Math.max(word.probability, 5e-5)));
+  return Math.exp(logs.reduce((sum, log) => sum + log, 0) / Math.max(words.length, 1));
 }
 
 // What a screen reader says of a word.
-function tell(value, index) {
-  const told = facts(value, index).slice(0, 2).map((fact) => fact[1]);
-  return [...told, ...(value.words[index].guessed ? ["guessed"] : [])].join(", ");
-}
+const tell = (word, head) => [...facts(word, head).slice(0, 2).map((fact) => fact[1]), ...(word.guessed ? ["guessed"] : [])].join(", ");
 
-// The measured effect as the share of its probability that the word loses.
-function unseen(effect) {
-  const lost = 1 - Math.exp(-effect);
-  return lost < 0.005 ? "as likely unseen" : percent(lost) + " less likely unseen";
-}
+const stem = (name) => name.replace(/(?<=.)\.[^.]*$/, "");
 
-function phaseOf({ phase, share, ahead }) {
-  if (phase === "sending") return "Sending the photo" + (share && share < 1 ? ", " + percent(share) : "") + " …";
-  if (ahead === 1) return "1 photo comes before this one …";
-  if (ahead > 1) return ahead + " photos come before this one …";
-  return "Looking at the photo …";
+function save(blob, name) {
+  const link = document.createElement("a");
+  Object.assign(link, { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 // On a small screen the words come to the visitor; a failure comes with the buttons to try another.

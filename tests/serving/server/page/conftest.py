@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,17 @@ class Visit:
             }""",
             [path.name for path in paths],
         )
+
+    def record(self) -> dict[str, Any]:
+        """The caption on the page, as it is saved under Data."""
+        with self.tab.expect_download() as saved:
+            self.tab.click(".json")
+        record: dict[str, Any] = json.loads(Path(saved.value.path()).read_text())
+        assert saved.value.suggested_filename == f"{Path(record['image']).stem}.json"
+        return record
+
+    def posts(self, path: str = "api/caption") -> int:
+        return sum(url.endswith("/" + path) for url in self.requests)
 
     def heat(self) -> str:
         return self.tab.evaluate("document.querySelector('.heat').toDataURL()")

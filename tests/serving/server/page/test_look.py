@@ -24,7 +24,7 @@ def test_a_phone_needs_no_sideways_scrolling(phone: Visit) -> None:
 def test_what_is_touched_on_a_phone_is_large_enough(phone: Visit) -> None:
     phone.tab.click("text=Search settings")
     small = phone.tab.evaluate(
-        """[...document.querySelectorAll('#columns :is(button, a, input, select, summary)')]
+        """[...document.querySelectorAll('.captioner :is(button, a, input, select, summary)')]
           .map(x => [x, (x.closest('label.control') ?? x).getBoundingClientRect()])
           .filter(([x, box]) => box.height > 0 && (box.height < 44 || box.width < 44))
           .map(([x, box]) => x.className + ' ' + box.width + ' x ' + box.height)"""
@@ -70,12 +70,12 @@ def test_a_finger_taps_and_a_mouse_points(phone: Visit, visit: Visit) -> None:
 
 def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.tab.set_viewport_size({"width": 1920, "height": 1080})
-    box = visit.tab.locator("#columns").bounding_box()
+    box = visit.tab.locator(".captioner").bounding_box()
     assert box["x"] == pytest.approx(1920 - box["x"] - box["width"], abs=16)
     assert box["width"] < 1300
-    visit.tab.route("**/page/captions", lambda route: route.abort())
+    visit.tab.route("**/api/caption", lambda route: route.abort())
     visit.choose(SAMPLES / "rocket.jpg", state="failed")
-    assert visit.tab.locator("#columns").bounding_box()["width"] == box["width"]  # nothing jumps
+    assert visit.tab.locator(".captioner").bounding_box()["width"] == box["width"]  # nothing jumps
     visit.errors.clear()  # the browser's own, about the network
 
 
@@ -100,7 +100,7 @@ def test_text_can_be_read_in_light_and_dark(desk: Any, server: Server, scheme: s
 
 def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
     with visiting(desk, server, reduced_motion="reduce") as visit:
-        visit.tab.route("**/page/captions", lambda route: None)
+        visit.tab.route("**/api/caption", lambda route: None)
         visit.choose(SAMPLES / "rocket.jpg", state="waiting")
         moving = visit.tab.evaluate(
             "document.getAnimations().filter(a => a.playState === 'running').length"

@@ -1,4 +1,7 @@
-// What the page's numbers and colours mean: a touch on a dotted term says it, another closes it.
+// What is known of a word, in words; and what those mean: a touch on a dotted term says it, another
+// closes it.
+import { percent, placeOf } from "./sentence.js";
+
 const MEANINGS = {
   sure: "How likely the model found this word, given the photo and the words before it. A small number "
     + "can still be the best of thousands of words.",
@@ -13,29 +16,44 @@ const MEANINGS = {
     + "that share. The scale is the same for every word and every photo, so that two pictures can be compared.",
 };
 
+// The attention of a word's one head, from 1, or the mean of all; undefined where the model has none.
+export function attentionOf({ attention }, head) {
+  return attention && head ? { ...attention, weights: attention.heads[head - 1] } : attention;
+}
+
+// What is known of a word of a record: pairs of a term and its text.
+export function facts(word, head) {
+  const attention = attentionOf(word, head), known = [["sure", percent(word.probability) + " sure"]];
+  if (attention) known.push(["looked", "looked " + placeOf(attention)]);
+  if (word.gate !== undefined) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);
+  if (word.effect !== undefined) {
+    const lost = 1 - Math.exp(-word.effect);
+    known.push(["effect", lost < 0.005 ? "as likely unseen" : percent(lost) + " less likely unseen"]);
+  }
+  return known;
+}
+
 export function term(name, text) {
   const button = document.createElement("button");
-  button.type = "button";
-  button.className = "term";
+  Object.assign(button, { type: "button", className: "term", textContent: text, ariaExpanded: "false" });
   button.dataset.term = name;
-  button.textContent = text;
-  button.setAttribute("aria-expanded", "false");
   return button;
 }
 
-// Every [data-term] in `root` opens its meaning in the .meaning that follows its line.
+// Every [data-term] in `root` opens its meaning in the .meaning that follows its line. Gives what
+// closes them.
 export function explainTerms(root) {
   const close = () => {
     for (const box of root.querySelectorAll(".meaning")) box.replaceChildren();
-    for (const each of root.querySelectorAll("[data-term]")) each.setAttribute("aria-expanded", "false");
+    for (const each of root.querySelectorAll("[data-term]")) each.ariaExpanded = "false";
   };
   root.addEventListener("click", (event) => {
     const button = event.target.closest("[data-term]");
     if (!button) return;
-    const open = button.getAttribute("aria-expanded") === "true";
+    const open = button.ariaExpanded === "true";
     close();
     if (open) return;
-    button.setAttribute("aria-expanded", "true");
+    button.ariaExpanded = "true";
     button.closest(".explained").querySelector(".meaning").textContent = MEANINGS[button.dataset.term];
   });
   root.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });

@@ -1,0 +1,46 @@
+// A photo on the stage. A large one is made small before it is drawn: 48 megapixels would take the
+// browser 200 MB, and no screen shows them.
+const LARGEST = 2048;  // pixels
+
+// Show a photo, a Blob or an address, in an image, unless it is no longer wanted; false where the
+// browser cannot show it.
+export async function loadPhoto(image, photo, wanted) {
+  let address = photo;
+  try {
+    if (photo instanceof Blob) address = URL.createObjectURL(await fit(photo));
+    if (!wanted()) return false;
+    release(image);
+    image.src = address;
+    await image.decode();
+    return true;
+  } catch {
+    if (wanted()) release(image);
+    return false;
+  }
+}
+
+// The browser keeps what a blob's address leads to until it is told otherwise.
+function release(image) {
+  if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);
+  image.removeAttribute("src");
+}
+
+async function fit(photo) {
+  const image = new Image(), address = URL.createObjectURL(photo);
+  try {
+    // Until it is drawn, an image is read and not decoded.
+    await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
+    const { naturalWidth, naturalHeight } = image, scale = LARGEST / Math.max(naturalWidth, naturalHeight);
+    return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale)) : photo;
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+async function shrink(photo, width, height) {
+  const bitmap = await createImageBitmap(photo, { resizeWidth: width, resizeHeight: height, resizeQuality: "high" });
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return new Promise((done) => canvas.toBlob(done, "image/webp", 0.9));
+}

@@ -1,0 +1,116 @@
+// The server, asked over its HTTP API: the same that other programs have. What goes wrong is thrown as
+// a problem in words for people: { title, detail, again }, the last where trying again can help.
+const at = (path) => new URL(path, document.baseURI).href;
+const megabytes = (bytes) => Math.round(bytes / 1e5) / 10 + " MB";
+
+export const problems = {
+  many: (count) => ({
+    title: "One photo at a time",
+    detail: `These are ${count}. For many photos there is the HTTP API, and on the command line captioner batch.`,
+  }),
+  tooLarge: (name, limit) => ({
+    title: "The photo is too large",
+    detail: `${name} has more than the ${megabytes(limit)} that this server takes. Save it smaller, and choose it again.`,
+  }),
+  unreadable: (name) => ({
+    title: "The file cannot be read",
+    detail: `${name} is a folder, or has been moved or changed meanwhile. Choose the photo again.`,
+  }),
+  unreachable: { title: "The server does not answer", detail: "It may have been stopped, or the network is down.", again: true },
+  interrupted: { title: "The server stopped before it had finished", detail: "There is no caption of this photo yet.", again: true },
+};
+
+const WORDS = {
+  "busy": { title: "Too many photos are waiting", detail: "The server takes no more at the moment. Try again in a few seconds.", again: true },
+  "closing": { title: "The server is shutting down", detail: "It takes no more photos. If it is starting anew, try again soon.", again: true },
+  "upload-too-slow": { title: "The photo took too long to arrive", detail: "The connection is slow. A smaller photo arrives sooner.", again: true },
+};
+
+// From the server's own problem document, if it is one and not a proxy's page.
+function parse(text) {
+  try { return JSON.parse(text); } catch { return null; }
+}
+
+function problemOf(problem, status) {
+  return WORDS[problem?.type] ?? {
+    title: problem?.title ?? "The server could not do this",
+    detail: problem?.detail ?? `It answered with the status ${status}.`,
+    again: status >= 500,
+  };
+}
+
+function formOf(file, fields) {
+  const form = new FormData();
+  form.append("image", file, file.name);
+  for (const [name, value] of Object.entries(fields)) if (value !== undefined) form.append(name, value);
+  return form;
+}
+
+// A record of a photo. `follow` hears how far it is: { sent: 0..1 }, then { ahead: n } while n photos
+// come first. XMLHttpRequest alone knows how much of an upload has been sent.
+export function caption(file, settings, { signal, follow }) {
+  return new Promise((done, failed) => {
+    const request = new XMLHttpRequest();
+    let read = 0;
+    const lines = () => {
+      const text = request.responseText, end = text.lastIndexOf("\n") + 1;
+      const fresh = text.slice(read, end).split("\n").filter(Boolean).map(JSON.parse);
+      read = end;
+      return fresh;
+    };
+    // The server does not say a photo's name, which it was only told.
+    const named = (problem) => ({ ...problem, detail: problem.detail.replace(/^the image/, file.name) });
+    const take = () => {
+      if (request.status !== 200) return;
+      for (const line of lines()) {
+        const [record] = line.records ?? [];
+        if (record?.error) failed(named(problemOf(record.error, 200)));
+        else if (record) done(record);
+        else follow(line);
+      }
+    };
+    request.upload.onprogress = ({ loaded, total }) => follow({ sent: loaded / total });
+    request.upload.onload = () => follow({ ahead: 0 });
+    request.onprogress = take;
+    request.onerror = () => failed(read ? problems.interrupted : problems.unreachable);
+    request.onload = () => {
+      take();
+      failed(request.status === 200 ? problems.interrupted : problemOf(parse(request.responseText), request.status));
+    };
+    signal.addEventListener("abort", () => request.abort());
+    request.open("POST", at("api/caption"));
+    request.setRequestHeader("Accept", "application/x-ndjson");
+    request.send(formOf(file, { ...settings, attention: true, preview: true }));
+  });
+}
+
+async function answer(path, options) {
+  const response = await fetch(at(path), options).catch(() => { throw problems.unreachable; });
+  if (!response.ok) throw problemOf(parse(await response.text()), response.status);
+  return response;
+}
+
+// What a photo and the record of one sentence of it are posted for once more.
+function post(path, file, { preview, ...record }, fields, signal) {
+  const form = formOf(file, { record: JSON.stringify({ ...record, alternatives: [] }), ...fields });
+  return answer(path, { method: "POST", body: form, signal });
+}
+
+// The same sentence, with the effect of each word.
+export async function check(file, record, signal) {
+  const response = await post("api/effect", file, record, {}, signal);
+  return (await response.json()).records[0];
+}
+
+// A picture of it as a Blob: kind is overlay (of a word, from 1), sheet or animation.
+export async function draw(kind, file, record, { word, head, look }) {
+  const fields = { ...look, ...(head ? { head } : {}), ...(kind === "overlay" ? { word } : {}) };
+  return (await post("api/" + kind, file, record, fields)).blob();
+}
+
+export const addressOf = (sample) => at("page/samples/" + encodeURIComponent(sample));
+
+export async function fetchSample(name) {
+  const response = await answer(addressOf(name));
+  return new File([await response.blob()], name, { type: response.headers.get("Content-Type") ?? "" });
+}

@@ -1,0 +1,88 @@
+"""What the page draws over a photo is what the library draws, and where the model looked."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import Caption
+from captioner.vision.image import open_image
+from tests.serving.server.conftest import SAMPLES, Server, serve
+from tests.serving.server.page.conftest import Visit
+from tests.spots import CASES, lit_place, make_spot_checkpoint, near, pictures_in
+
+MODES = ("crop", "pad", "squash")
+PIXELS = """() => {
+  const [photo, heat] = ['.photo', '.heat'].map((name) => document.querySelector(name));
+  const canvas = document.createElement('canvas');
+  Object.assign(canvas, { width: heat.width, height: heat.height });
+  const context = canvas.getContext('2d');
+  for (const layer of [photo, heat]) context.drawImage(layer, 0, 0, heat.width, heat.height);
+  return canvas.toDataURL();
+}"""
+"""The photo with its heat, as the page lays one over the other."""
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """How the model's checkpoint makes a photo square."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model looks at the brightest place."""
+    folder = tmp_path_factory.mktemp(mode)
+    make_spot_checkpoint(mode).save(folder / "spot.safetensors")
+    with serve(folder / "tmp", "--checkpoint", folder / "spot.safetensors") as running:
+        yield running
+
+
+def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
+    """Pixel by pixel, where the page shows a photo in its own size."""
+    tab, path = visit.tab, tmp_path / "coffee.png"
+    photo = Image.open(SAMPLES / "coffee.jpg").resize((301, 227))
+    photo.save(path)
+    visit.choose(path)
+    caption = Caption.from_record(visit.record(), open_photo=lambda: open_image(path))
+    for colors in ("inferno", "viridis", "spotlight"):
+        for smooth in (True, False):
+            for strength in (75, 40):
+                tab.select_option(".colors", colors)
+                tab.set_checked(".smooth", smooth)
+                tab.locator(".strength").fill(str(strength))
+                shown = base64.b64decode(tab.evaluate(PIXELS).partition(",")[2])
+                page = np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), int)
+                look = {"colors": colors, "smooth": smooth, "strength": strength / 100}
+                expected = np.asarray(caption.overlay(1, **look), int)
+                assert page.shape == expected.shape
+                assert np.abs(page - expected).max() <= 3, look
+                assert np.abs(page - np.asarray(photo, int)).max() > 20  # or there is no heat
+
+
+def test_the_page_marks_the_spot(mode: str, visit: Visit, tmp_path: Path) -> None:
+    """Its own drawing, and the pictures to save."""
+    for case in (case for case in CASES.values() if case.mode == mode):
+        (tmp_path / "photo.jpg").write_bytes(case.photo)
+        visit.choose(tmp_path / "photo.jpg")
+        for smooth in (True, False):
+            visit.tab.set_checked(".smooth", smooth)
+            shown = visit.tab.locator("img.photo")
+            shown.scroll_into_view_if_needed()
+            marked = visit.tab.screenshot(clip=shown.bounding_box())
+            for picture in (Image.open(io.BytesIO(marked)), saved(visit, "overlay")):
+                assert near(lit_place(picture, case.photo), case.at)
+        _, sheet = pictures_in(saved(visit, "sheet"))
+        assert near(lit_place(sheet, case.photo), case.at)
+
+
+def saved(visit: Visit, kind: str) -> Image.Image:
+    with visit.tab.expect_download() as download:
+        visit.tab.click(f"[data-picture={kind}]")
+    return Image.open(download.value.path())
