@@ -30,6 +30,7 @@ PROGRAMS = {
     "curl": (("curl",), "curl"),
     "exiftool": (("exiftool",), "libimage-exiftool-perl"),
     "java": (("java",), "default-jre-headless"),
+    "nginx": (("nginx", "/usr/sbin/nginx"), "nginx-light"),
 }
 BROWSER_FLAGS = [
     "--no-sandbox",
@@ -52,7 +53,7 @@ LONGEST = (
     "test_front_ends.py",
     "serving/server/page/test_photos.py",
     "training/test_train.py",
-    "serving/server/test_attacks.py",
+    "serving/server/test_limits.py",
     "serving/server/page/",
     "training/test_ablation.py",
     "training/prepare/test_prepared.py",

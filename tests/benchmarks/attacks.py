@@ -19,8 +19,8 @@ from PIL import Image
 
 from captioner.bundled import sample_photos
 from tests.captioner import bombs
-from tests.serving.server.test_attacks import huge_tile, many_scans
 from tests.serving.server.test_bad_uploads import png
+from tests.serving.server.test_limits import huge_tile, many_scans
 
 __all__ = ["PASSWORD", "Client", "honest_photos", "hostile_photos", "make_attacks"]
 
@@ -35,7 +35,7 @@ class Client:
     """Somebody at an address of this machine.
 
     Args:
-        url: of the server.
+        url: of the server, or of a proxy before it, with the path at which it shows the server.
         address: 127.x.y.z, by which the server knows its clients.
 
     """
@@ -43,8 +43,7 @@ class Client:
     def __init__(self, url: str, address: str) -> None:
         where = urlsplit(url)
         self.host, self.port = str(where.hostname), int(where.port or 80)
-        self.address = address
-        self.cookie = f"Cookie: captioner_page={secrets.token_urlsafe(16)}"
+        self.address, self.prefix = address, where.path.rstrip("/")
 
     async def exchange(self, data: bytes, *, patience: float = 120) -> bytes:
         """Send a request, and read its whole answer."""
@@ -83,18 +82,22 @@ class Client:
         """Make the head of a request that closes its connection."""
         named = {header.split(":")[0] for header in headers}
         lines = (
-            f"{method} {path} HTTP/1.1",
+            f"{method} {self.prefix}{path} HTTP/1.1",
             *(() if "Host" in named else (f"Host: {self.host}:{self.port}",)),
             *(() if "Authorization" in named else (_AUTHORIZATION,)),
             f"Content-Length: {length}",
             "Connection: close",
-            *(() if "Cookie" in named else (self.cookie,)),
             *headers,
         )
         return "\r\n".join((*lines, "", "")).encode()
 
     def upload(
-        self, photo: bytes, path: str = "/api/caption", name: str = "image", **fields: object
+        self,
+        photo: bytes,
+        path: str = "/api/caption",
+        name: str = "image",
+        accept: str = "*/*",
+        **fields: object,
     ) -> bytes:
         """Make a whole request with a photo."""
         part = f"--{_BOUNDARY}\r\nContent-Disposition: form-data; name="
@@ -102,7 +105,7 @@ class Client:
         body = f'{texts}{part}"{name}"; filename="x.jpg"\r\n\r\n'.encode() + photo
         body += f"\r\n--{_BOUNDARY}--\r\n".encode()
         kind = f"Content-Type: multipart/form-data; boundary={_BOUNDARY}"
-        return self.head("POST", path, len(body), kind) + body
+        return self.head("POST", path, len(body), kind, f"Accept: {accept}") + body
 
     def call(self, data: object, session: str) -> bytes:
         """Make a call of a function of the page."""
@@ -156,7 +159,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
     backslashes = "\\" * 50_000
     costly = client.upload(honest_photos()[0], beam_size=20, captions=20, check_attention="true")
     stream = client.head("GET", f"/gradio_api/heartbeat/x{secrets.token_hex(4)}")
-    guesser = Client(f"http://{client.host}:{client.port}", "127.0.3.1")
+    guesser = Client(f"http://{client.host}:{client.port}{client.prefix}", "127.0.3.1")
 
     async def guess() -> None:
         wrong = base64.b64encode(f"soak:{random.random()}".encode()).decode()
@@ -190,7 +193,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
             client.head("GET", "/gradio_api/queue/data?session_hash=nobody")
         ),
         "costly photos": lambda: several([costly] * 4),
-        "upload for the store": lambda: client.exchange(
+        "upload that nobody captions": lambda: client.exchange(
             client.upload(wasted, "/gradio_api/upload", "files")
         ),
         "leaves": lambda: client.hold(photo, 0.01),
@@ -201,7 +204,7 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
         "another name": lambda: client.exchange(client.head("GET", "/", 0, "Host: evil.example")),
         "no such path": lambda: client.exchange(client.head("GET", f"/x{random.random()}")),
         "a cookie of backslashes": lambda: client.exchange(
-            client.head("GET", "/page/captions/x", 0, f'Cookie: a="{backslashes}"')
+            client.head("GET", "/metrics", 0, f'Cookie: a="{backslashes}"')
         ),
         "another port": lambda: client.exchange(
             client.head("POST", "/api/caption", 0, "Origin: http://127.0.0.1:3000")
@@ -214,14 +217,15 @@ def make_attacks(client: Client, photos: dict[str, bytes]) -> dict[str, Attack]:
 
 
 async def _pictures(client: Client, data: bytes, *, taken: bool) -> None:
-    """Upload a photo to the page, and ask for all its pictures, to take them or not."""
-    answer = await client.exchange(client.upload(data, "/page/captions", "photo"))
-    token = re.search(rb'"token": "([\w-]+)"', answer)
-    if token is not None:
-        names = ("photo.jpg", "overlay.png", "sheet.png", "words.webp") * 6
-        heads = [client.head("GET", f"/page/captions/{token[1].decode()}/{n}") for n in names]
-        take = client.exchange if taken else lambda head: client.hold(head, 10)
-        await asyncio.gather(*map(take, heads), return_exceptions=True)
+    """Have a photo captioned, and ask for all its pictures, to take them or not."""
+    answer = await client.exchange(client.upload(data, attention="true"))
+    found = re.search(rb'{"records":\[(.*)\]}', answer, re.DOTALL)
+    if found is not None and b'"words"' in found[1]:
+        record = found[1].decode()
+        paths = ("/api/overlay", "/api/sheet", "/api/animation", "/api/effect") * 6
+        requests = [client.upload(data, path, record=record) for path in paths]
+        take = client.exchange if taken else lambda request: client.hold(request, 10)
+        await asyncio.gather(*map(take, requests), return_exceptions=True)
 
 
 async def _calls(client: Client) -> None:

@@ -1,7 +1,7 @@
 """The server under attack: do honest photos come through, and does it come back to rest?
 
     PYTHONPATH=.:training:serving python tests/benchmarks/soak.py \
-        [--minutes 20] [--clients 32] [--hostile 8] [--output soak]
+        [--minutes 20] [--clients 32] [--hostile 8] [--output soak] [--proxy]
 
 1. All clients together, hostile ones too, for 15 % of the time (at least a minute): the server
    meets everything once. Then it rests, and its memory is that "before".
@@ -12,7 +12,9 @@
 The whole takes about 8 minutes more than 20. The server is started here, on the same
 cores, with a password; honest clients have addresses of their own (127.0.1.x), hostile ones theirs
 (127.0.2.x), and nothing is sent to any other machine. Every fourth honest client is a visitor of
-the page, who also wants the photo shown. Memory is the proportional size (PSS) of the server with
+the page, who hears of the queue, and then wants a sheet. With --proxy all of them come through
+nginx, as examples/deploy has it; without, they attack the bare server, which does not withstand
+all of it: see docs/serving.md. Memory is the proportional size (PSS) of the server with
 its decoding processes. Linux only. Prints what was found, writes it to OUTPUT.txt and OUTPUT.json,
 and ends with status 0 if every bar is met, 1 if not.
 """
@@ -30,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -38,11 +41,10 @@ from typing import Any
 from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
 from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
+from tests.serving.server.proxy import nginx
 
-# Seconds that the server keeps uploads: more than the slowest caption under attack takes (half a
-# minute), whose visitor then wants the photo, and few, so that it comes to rest soon.
-KEEP = 90
-REST = KEEP + 45  # it sweeps every 20 s
+KEEP = 60  # seconds that the server keeps what gradio_client uploads
+REST = KEEP + 45  # it looks every half minute
 RETRIES = 30  # of a 503, as Retry-After asks; then the photo counts as lost
 SLOWER, LARGER = 3.0, 1.10  # the bars
 
@@ -75,13 +77,13 @@ class Tally:
 class Soak:
     """The clients of one server."""
 
-    def __init__(self, server: Server, arguments: argparse.Namespace) -> None:
+    def __init__(self, server: Server, url: str, arguments: argparse.Namespace) -> None:
         self.server, self.pause = server, arguments.pause
         self.photos, hostile = honest_photos(), hostile_photos()
         honest = range(1, arguments.clients - arguments.hostile + 1)
-        self.honest = [Client(server.url, f"127.0.1.{number}") for number in honest]
+        self.honest = [Client(url, f"127.0.1.{number}") for number in honest]
         self.attacks = [
-            make_attacks(Client(server.url, f"127.0.2.{number}"), hostile)
+            make_attacks(Client(url, f"127.0.2.{number}"), hostile)
             for number in range(1, arguments.hostile + 1)
         ]
         self.memory: list[tuple[float, float]] = []  # seconds since the start, megabytes
@@ -118,15 +120,16 @@ class Soak:
     async def ask_once(self, client: Client, photo: bytes, tally: Tally, visitor: bool) -> None:
         """Send a photo until it is captioned, as often as the server asks for it."""
         started = time.monotonic()
-        route = ("/page/captions", "photo") if visitor else ("/api/caption", "image")
-        answer = await self.insist(client, client.upload(photo, *route), tally)
+        accept = "application/x-ndjson" if visitor else "*/*"
+        request = client.upload(photo, accept=accept, attention="true")
+        answer = await self.insist(client, request, tally)
         if answer is None:
             return
         tally.seconds.append(time.monotonic() - started)
-        token = re.search(rb'"token": "([\w-]+)"', answer)
-        if visitor and token is not None:
-            path = f"/page/captions/{token[1].decode()}/photo.jpg"
-            if await self.insist(client, client.head("GET", path), tally) is None:
+        record = re.search(rb'{"records": \[(.*)\]}', answer)
+        if visitor and record is not None:
+            request = client.upload(photo, "/api/sheet", record=record[1].decode())
+            if await self.insist(client, request, tally) is None:
                 tally.lost["picture"] += 1
 
     async def insist(self, client: Client, request: bytes, tally: Tally) -> bytes | None:
@@ -138,7 +141,7 @@ class Soak:
                 tally.lost[type(error).__name__] += 1
                 return None
             good = answer.startswith(b"HTTP/1.1 200")
-            if good and (b'"caption"' in answer or b"image/jpeg" in answer[:1000]):
+            if good and (b'"caption"' in answer or b"image/png" in answer[:1000]):
                 return answer
             if not (answer.startswith(b"HTTP/1.1 503") or b'"type": "busy"' in answer):
                 tally.lost[answer[9:12].decode() or "no answer"] += 1
@@ -164,9 +167,9 @@ class Soak:
                 await asyncio.sleep(0.05)
 
 
-async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
+async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all parts, and tell what was found."""
-    run, seconds = Soak(server, arguments), 60 * arguments.minutes
+    run, seconds = Soak(server, url, arguments), 60 * arguments.minutes
     fresh = memory(server)
     say(f"warming up; all ends in about {arguments.minutes * 1.25 + 2 * REST / 60:.0f} minutes")
     await run.run(max(60.0, 0.15 * seconds), attacked=True)
@@ -178,7 +181,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     attacked = await run.run(seconds, attacked=True)
     say("the attack is over; resting")
     await asyncio.sleep(REST)
-    client = Client(server.url, "127.0.1.1")
+    client = Client(url, "127.0.1.1")
     try:
         health = (await client.exchange(client.head("GET", "/api/health")))[9:12].decode()
     except (OSError, TimeoutError) as error:
@@ -187,6 +190,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     lines = [line for line in server.lines if "Traceback" in line or "Error" in line]
     return {
         "minutes": arguments.minutes,
+        "proxy": arguments.proxy,
         "honest_clients": len(run.honest),
         "hostile_clients": len(run.attacks),
         "pause_s": arguments.pause,
@@ -230,6 +234,7 @@ def text(found: dict[str, Any]) -> str:
         f"{found['minutes']:g} minutes, {found['cores']} cores, bundled checkpoint, "
         f"{found['honest_clients']} honest clients with a photo at a time and about "
         f"{found['pause_s']:g} s between, {found['hostile_clients']} hostile ones"
+        f"{', through nginx' if found['proxy'] else ''}"
     ]
     for name in ("alone", "under_attack"):
         part = found[name]
@@ -288,14 +293,20 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=8, help="of the clients")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between honest photos")
     parser.add_argument("--output", default="soak", help="files to write, without .txt and .json")
+    parser.add_argument("--proxy", action="store_true", help="put nginx before the server")
     arguments = parser.parse_args()
     # Of its own: a fork of the process that imports for the tests would share memory with it.
     os.environ["CAPTIONER_TESTS_FORK"] = "0"
+    options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1", "--keep", KEEP)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serve(Path(folder), "--keep", KEEP, CAPTIONER_AUTH=PASSWORD) as server,
+        serve(Path(folder), *options, CAPTIONER_AUTH=PASSWORD) as server,
+        ExitStack() as stack,
     ):
-        found = asyncio.run(soak(server, arguments))
+        url = server.url
+        if arguments.proxy:
+            url = stack.enter_context(nginx(Path(folder) / "nginx", url))
+        found = asyncio.run(soak(server, url, arguments))
     found["bars"] = {bar: {"is": is_, "met": met} for bar, (is_, met) in bars(found).items()}
     Path(f"{arguments.output}.json").write_text(json.dumps(found, indent=1) + "\n")
     Path(f"{arguments.output}.txt").write_text(text(found) + "\n")

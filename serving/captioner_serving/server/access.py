@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.credentials import Credentials
+from captioner_serving.server.door import visit_of
 from captioner_serving.server.problems import ThrottledError, UnauthorizedError, problem
-from captioner_serving.server.routes import visit_of
 
 __all__ = ["Access"]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from starlette.types import Scope
 
-from captioner.errors import ConfigError
-
-__all__ = ["Addresses", "client_of", "parse_address", "whole_client"]
+__all__ = ["client_of", "parse_address", "whole_client"]
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
@@ -34,24 +31,3 @@ def whole_client(host: str) -> str:
 def client_of(scope: Scope) -> str:
     """Name the client of a request."""
     return whole_client((scope.get("client") or ("",))[0])
-
-
-class Addresses:
-    """Addresses and networks.
-
-    Raises:
-        ConfigError: one is neither.
-
-    """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        try:
-            self._networks = [ip_network(text, strict=False) for text in texts]
-        except ValueError as error:
-            raise ConfigError(
-                f"--trusted-proxy: {error}: give an address such as 127.0.0.1 or 10.0.0.0/8"
-            ) from error
-
-    def __contains__(self, host: str) -> bool:
-        address = parse_address(host)
-        return address is not None and any(address in network for network in self._networks)

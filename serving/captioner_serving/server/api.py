@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -14,19 +15,23 @@ from pydantic import BaseModel, Field
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.errors import ImageError
+from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import OnPlace
+from captioner_serving.server.door import visit_of
 from captioner_serving.server.drawing import photo_and_record, read_record
 from captioner_serving.server.forms import Upload, read_form
-from captioner_serving.server.preview import make_preview, needs_preview
 from captioner_serving.server.problems import ClientGoneError, problem
-from captioner_serving.server.records import served_record
-from captioner_serving.server.routes import visit_of
+from captioner_serving.server.records import (
+    LONGEST_PREVIEW,
+    make_preview,
+    needs_preview,
+    served_record,
+)
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["CaptionFields", "make_router"]
+__all__ = ["CaptionFields", "make_api"]
 
 T = TypeVar("T")
 
@@ -111,7 +116,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_router(service: CaptionService) -> APIRouter:
+def make_api(service: CaptionService) -> APIRouter:
     """The routes of the API around one service."""
     router = APIRouter()
 
@@ -222,7 +227,10 @@ async def _records(
         if isinstance(result, Caption):
             preview = None
             if fields.preview and needs_preview(file.data):
-                preview = await make_preview(service.photos, file.data, client=client)
+                with suppress(CaptionerError):  # the server is busy: there is the caption at least
+                    preview = await service.with_photo(
+                        file.data, make_preview, longest=LONGEST_PREVIEW, client=client
+                    )
             records.append(
                 served_record(result, name=file.name, attention=fields.attention, preview=preview)
             )
@@ -272,7 +280,8 @@ async def _stream(work: Work) -> Response:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    return StreamingResponse(lines(), media_type=LINES)
+    # nginx would keep the lines to itself until there are more.
+    return StreamingResponse(lines(), media_type=LINES, headers={"X-Accel-Buffering": "no"})
 
 
 class _Records(Response):

@@ -1,20 +1,21 @@
-"""The whole application: the API, and the page behind its guard.
+"""The whole application: the API, and the page beside it; before both, what is everybody's.
 
-Before both stand one door, one log, one set of headers, one list of names, one password and one
-count of what is under way.
+    Door -> AccessLog -> BrowserSafety -> TrustedHostMiddleware -> Access -> Limits
+                                                                               |
+                                   FastAPI: /api, /metrics, /docs, /page/... <-'
+                                      `-> OwnUploads -> Gradio: /
 
-    Door -> AccessLog -> SecurityHeaders -> Hosts -> Access -> Admission
-                                                                   |
-               FastAPI: /api, /metrics, /docs, the page's uploads <-'
-                  `-> GradioGuard -> Gradio: /
+Nothing of a request is kept when it is answered: any number of such servers stand behind one
+address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TextIO
@@ -24,57 +25,37 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
-from captioner.decoding.turns import FairThreads
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access
-from captioner_serving.server.admission import Admission
-from captioner_serving.server.api import make_router
-from captioner_serving.server.batcher import BusyError
-from captioner_serving.server.client import add_client_endpoint
+from captioner_serving.server.api import make_api
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
-from captioner_serving.server.drawing import make_drawing_router
-from captioner_serving.server.files import make_file_router
-from captioner_serving.server.guard import GradioGuard
-from captioner_serving.server.headers import SecurityHeaders
-from captioner_serving.server.hosts import Hosts
+from captioner_serving.server.drawing import make_drawing
+from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
+from captioner_serving.server.headers import BrowserSafety
+from captioner_serving.server.limits import Limits
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import SENTENCES, STATIC, make_page, page_head
-from captioner_serving.server.problems import (
-    InternalError,
-    MethodError,
-    RequestError,
-    RouteError,
-    bad_call,
-    bad_fields,
-    problem,
-)
+from captioner_serving.server.page import SENTENCES, STATIC, make_page
+from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
-from captioner_serving.server.samples import make_sample_router
 from captioner_serving.server.service import CaptionService
-from captioner_serving.server.store import UploadStore
-from captioner_serving.server.unread import UnreadResults
 
 __all__ = ["Application"]
 
 _DESCRIPTION = """A photo in, a sentence out, and for every word the place where the model looked.
 
 Errors are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail`."""
-
-_LOGGER = logging.getLogger("captioner.server")
-
-_AGAIN = 5  # seconds, after which a client may find room in Gradio's queue
-_DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
 class Application:
@@ -102,21 +83,18 @@ class Application:
         log: TextIO | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.config = config
         self.metrics = Metrics()
         self.service = CaptionService(captioner, config, self.metrics, threads=threads, say=say)
-        self.store = UploadStore(keep=config.keep, max_bytes=config.max_store)
-        # Gradio keeps to this folder too, and every file in it is swept.
-        os.environ["GRADIO_TEMP_DIR"] = str(self.store.folder)
-        samples, first = samples or {}, None
+        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
+        os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
+        samples = samples or {}
+        first = None
         for name, path in list(samples.items())[:1]:
             caption = captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
             first = served_record(caption, name=name, attention=True)
         blocks = make_page(captioner, config, samples=samples, first=first)
-        add_client_endpoint(blocks, self.service, self.store)
-        # Gradio's worker is one of many clients of our own queue, which batches and refuses.
-        blocks.queue(default_concurrency_limit=None, max_size=config.queue)
-        blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
+        add_endpoint(blocks, self.service)
+        self._gradio = mount(blocks, config)
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,
@@ -125,27 +103,20 @@ class Application:
             root_path=config.root_path,
             lifespan=self._lifespan,
         )
-        api.include_router(make_router(self.service))
-        self._drawing = FairThreads(_DRAWN, name="drawing")
-        api.include_router(
-            make_drawing_router(self.service.photos, self._drawing, max_bytes=config.max_upload)
-        )
-        api.include_router(make_sample_router(samples))
+        api.include_router(make_api(self.service))
+        api.include_router(make_drawing(self.service))
+        for name, path in samples.items():
+            api.add_route(f"/page/samples/{name}", _file(path))
         api.mount("/page/static", StaticFiles(directory=STATIC))
-        api.include_router(make_file_router(self.store, config))
-        self._gradio = _mount(blocks, config)
+        api.mount("/", OwnUploads(self._gradio, Path(self._folder)))
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
-                app.add_exception_handler(kind, self._answer if app is api else self._answer_call)
-        functions = {number: function.inputs for number, function in blocks.fns.items()}
-        unread = UnreadResults(blocks._queue)
-        api.mount("/", GradioGuard(self._gradio, self.store, functions, unread))
-        inside = Access(Admission(api, config, self.metrics), credentials)
-        named = Hosts(inside, host=config.host, allowed=config.allowed_hosts)
-        logged = AccessLog(SecurityHeaders(named), self.metrics, log, say)
-        self.asgi: ASGIApp = Door(
-            logged, root_path=config.root_path, trusted_proxies=config.trusted_proxies
-        )
+                app.add_exception_handler(kind, self._answer)
+        inside = Access(Limits(api, config, self.metrics), credentials)
+        named = TrustedHostMiddleware(inside, config.names, www_redirect=False)
+        safe = BrowserSafety(named, frame_ancestors=config.frame_ancestors)
+        logged = AccessLog(safe, self.metrics, log, say)
+        self.asgi: ASGIApp = Door(logged, root_path=config.root_path)
 
     def refuse(self) -> None:
         """Take on nothing more; let streams that never end by themselves end."""
@@ -154,10 +125,9 @@ class Application:
             page.stop_event.set()
 
     def close(self) -> None:
-        """Finish what was accepted, and delete every upload."""
-        self.service.close()  # and its decoding processes, so that no drawing waits for them
-        self._drawing.close()
-        self.store.close()
+        """Finish what was accepted, and delete what gradio_client uploaded."""
+        self.service.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def _pages(self) -> list[gr.routes.App]:
@@ -167,80 +137,29 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async def sweep() -> None:
+        async def tidy() -> None:
             while True:
-                await asyncio.sleep(min(20.0, self.config.keep))
-                try:
-                    await asyncio.to_thread(self.store.sweep)
-                except Exception:  # what is not deleted this time is deleted the next
-                    _LOGGER.exception("uploads could not be deleted")
+                await asyncio.sleep(20)
                 await asyncio.to_thread(return_memory)
 
         async with self._gradio.router.lifespan_context(self._gradio):
-            sweeper = asyncio.create_task(sweep())
+            tidying = asyncio.create_task(tidy())
             try:
                 yield
             finally:
-                sweeper.cancel()
+                tidying.cancel()
 
     def _answer(self, _: Request, error: Exception) -> Response:
         """Answer every error in one form."""
         if isinstance(error, HTTPException):
-            return _http_problem(error)
+            return http_problem(error)
         if isinstance(error, RequestValidationError):
-            error = bad_fields(error.errors())
+            error = bad_call(error.errors())
         if not isinstance(error, CaptionerError):
             raise error
         self.metrics.errors.labels(error.type).inc()
         return problem(error)
 
-    def _answer_call(self, request: Request, error: Exception) -> Response:
-        """Answer an error of Gradio's; its client would look for a list in the detail of a 422."""
-        if isinstance(error, RequestValidationError):
-            error = bad_call(error.errors())
-        return self._answer(request, error)
 
-
-def _http_problem(error: HTTPException) -> Response:
-    """Answer in our form where a library has refused: there is no such file, or no such method."""
-    if error.status_code in (403, 404):  # Gradio has paths that it does not open
-        answer = problem(RouteError("there is no such file here: the page is at /"))
-    elif error.status_code == 503:
-        answer = problem(BusyError(_AGAIN))
-    elif error.status_code >= 500:
-        answer = problem(InternalError())
-    else:
-        kind = MethodError if error.status_code == 405 else RequestError
-        answer = problem(kind(str(error.detail)))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-def _mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
-    """Put the page into an application of its own, so that the guard can stand before it."""
-    # Without this, Gradio takes itself for not launched and does not check the paths of files
-    # that clients name.
-    blocks.has_launched = True
-    app = FastAPI(openapi_url=None)
-    gr.mount_gradio_app(
-        app,
-        blocks,
-        path="",
-        root_path=config.root_path or None,
-        max_file_size=config.max_upload,
-        footer_links=[],
-        run_history=False,
-        ssr_mode=False,
-        enable_monitoring=False,
-        pwa=False,
-        mcp_server=False,
-        theme=gr.themes.Base(
-            primary_hue="orange",
-            neutral_hue="stone",
-            radius_size="lg",
-            font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
-            font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
-        ),
-        head=page_head(),
-    )
-    return app
+def _file(path: Path) -> Callable[[Request], Response]:
+    return lambda _: FileResponse(path)

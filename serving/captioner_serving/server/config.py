@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Annotated
 
 from annotated_types import Ge, Interval
@@ -14,13 +15,11 @@ from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.server.addresses import parse_address
 
-__all__ = ["SLOWEST", "ServerConfig", "parse_size"]
-
-SLOWEST = 50_000
-"""Bytes a second that a client must send or take when its patience is used up."""
+__all__ = ["ServerConfig", "parse_size"]
 
 # As browsers send it: a name with other letters is xn--... there.
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://(\*\.)?[\w.-]+(:\d+)?", re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -46,32 +45,44 @@ class ServerConfig:
     queue: Positive = 64
     # The path under which a proxy shows the server, such as /captioner.
     root_path: str = ""
-    # Seconds that a page's upload, and its pictures for download, are kept: with the time between
-    # two sweeps, within the ten minutes that the page promises.
+    # Seconds that what gradio_client uploads is kept: with the time between two sweeps, within the
+    # ten minutes that docs/serving.md promises.
     keep: Annotated[float, Interval(ge=1, le=570)] = 540.0
     # Width times height of the largest photo that is decoded.
     max_pixels: Positive = MAX_PIXELS
     # Bytes of all bodies in memory, on their way in and until they are answered.
     max_bodies: int = 200_000_000
-    # Bytes of all photos that the page keeps; over it the oldest make way.
-    max_store: int = 500_000_000
-    # Half of the files that systems let a process have open. Half of these may be pages' streams.
+    # Connections at a time. Half of the files that systems let a process have open.
     max_connections: Annotated[int, Ge(8)] = 500
-    # Seconds in which a request's head has to come, its body to be on its way, and its answer to
-    # be taken; for the two latter what SLOWEST allows is added.
+    # Seconds in which a body has to be on its way; for its bytes some more is added (limits.py).
     patience: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
-    # Names for which the server answers beside localhost and addresses.
+    # Names for which the server answers; see `names`.
     allowed_hosts: tuple[str, ...] = ()
     # Addresses and networks of proxies that say truly who their client is.
     trusted_proxies: tuple[str, ...] = ()
+    # Origins whose pages may show this one in a frame.
+    frame_ancestors: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """For what the server answers, as Starlette's TrustedHostMiddleware has it.
+
+        A page from elsewhere can point a name of its own at this machine, and would then read what
+        only this machine may.
+        """
+        address = parse_address(self.host)
+        is_local = self.host == "localhost" or (address is not None and address.is_loopback)
+        if not is_local and not self.allowed_hosts:
+            return ["*"]
+        given = [f"[{name}]" if ":" in name else name for name in (self.host, *self.allowed_hosts)]
+        return ["localhost", "*.localhost", "127.0.0.1", "[::1]", *given]
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
-        for name in ("max_bodies", "max_store"):
-            if getattr(self, name) < self.max_upload:
-                yield f"{name} is {getattr(self, name)}: use max_upload, {self.max_upload}, or more"
+        if self.max_bodies < self.max_upload:
+            yield f"max_bodies is {self.max_bodies}: use max_upload, {self.max_upload}, or more"
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path):
             yield (
                 f"root_path is {self.root_path}: use a path such as /captioner, without a slash "
@@ -83,6 +94,14 @@ class ServerConfig:
                     f"--allowed-host {name!r}: use a name such as example.org, which holds for "
                     "every port, or *.example.org for all names below; no scheme, port or path"
                 )
+        for name in self.trusted_proxies:
+            try:
+                ip_network(name)
+            except ValueError as error:
+                yield f"--trusted-proxy: {error}: use an address such as 127.0.0.1 or 10.0.0.0/8"
+        for name in self.frame_ancestors:
+            if not _ORIGIN.fullmatch(name):
+                yield f"--frame-ancestor {name!r}: use an origin such as https://example.org"
 
 
 def parse_size(text: str) -> int:

@@ -1,37 +1,91 @@
-"""The door that every request comes through: who sent it, and for which route.
+"""The door that every request comes through: which route it is for, and what of it is believed.
 
-The prefix of a proxy is taken off here and nowhere else, and the headers in which a proxy says who
-its client is are believed only from a proxy that was named.
+The prefix of a proxy is taken off here and nowhere else. What is not in the table of routes does
+not exist: Gradio can open paths, fetch links, proxy and record, and of its routes only those stand
+here that the page and gradio_client need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from dataclasses import dataclass
+from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from captioner_serving.server.addresses import Addresses, parse_address
-from captioner_serving.server.cookies import only_ours
-from captioner_serving.server.routes import Visit, find_route
+__all__ = ["Door", "Visit", "find_route", "visit_of"]
 
-__all__ = ["Door"]
+# By the name that log and metrics have for them, so that no client can make these grow.
+_ROUTES = [
+    (name, re.compile(path, re.DOTALL))
+    for name, path in {
+        "/api/caption": r"/api/caption",
+        "/api/effect": r"/api/effect",
+        "/api/picture": r"/api/(overlay|sheet|animation)",
+        "/api/health": r"/api/health",
+        "/metrics": r"/metrics",
+        "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
+        "/page/samples": r"/page/samples/[^/]+",
+        "/page/static": r"/page/static/.+",
+        "/gradio_api/upload": r"/gradio_api/upload/?",
+        "/gradio_api/queue": r"/gradio_api/(queue/(join|data)|cancel|reset)/?",
+        "/gradio_api/heartbeat": r"/gradio_api/heartbeat/[\w-]+/?",
+        "/gradio_api": r"/gradio_api/(info|startup-events|app_id|login_check)?/?",
+        "/assets": r"/(assets|static)/.+",
+        "/": r"/|/(config|theme\.css|manifest\.json|favicon\.ico|robots\.txt)/?",
+    }.items()
+]
+
+
+def find_route(path: str) -> str | None:
+    """Name the route of a path, which may hold anything that a client can send."""
+    return next((name for name, pattern in _ROUTES if pattern.fullmatch(path)), None)
+
+
+@dataclass(eq=False)
+class Visit:
+    """What is known of a request, for all who stand behind the door.
+
+    path: below the prefix of a proxy.
+    route: its name; None where there is none.
+    user: who came in with the password.
+    told: what became of its photos has been said already.
+    """
+
+    path: str
+    route: str | None
+    user: str | None = None
+    told: bool = False
+
+    @property
+    def shown_path(self) -> str:
+        """The path without what a stranger wrote, and without what names a session."""
+        if self.route is None:
+            first, slash, _ = self.path[1:].partition("/")
+            return f"/{first[:40]}{'/...' if slash else ''}"
+        return self.route if self.route.startswith("/gradio_api") else self.path
+
+
+def visit_of(scope: Scope) -> Visit:
+    """What the door noted."""
+    visit: Any = scope["captioner"]
+    if not isinstance(visit, Visit):
+        raise TypeError("the request did not come through the door")
+    return visit
 
 
 class Door:
-    """Notes in the scope what the others go by; see `routes.Visit`.
+    """Notes in the scope what the others go by; see `Visit`.
 
     Args:
         app: what stands behind the door.
         root_path: the prefix under which a proxy shows the server, whether it strips it or not.
-        trusted_proxies: addresses and networks whose X-Forwarded-For and -Proto are believed.
 
     """
 
-    def __init__(self, app: ASGIApp, *, root_path: str, trusted_proxies: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
         self.app = app
         self._root_path = root_path
-        self._trusted = Addresses(trusted_proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with everything about it in one form."""
@@ -39,42 +93,25 @@ class Door:
             return await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        path = self._without_prefix(scope["path"])
-        headers = Headers(scope=scope)
-        client, scheme = scope.get("client"), scope["scheme"]
-        if client and client[0] in self._trusted:
-            client = self._forwarded(headers) or client
-            proto = headers.get("x-forwarded-proto", "").lower()
-            scheme = proto if proto in ("http", "https") else scheme
+        path = scope["path"]
+        if path == self._root_path or path.startswith(f"{self._root_path}/"):
+            path = path.removeprefix(self._root_path) or "/"
         scope = {
             **scope,
-            "client": client,
-            "scheme": scheme,
-            # Gradio believes them from everybody.
-            "headers": [
-                (name, value)
-                for name, value in only_ours(scope["headers"])
-                if not name.startswith(b"x-forwarded-") and name != b"forwarded"
-            ],
+            # FastAPI's routes know only GET; uvicorn drops the body of a HEAD.
+            "method": "GET" if scope["method"] == "HEAD" else scope["method"],
+            "headers": [header for header in scope["headers"] if _is_believed(header[0])],
             "root_path": self._root_path,
             "path": self._root_path + path,  # as ASGI has it: the prefix is part of the path
             "captioner": Visit(path, find_route(path)),
         }
         return await self.app(scope, receive, send)
 
-    def _without_prefix(self, path: str) -> str:
-        rest = path.removeprefix(self._root_path)
-        if rest == path or (rest and not rest.startswith("/")):
-            return path  # there is no prefix: the proxy has taken it off
-        return rest or "/"
 
-    def _forwarded(self, headers: Headers) -> tuple[str, int] | None:
-        """The last address of the list that is not a proxy's: what is before it anybody may say."""
-        listed = ",".join(headers.getlist("x-forwarded-for")).split(",")
-        for text in reversed(listed):
-            address = parse_address(text)
-            if address is None:
-                return None
-            if str(address) not in self._trusted:
-                return str(address), 0
-        return None
+def _is_believed(name: bytes) -> bool:
+    """Whether a header may come in.
+
+    Gradio believes what is said of proxies from everybody. Nothing here needs a cookie, and
+    Python's reader takes minutes for one of 60 kB of backslashes (CVE-2024-7592).
+    """
+    return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")

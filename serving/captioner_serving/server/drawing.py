@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from collections.abc import Callable
@@ -14,17 +13,16 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.decoding.turns import FairThreads
 from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner_serving.server.addresses import client_of
 from captioner_serving.server.forms import read_form
-from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import RequestError
+from captioner_serving.server.service import CaptionService
 
-__all__ = ["make_drawing_router", "photo_and_record", "read_record"]
+__all__ = ["make_drawing", "photo_and_record", "read_record"]
 
 # Sharp on any screen; a 100-megapixel PNG would be of use to nobody.
 _LONGEST_SIDE = 2400
@@ -81,24 +79,25 @@ def photo_and_record(fields: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
 
 
-def make_drawing_router(photos: PhotoReader, threads: FairThreads, *, max_bytes: int) -> APIRouter:
-    """The routes of pictures, drawn by the threads; clients take turns."""
+def make_drawing(service: CaptionService) -> APIRouter:
+    """The routes of pictures."""
     router = APIRouter(prefix="/api", tags=["pictures"])
 
     async def draw(
         request: Request, kind: type[DrawingFields], make: Callable[[Caption, Any], Response]
     ) -> Response:
         client = client_of(request.scope)
-        (file,), fields = await read_form(request, kind, max_bytes=max_bytes)
+        service.require_room(client)
+        (file,), fields = await read_form(request, kind, max_bytes=service.config.max_upload)
         caption = read_record(fields.record)
         if any(word.attention is None for word in caption.words):
-            raise ConfigError(
-                "the words of the record carry no attention: ask for it when it is made"
-            )
+            raise ConfigError("the words of the record carry no attention: ask for attention=true")
         caption.panels(fields.head)  # refused before anything is opened
-        photo = await photos.picture(file.data, longest=_LONGEST_SIDE, client=client)
-        ready = replace(caption, open_photo=photo.copy)
-        return await asyncio.wrap_future(threads.submit(lambda: make(ready, fields), client))
+
+        def work(photo: Image.Image) -> Response:
+            return make(replace(caption, open_photo=photo.copy), fields)
+
+        return await service.with_photo(file.data, work, longest=_LONGEST_SIDE, client=client)
 
     @router.post("/overlay", openapi_extra=photo_and_record(OverlayFields), response_class=Response)
     async def overlay(request: Request) -> Response:

@@ -22,6 +22,7 @@ from captioner.errors import CaptionerError
 from captioner.terminal import in_a_line
 from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.batcher import ClosedError
+from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
@@ -31,7 +32,6 @@ from captioner_serving.server.problems import (
     problem,
     status_of,
 )
-from captioner_serving.server.routes import visit_of
 
 __all__ = ["AccessLog"]
 
@@ -87,7 +87,7 @@ class AccessLog:
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
         visit = visit_of(scope)
-        name = visit.route.name if visit.route else "other"
+        name = visit.route or "other"
         self._metrics.requests.labels(name, answer.status).inc()
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]

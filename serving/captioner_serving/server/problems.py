@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from captioner.errors import (
@@ -21,8 +22,6 @@ __all__ = [
     "ClientGoneError",
     "CrossSiteError",
     "ForbiddenError",
-    "GoneError",
-    "HostError",
     "InternalError",
     "MediaTypeError",
     "MemoryShortError",
@@ -37,6 +36,7 @@ __all__ = [
     "UploadTooLargeError",
     "bad_call",
     "bad_fields",
+    "http_problem",
     "problem",
     "status_of",
 ]
@@ -83,10 +83,10 @@ class ThrottledError(CaptionerError):
 
 
 class ForbiddenError(CaptionerError):
-    """The file or route is not this client's."""
+    """The call names what is not its client's."""
 
     type = "forbidden"
-    title = "The file belongs to somebody else"
+    title = "The request names what is not its own"
 
 
 class CrossSiteError(CaptionerError):
@@ -94,19 +94,6 @@ class CrossSiteError(CaptionerError):
 
     type = "cross-site"
     title = "The request comes from another site"
-
-
-class HostError(CaptionerError):
-    """The request is for a name that is not this server's."""
-
-    type = "wrong-host"
-    title = "The server does not answer for this name"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"the request is for {name!r}: start the server with --allowed-host NAME, "
-            "if this is its name"
-        )
 
 
 class RouteError(CaptionerError):
@@ -166,13 +153,6 @@ class InternalError(CaptionerError):
         super().__init__("the server failed on this request, and its log says how: try again")
 
 
-class GoneError(CaptionerError):
-    """What the link led to has been deleted."""
-
-    type = "gone"
-    title = "The photo is no longer kept"
-
-
 class NotReadyError(CaptionerError):
     """The model does not answer."""
 
@@ -188,11 +168,9 @@ _STATUS: dict[type[CaptionerError], int] = {
     RouteError: 404,
     MethodError: 405,
     SlowUploadError: 408,
-    GoneError: 410,
     UploadTooLargeError: 413,
     ImageFormatError: 415,
     MediaTypeError: 415,
-    HostError: 421,
     ImageTooLargeError: 422,
     ImageError: 422,
     ConfigError: 422,
@@ -220,6 +198,21 @@ def bad_call(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """Name the first part of a call of the page that pydantic refuses."""
     place = ".".join(str(part)[:40] for part in errors[0]["loc"])
     return RequestError(f"the call cannot be read: {place or 'the body'}: {errors[0]['msg']}")
+
+
+def http_problem(error: HTTPException) -> JSONResponse:
+    """Answer in our form where a library has refused: there is no such file, or no such method."""
+    if error.status_code in (403, 404):  # Gradio has paths that it does not open
+        answer = problem(RouteError("there is no such file here: the page is at /"))
+    elif error.status_code == 503:
+        answer = problem(BusyError(5))
+    elif error.status_code >= 500:
+        answer = problem(InternalError())
+    else:
+        kind = MethodError if error.status_code == 405 else RequestError
+        answer = problem(kind(str(error.detail)))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def status_of(error: CaptionerError) -> int:

@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import TypeVar
 
 import torch
+from captioner.decoding.decoded import EncodedPhoto
+from PIL import Image
 
 from captioner.caption import Caption
-from captioner.decoding.prepared import PreparedImage
+from captioner.decoding.prepared import PreparedImage, prepared_images
+from captioner.decoding.reader import Reader
+from captioner.decoding.turns import FairThreads
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
@@ -23,16 +27,23 @@ from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Orde
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.photos import PhotoReader
 from captioner_serving.server.problems import MemoryShortError, NotReadyError, PhotoFailedError
 from captioner_serving.server.sentence import check_sentence, require_known
 
 __all__ = ["CaptionService"]
 
+T = TypeVar("T")
+
 _LOGGER = logging.getLogger("captioner.server")
 # Seconds. /api/health believes an answer of the last few, or a batch that is under way for as long
 # as any can take; a model that has nothing to do is asked, and has a while to answer.
 _FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
+# A photo is opened in a process that holds nothing but the photo: so many seconds at most (the
+# largest PNG takes five), behind the model and ordinary photos, and beside the largest of all there
+# is room for a usual one.
+_SECONDS, _NICE, _BESIDE = 20.0, 5, 30_000_000
+_NAME = "the image"  # in messages: what its owner calls it is nobody else's
+_DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
 class CaptionService:
@@ -70,11 +81,21 @@ class CaptionService:
             on_batch=self._on_batch,
             threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
-        self.photos = PhotoReader(captioner.transform.config, max_pixels=captioner.max_pixels)
+        self.reader = Reader(
+            captioner.transform.config,
+            workers=2,
+            quick=1,
+            max_pixels=captioner.max_pixels,
+            seconds=_SECONDS,
+            budget=captioner.max_pixels + _BESIDE,
+            nice=_NICE,
+        )
+        self.reader.start()
+        self._drawing = FairThreads(_DRAWN, name="drawing")
 
     async def caption(
         self,
-        images: Sequence[bytes | str | Path],
+        images: Sequence[bytes],
         config: GenerationConfig,
         *,
         client: str = "",
@@ -130,9 +151,30 @@ class CaptionService:
             raise ConfigError("the model captions without attention: there is nothing to check")
         return result
 
+    async def with_photo(
+        self, image: bytes, work: Callable[[Image.Image], T], *, longest: int, client: str = ""
+    ) -> T:
+        """Open a whole photo and make something of it, in one of two threads; clients take turns.
+
+        Raises:
+            ImageError: the photo cannot be opened.
+            BusyError, ClosedError: as for `caption`.
+
+        """
+
+        def make() -> T:
+            photo = EncodedPhoto(_NAME, image)
+            return work(self.reader.picture(photo, longest=longest, client=client))
+
+        self._batcher.admit(1, client)
+        try:
+            return await asyncio.wrap_future(self._drawing.submit(make, client))
+        finally:
+            self._batcher.release(1, client)
+
     async def _order(
         self,
-        images: Sequence[bytes | str | Path],
+        images: Sequence[bytes],
         order: Order,
         client: str,
         on_place: OnPlace | None = None,
@@ -221,18 +263,22 @@ class CaptionService:
     def close(self) -> None:
         """Finish what was accepted, then stop."""
         self._batcher.close()
-        self.photos.close()
+        self.reader.close()  # so that no drawing waits for them
+        self._drawing.close()
 
     async def _caption_one(
         self,
-        image: bytes | str | Path,
+        image: bytes,
         order: Order,
         client: str,
         on_place: OnPlace | None,
     ) -> Caption | ImageError:
         config = order.generation
         try:
-            prepared = await self.photos.square(image, client=client)
+            photo = EncodedPhoto(_NAME, image)
+            decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
+            decoded.check()
+            (prepared,) = prepared_images([(_NAME, decoded)])
             result: Caption | ImageError
             result = await asyncio.wrap_future(
                 self._batcher.submit(prepared, order, client, on_place)

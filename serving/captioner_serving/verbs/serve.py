@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=540,
         metavar="S",
-        help="seconds that a page's photo is kept (540)",
+        help="seconds that an upload of gradio_client is kept (540)",
     )
     add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
@@ -64,10 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-batch", type=int, default=16, metavar="N", help="images captioned together (16)")
     add("--queue", type=int, default=64, metavar="N", help="images waiting before a 503 (64)")
     add("--max-bodies", metavar="SIZE", help="of all requests under way; default: ten uploads")
-    add("--max-store", default="500MB", metavar="SIZE", help="of the page's photos; default: 500MB")
     add("--max-connections", type=int, default=500, metavar="N", help="open at a time (500)")
     add("--patience", type=float, default=15, metavar="S",
-        help="seconds for a request's head; slow uploads and answers get more (15)")  # fmt: skip
+        help="seconds for a request's body; large ones get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
     add("--hash-password", action="store_true",
@@ -77,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--root-path", default="", metavar="PATH", help="where a proxy shows the server: /captioner"
     )
+    add("--frame-ancestor", action="append", default=[], metavar="ORIGIN",
+        help="pages of this origin may show ours in a frame; may be repeated")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             host = f"[{config.host}]" if ":" in config.host else config.host
             url = f"http://{host}:{listener.getsockname()[1]}"
             _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
-            cut_off = _serve(application, listener)
+            cut_off = _serve(application, config, listener)
         finally:
             application.close()
     if cut_off:
@@ -125,11 +126,11 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         root_path=arguments.root_path,
         keep=arguments.keep,
         max_bodies=10 * max_upload if bodies is None else parse_size(bodies),
-        max_store=parse_size(arguments.max_store),
         max_connections=arguments.max_connections,
         patience=arguments.patience,
         allowed_hosts=tuple(arguments.allowed_host),
         trusted_proxies=tuple(arguments.trusted_proxy),
+        frame_ancestors=tuple(arguments.frame_ancestor),
     )
 
 
@@ -182,11 +183,9 @@ def _say(text: str) -> None:
         print(f"captioner: {text}", file=sys.stderr, flush=True)
 
 
-def _serve(application: Application, listener: socket.socket) -> int:
+def _serve(application: Application, config: ServerConfig, listener: socket.socket) -> int:
     """Serve until a signal comes; how many requests a second one, or the half minute, cut off."""
     import uvicorn
-
-    from captioner_serving.server.connections import count_owed, make_protocol
 
     # Of all that is cut off it would tell, with a traceback each.
     log = logging.getLogger("uvicorn.error")
@@ -212,7 +211,7 @@ def _serve(application: Application, listener: socket.socket) -> int:
             finally:
                 log.disabled |= not whole.done()
                 whole.cancel()
-                self.cut_off = count_owed(self.server_state.connections)
+                self.cut_off = len(self.server_state.tasks)
 
     # uvicorn raises the signals again when it has ended in good order; they have done their work.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,8 +222,9 @@ def _serve(application: Application, listener: socket.socket) -> int:
         access_log=False,
         server_header=False,
         ws="none",
-        http=make_protocol(application.config),
-        proxy_headers=False,  # see --trusted-proxy
+        http="h11",
+        forwarded_allow_ips=list(config.trusted_proxies),
+        limit_concurrency=config.max_connections,
         timeout_graceful_shutdown=30,
     )
     server = Server(options)

@@ -1,4 +1,4 @@
-"""Servers in the test's own process, over sockets: around an application of its own, or a model."""
+"""Servers in the test's own process, over sockets, around a model of the test's own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from captioner.predictor import Captioner
-from captioner_serving.server.admission import Admission
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.connections import make_protocol
 from captioner_serving.server.credentials import Credentials
-from captioner_serving.server.door import Door
-from captioner_serving.server.log import AccessLog
-from captioner_serving.server.metrics import Metrics
 from tests.serving.server.conftest import run_async
 
 
@@ -39,15 +34,6 @@ class Clock:
         self.ahead = 0.0
         real = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
-
-
-@contextlib.contextmanager
-def running(app: ASGIApp, config: ServerConfig, said: list[str]) -> Iterator[int]:
-    """Run what stands before every application around one; its port."""
-    metrics = Metrics()
-    log = AccessLog(Admission(app, config, metrics), metrics, None, said.append)
-    with listening(Door(log, root_path="", trusted_proxies=[]), config) as port:
-        yield port
 
 
 @contextlib.contextmanager
@@ -80,9 +66,14 @@ def serving(
 
 @contextlib.contextmanager
 def listening(app: ASGIApp, config: ServerConfig) -> Iterator[int]:
-    """Run an application in a thread, with our connections; its port."""
+    """Run an application in a thread; its port."""
     options = uvicorn.Config(
-        app, log_config=None, log_level="critical", ws="none", http=make_protocol(config)
+        app,
+        log_config=None,
+        log_level="critical",
+        ws="none",
+        http="h11",
+        forwarded_allow_ips=list(config.trusted_proxies),
     )
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import subprocess
@@ -9,10 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
@@ -171,8 +173,178 @@ def test_requests_at_the_same_moment_share_batches(server: Server) -> None:
     assert more_batches - batches <= 16
 
 
-def test_a_file_that_is_not_there_is_a_problem_too(api: httpx.Client) -> None:
-    answer = api.get("/page/static/none.js")
-    assert answer.status_code == 404
+LINES = {"Accept": "application/x-ndjson"}
+PICTURES = {"overlay": "image/png", "sheet": "image/png", "animation": "image/webp"}
+
+
+def recorded(client: httpx.Client, photo: bytes, **fields: str) -> dict[str, Any]:
+    fields = {"attention": "true", **fields}
+    answer = client.post("/api/caption", files={"image": ("a.jpg", photo)}, data=fields)
+    (record,) = answer.json()["records"]
+    return record
+
+
+def test_whoever_waits_hears_its_place_and_then_the_same_record(api: httpx.Client) -> None:
+    answer = api.post(
+        "/api/caption",
+        files={"image": ("a.jpg", jpeg())},
+        data={"attention": "true"},
+        headers=LINES,
+    )
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    first, *_, last = map(json.loads, answer.text.splitlines())
+    assert set(first) == {"ahead"} and last == {"records": [recorded(api, jpeg())]}
+    # A photo that fails stands in its record; what fails before it waits has its status.
+    bad = api.post("/api/caption", files={"image": ("b.txt", b"text")}, headers=LINES)
+    (record,) = json.loads(bad.text.splitlines()[-1])["records"]
+    assert bad.status_code == 200 and record["error"]["type"] == "image-format"
+    broken = api.post("/api/caption", files={"photo": jpeg()}, headers=LINES)
+    assert broken.status_code == 400
+    assert broken.headers["content-type"] == "application/problem+json"
+
+
+def test_alternatives_have_words_and_what_is_doubtful_is_marked(api: httpx.Client) -> None:
+    record = recorded(api, jpeg(), captions="3", check_attention="true")
+    assert len(record["alternatives"]) == 2
+    for sentence in (record, *record["alternatives"]):
+        assert all("attention" in word for word in sentence["words"])
+        guessed = [word.get("guessed") for word in sentence["words"]]
+        assert guessed == [True if w["effect"] < 0.05 else None for w in sentence["words"]]
+        assert ("note" in sentence) is any(guessed)
+
+
+def encoded(kind: str, count: int = 1) -> bytes:
+    frames = [Image.new("RGB", (60, 40), color) for color in ("red", "blue")[:count]]
+    more = {"save_all": True, "append_images": frames[1:]} if count > 1 else {}
+    frames[0].save(buffer := io.BytesIO(), kind, **more)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "drawn"),
+    [
+        ("JPEG", 1, False), ("PNG", 1, False), ("WEBP", 1, False), ("BMP", 1, False),
+        ("AVIF", 1, False), ("TIFF", 1, True), ("GIF", 2, True), ("WEBP", 2, True),
+        ("PNG", 2, True),
+    ],
+)  # fmt: skip
+def test_a_preview_is_of_what_browsers_do_not_show(
+    api: httpx.Client, kind: str, count: int, drawn: bool
+) -> None:
+    record = recorded(api, encoded(kind, count), preview="true")
+    assert ("preview" in record) is drawn
+    if drawn:
+        preview = record["preview"]
+        data = base64.b64decode(preview["image"].removeprefix("data:image/jpeg;base64,"))
+        picture = Image.open(io.BytesIO(data))
+        assert picture.size == (preview["width"], preview["height"]) == (60, 40)
+        red, _, blue = picture.getpixel((30, 20))
+        assert red > 200 > blue  # the first frame
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_picture_is_drawn_of_a_photo_and_its_record(
+    api: httpx.Client, saved_tiny: Path, kind: str
+) -> None:
+    record = recorded(api, jpeg())
+    look = {"smooth": "false", "strength": "0.5", "colors": "viridis"}
+    fields = {"record": json.dumps(record), **look}
+    answer = api.post(f"/api/{kind}", files={"image": jpeg()}, data=fields)
+    assert answer.status_code == 200 and answer.headers["content-type"] == PICTURES[kind]
+    drawn = Image.open(io.BytesIO(answer.content))
+    caption = Captioner.from_pretrained(saved_tiny).caption(jpeg())
+    if kind == "overlay":
+        wanted = caption.overlay(smooth=False, strength=0.5, colors="viridis")
+        difference = ImageChops.difference(drawn.convert("RGB"), wanted)
+        assert max(high for _, high in difference.getextrema()) <= 2  # numbers are rounded
+        last = {**fields, "word": str(len(record["words"]))}
+        assert api.post("/api/overlay", files={"image": jpeg()}, data=last).status_code == 200
+        over = {**fields, "word": str(len(record["words"]) + 1)}
+        assert api.post("/api/overlay", files={"image": jpeg()}, data=over).status_code == 422
+    elif kind == "animation":
+        assert drawn.n_frames == len(record["words"]) + 2
+    else:
+        assert drawn.size == caption.contact_sheet().size
+
+
+def test_the_words_of_a_record_are_checked_as_they_stand(api: httpx.Client) -> None:
+    """Of the sentence that was posted, not of a new one, and as a search measures them."""
+    checked = recorded(api, jpeg(), captions="2", check_attention="true")
+    for sentence in (checked, {**checked, **checked["alternatives"][0]}):
+        bare = [
+            {key: word[key] for key in ("word", "probability", "attention")}
+            for word in sentence["words"]
+        ]
+        posted = {**sentence, "words": bare, "alternatives": []}
+        answer = api.post(
+            "/api/effect", files={"image": jpeg()}, data={"record": json.dumps(posted)}
+        )
+        (record,) = answer.json()["records"]
+        assert record["caption"] == sentence["caption"]
+        effects = [word["effect"] for word in record["words"]]
+        assert effects == pytest.approx([word["effect"] for word in sentence["words"]], abs=2e-4)
+
+
+def spoiled(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A record whose first word has other attention."""
+    first, *others = record["words"]
+    return {
+        **record,
+        "words": [{**first, "attention": {**first["attention"], **changes}}, *others],
+    }
+
+
+RECORDS: dict[str, tuple[Callable[[dict[str, Any]], Any], int]] = {
+    "no JSON": (lambda _: "[", 400),
+    "deep": (lambda _: "[" * 100_000, 400),
+    "a list": (lambda record: [record], 400),
+    "no record": (lambda _: {"image": "x"}, 400),
+    "no words": (lambda record: {**record, "words": 7}, 422),
+    "words that are none": (lambda record: {**record, "words": [None]}, 422),
+    "too many words": (lambda record: {**record, "words": record["words"][:1] * 65}, 422),
+    "no attention": (lambda record: {**record, "words": [{"word": "a", "probability": 1}]}, 422),
+    "a probability of two": (
+        lambda record: {**record, "words": [{**record["words"][0], "probability": 2}]}, 422),
+    "a box that is empty": (lambda record: spoiled(record, box=[0, 0, 0, 1]), 422),
+    "a box of infinity": (lambda record: spoiled(record, box=[0, 0, 1, float("inf")]), 422),
+    "another box": (lambda record: spoiled(record, box=[0, 0, 1, 0.5]), 422),
+    "no weights": (lambda record: spoiled(record, weights=[]), 422),
+    "a weight of text": (lambda record: spoiled(record, weights=["1"] * 9), 422),
+    "a weight of NaN": (lambda record: spoiled(record, weights=[float("nan")] * 9), 422),
+    "weights that are no share": (lambda record: spoiled(record, weights=[0.5] * 9), 422),
+    "a grid of a million": (lambda record: spoiled(record, rows=1000, columns=1000), 422),
+    "a score that is none": (lambda record: {**record, "score": None}, 422),
+    "alternatives that are none": (lambda record: {**record, "alternatives": {}}, 422),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_bad_record_gets_its_status_and_a_sentence(api: httpx.Client, kind: str) -> None:
+    spoil, status = RECORDS[kind]
+    record = spoil(recorded(api, jpeg()))
+    text = record if isinstance(record, str) else json.dumps(record)
+    answer = api.post("/api/sheet", files={"image": jpeg()}, data={"record": text})
+    assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["type"] == "no-such-route"
+    assert len(answer.json()["detail"].split()) > 3
+
+
+def test_a_word_that_the_model_does_not_know_cannot_be_checked(api: httpx.Client) -> None:
+    record = recorded(api, jpeg())
+    for words in (
+        [],
+        [{"word": "zebra", "probability": 0.5}],
+        [{"word": "<end>", "probability": 1}],
+    ):
+        posted = json.dumps(
+            {**record, "words": [{"word": word, "probability": 0.5} for word in words]}
+        )
+        answer = api.post("/api/effect", files={"image": jpeg()}, data={"record": posted})
+        assert answer.status_code == 422 and "word" in answer.json()["detail"]
+
+
+def test_samples_are_files(api: httpx.Client) -> None:
+    answer = api.get("/page/samples/coffee")
+    assert answer.content == (SAMPLES / "coffee.jpg").read_bytes()
+    assert answer.headers["cache-control"] == "no-cache" and answer.headers["etag"]
+    assert api.get("/page/samples/none").status_code == 404

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
 from typing import Any
 
 import httpx
@@ -13,14 +15,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ConfigError
 from captioner.predictor import Captioner
 from captioner_serving.server.addresses import whole_client
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import Door
+from captioner_serving.server.door import Door, visit_of
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.routes import visit_of
+from captioner_serving.verbs.serve import _say
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import serving
 
@@ -48,56 +49,14 @@ def ask(app: Any, path: str = "/", *, peer: str = "127.0.0.1", **request: Any) -
     return run_async(send())
 
 
-@pytest.mark.parametrize(
-    ("peer", "forwarded", "client"),
-    [
-        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
-        ("127.0.0.1", "1.1.1.1, 203.0.113.9", "203.0.113.9"),  # what is before it anybody may say
-        ("127.0.0.1", "203.0.113.9, 10.1.2.3", "203.0.113.9"),  # two proxies of ours
-        ("127.0.0.1", "nonsense", "127.0.0.1"),
-        ("203.0.113.7", "198.51.100.1", "203.0.113.7"),  # a stranger who says that he is a proxy
-    ],
-)
-def test_only_a_trusted_proxy_says_who_its_client_is(
-    peer: str, forwarded: str, client: str
-) -> None:
+def test_what_is_said_of_proxies_and_cookies_stays_outside() -> None:
+    """Python's reader of cookies takes minutes for this one: so would this test."""
     inside = Inside()
-    door = Door(inside, root_path="", trusted_proxies=["127.0.0.1", "10.0.0.0/8"])
-    headers = {"X-Forwarded-For": forwarded, "X-Forwarded-Proto": "https"}
-    ask(door, peer=peer, headers={**headers, "X-Forwarded-Host": "evil.example"})
-    assert inside.scope["client"][0] == client
-    assert inside.scope["scheme"] == ("http" if peer.startswith("203") else "https")
-    assert not [name for name, _ in inside.scope["headers"] if b"forwarded" in name]
-
-
-@pytest.mark.parametrize(
-    ("sent", "kept"),
-    [
-        ("captioner_page=Az-_09", ["captioner_page=Az-_09"]),
-        ('a="\\073"; captioner_page=mine; b=c', ["captioner_page=mine"]),
-        ("a=b;captioner_page=mine", ["captioner_page=mine"]),
-        ("not_captioner_page=theirs; a=captioner_page=theirs", []),
-        ('captioner_page="quoted"', []),
-        (f"captioner_page={'x' * 65}", []),
-        ('captioner_page="' + "\\" * 60_000 + '"', []),
-    ],
-)
-def test_no_cookie_comes_in_but_our_own(sent: str, kept: list[str]) -> None:
-    """Python's reader of cookies takes minutes for the last one: so would this test."""
-    inside = Inside()
-    ask(Door(inside, root_path="", trusted_proxies=[]), headers={"Cookie": sent})
-    assert [value.decode() for name, value in inside.scope["headers"] if name == b"cookie"] == kept
-
-
-def test_nobody_is_trusted_by_default() -> None:
-    inside = Inside()
-    ask(Door(inside, root_path="", trusted_proxies=[]), headers={"X-Forwarded-For": "203.0.113.9"})
+    headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Host": "evil.example"}
+    ask(Door(inside, root_path=""), headers={**headers, "Cookie": 'a="' + "\\" * 60_000 + '"'})
+    names = {name for name, _ in inside.scope["headers"]}
     assert inside.scope["client"][0] == "127.0.0.1"
-
-
-def test_a_proxy_that_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--trusted-proxy: 'nginx'"):
-        Door(Inside(), root_path="", trusted_proxies=["nginx"])
+    assert not {name for name in names if b"forwarded" in name or name == b"cookie"}
 
 
 def test_ipv6_clients_are_counted_by_their_network() -> None:
@@ -111,9 +70,9 @@ def test_ipv6_clients_are_counted_by_their_network() -> None:
     ("path", "name", "shown"),
     [
         ("/api/caption", "/api/caption", "/api/caption"),
-        ("/page/captions/token/photo.jpg", "/page/captions", "/page/captions/..."),
-        ("/gradio_api/file=/tmp/x/IMG_1.jpg", "/gradio_api/file", "/gradio_api/file=..."),
-        ("/gradio_api/heartbeat/abc", "/gradio_api/heartbeat", "/gradio_api/heartbeat/..."),
+        ("/api/sheet", "/api/picture", "/api/sheet"),
+        ("/gradio_api/file=/tmp/x/IMG_1.jpg", None, "/gradio_api/..."),
+        ("/gradio_api/heartbeat/abc", "/gradio_api/heartbeat", "/gradio_api/heartbeat"),
         ("/assets/index.js", "/assets", "/assets/index.js"),
         ("/", "/", "/"),
         ("/nonsense/IMG_1.jpg", None, "/nonsense/..."),
@@ -124,36 +83,33 @@ def test_one_table_names_every_request_below_any_prefix(
     prefix: str, path: str, name: str | None, shown: str
 ) -> None:
     inside = Inside()
-    ask(Door(inside, root_path="/photos/words", trusted_proxies=[]), prefix + path)
+    ask(Door(inside, root_path="/photos/words"), prefix + path)
     visit = visit_of(inside.scope)
-    assert (visit.route.name if visit.route else None) == name
+    assert visit.route == name
     assert visit.shown_path == shown
     assert inside.scope["path"] == "/photos/words" + path  # and FastAPI takes it off once
 
 
 NAMES = {
-    # where it listens: names that it answers for, and names that it does not
-    "127.0.0.1": (["localhost", "127.0.0.1:7860", "[::1]:7860", "Captions.example.org:443",
-                   "a.pages.example.org", "192.168.7.7:80", "[fd00::7]:7860", "a.localhost:80"],
-                  ["evil.example", "192.168.1.5", "localhost.evil.example", "example.org", "",
-                   "evilpages.example.org", "pages.example.org", "evillocalhost"]),
-    "0.0.0.0": (["192.168.1.5:7860", "localhost"], ["evil.example", "192.168.1.5.evil.example"]),
+    # where it listens, and for what: names that it answers for, and names that it does not
+    "127.0.0.1": ([], ["localhost", "127.0.0.1:7860", "[::1]:7860", "a.localhost:80"],
+                  ["evil.example", "192.168.1.5", "localhost.evil.example", "evillocalhost", ""]),
+    "0.0.0.0": (["captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7"],
+                ["Captions.example.org:443", "a.pages.example.org", "192.168.7.7:80",
+                 "[fd00::7]:7860", "localhost"],
+                ["evil.example", "example.org", "evilpages.example.org", "pages.example.org"]),
+    "::": ([], ["192.168.1.5:7860", "any.name"], []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("listens", NAMES)
 def test_the_server_answers_for_its_own_names(listens: str, tiny_checkpoint: Checkpoint) -> None:
-    allowed = ("captions.example.org", "*.pages.example.org", "192.168.7.7", "fd00::7")
-    config = ServerConfig(host=listens, allowed_hosts=allowed)
-    good, bad = NAMES[listens]
+    allowed, good, bad = NAMES[listens]
+    config = ServerConfig(host=listens, allowed_hosts=tuple(allowed))
     with serving(Captioner(tiny_checkpoint), config) as url, httpx.Client(base_url=url) as client:
         answers = {name: client.get("/metrics", headers={"Host": name}) for name in (*good, *bad)}
     assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
-    for name in bad:
-        assert answers[name].status_code == 421, name
-        assert (
-            answers[name].json()["type"] == "wrong-host" and "--allowed-host" in answers[name].text
-        )
+    assert {answers[name].status_code for name in bad} <= {400}
 
 
 @pytest.mark.parametrize(
@@ -194,19 +150,88 @@ def test_a_websocket_ends_at_the_door() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    door = Door(inside, root_path="", trusted_proxies=[])
+    door = Door(inside, root_path="")
     run_async(door({"type": "websocket", "path": "/", "headers": []}, nobody, send))
     assert sent == [{"type": "websocket.close"}] and not inside.scope
 
 
 def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> Door:
     say = (said if said is not None else []).append
-    return Door(AccessLog(inside, metrics, stream, say), root_path="", trusted_proxies=[])
+    return Door(AccessLog(inside, metrics, stream, say), root_path="")
 
 
 def count(metrics: Metrics, status: int) -> bool:
     line = f'captioner_requests_total{{route="/api/caption",status="{status}"}} 1.0'
     return line in metrics.exposition().decode()
+
+
+def test_every_answer_has_the_security_headers(api: httpx.Client) -> None:
+    for route in ("/", "/api/health", "/metrics", "/docs", "/nonsense", "/gradio_api/info"):
+        headers = api.get(route).headers
+        assert "frame-ancestors 'self'" in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "SAMEORIGIN"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_another_site_shows_the_page_in_a_frame_where_it_may(tiny_checkpoint: Checkpoint) -> None:
+    config = ServerConfig(frame_ancestors=("https://huggingface.co",))
+    with serving(Captioner(tiny_checkpoint), config) as url:
+        headers = httpx.get(f"{url}/metrics", timeout=60).headers
+    assert "frame-ancestors 'self' https://huggingface.co" in headers["content-security-policy"]
+    assert "x-frame-options" not in headers
+
+
+def test_scripts_are_kept_by_browsers_and_asked_for_anew(api: httpx.Client) -> None:
+    script = api.get("/page/static/sentence.js")
+    assert script.headers["cache-control"] == "no-cache"  # kept, and never used unasked
+    known = {"If-None-Match": script.headers["etag"]}
+    assert api.get("/page/static/sentence.js", headers=known).status_code == 304
+    lasting = re.search(r"assets/[\w./-]+\.js", api.get("/").text)
+    assert lasting is not None
+    answer = api.get(f"/{lasting[0]}")
+    assert answer.status_code == 200 and answer.headers.get("cache-control") != "no-store"
+
+
+def test_gradio_reflects_no_foreign_origin(api: httpx.Client) -> None:
+    for path in ("/config", "/gradio_api/info", "/", "/api/health"):
+        headers = api.get(path, headers={"Origin": "https://evil.example"}).headers
+        assert not [name for name in headers if name.startswith("access-control")]
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = api.options("/config", headers=asked)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/caption", 405),
+        ("POST", "/api/health", 405),
+        ("GET", "/api", 404),
+        ("POST", "/api/caption/", 404),
+        ("GET", "/page/static/none.js", 404),
+        ("GET", "/static/%2e%2e/%2e%2e/x", 404),
+        ("GET", "/gradio_api/proxy=http://localhost", 404),
+        ("GET", "/gradio_api/file=/etc/passwd", 404),
+        ("POST", "/gradio_api/run/caption", 404),
+        ("GET", "/gradio_api/queue/data", 400),
+    ],
+)
+def test_what_is_not_there_is_a_problem_too(
+    api: httpx.Client, method: str, path: str, status: int
+) -> None:
+    answer = api.request(method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert status != 405 or ("POST" if method == "GET" else "GET") in answer.headers["allow"]
+
+
+def test_head_is_answered_as_get_is(api: httpx.Client) -> None:
+    answer = api.head("/api/health")
+    assert answer.status_code == 200 and answer.content == b""
 
 
 @pytest.mark.parametrize(
@@ -254,3 +279,15 @@ def test_a_client_that_left_while_it_sent_is_499(tmp_path: Any, inside: Inside) 
         run_async(app({**scope, "headers": []}, nobody, nobody))
     assert count(metrics, 499)
     assert json.loads((tmp_path / "log").read_text())["status"] == 499
+
+
+def test_a_full_disk_beneath_the_logs_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w")  # noqa: PTH123, SIM115 - that it cannot be flushed is the point
+    monkeypatch.setattr("sys.stderr", full)
+    log = AccessLog(PlainTextResponse("fine"), Metrics(), full, _say)
+    try:
+        assert ask(Door(log, root_path="")).status_code == 200
+        _say("captioned a photo")
+    finally:
+        with contextlib.suppress(OSError):
+            full.close()

@@ -18,6 +18,7 @@ from captioner.caption import Caption
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner, PreparedImage
+from captioner_serving.server.batcher import Batcher
 from tests.serving.server.running import Clock, serving, until
 
 COSTLY = {"beam_size": "20", "captions": "20", "check_attention": "true"}
@@ -81,20 +82,43 @@ def client(url: str, address: str = "127.0.0.1") -> httpx.Client:
 def waiting(
     url: str, level: int, fields: dict[str, str] | None = None, address: str = "127.0.0.1"
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """Send a photo, and hear of it: how many of the queue come first, at the end its caption."""
-    files = {"photo": ("x.png", grey(level))}
+    """Send a photo, and hear of it: how many of the queue come first, at the end its record."""
+    files, lines = {"image": ("x.png", grey(level))}, {"Accept": "application/x-ndjson"}
     with (
         client(url, address) as made,
-        made.stream("POST", "/page/captions", files=files, data=fields or {}) as answer,
+        made.stream("POST", "/api/caption", files=files, data=fields or {}, headers=lines) as got,
     ):
-        yield map(json.loads, answer.iter_lines())
+        yield map(json.loads, got.iter_lines())
 
 
 def last(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    return list(lines)[-1]
+    (record,) = list(lines)[-1]["records"]
+    return record
 
 
-def test_photos_of_unlike_settings_never_share_a_batch(styled: Checkpoint) -> None:
+@pytest.fixture(autouse=True)
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What has been decoded, and waits or has waited for the model."""
+    photos: list[object] = []
+    submit = Batcher.submit
+
+    def noted(batcher: Batcher, *order: Any) -> Any:
+        future = submit(batcher, *order)
+        photos.append(future)
+        return future
+
+    monkeypatch.setattr(Batcher, "submit", noted)
+    return photos
+
+
+def has_place(lines: Iterator[dict[str, Any]], ahead: int) -> bool:
+    """Whether there is word of so many photos that come first."""
+    return any(line == {"ahead": ahead} for line in lines)
+
+
+def test_photos_of_unlike_settings_never_share_a_batch(
+    styled: Checkpoint, queued: list[object]
+) -> None:
     """Nor has one more captions, or other ones, than it asked for."""
     settings = [
         {}, {"captions": "3"}, {"beam_size": "2"}, {"style": "short"}, {"check_attention": "true"},
@@ -109,8 +133,7 @@ def test_photos_of_unlike_settings_never_share_a_batch(styled: Checkpoint) -> No
             level: stack.enter_context(waiting(url, level, fields))
             for level, fields in asked.items()
         }
-        for lines in others.values():
-            next(lines)  # it waits
+        assert until(lambda: len(queued) == 13)
         model.going.set()
         answers = {level: last(lines) for level, lines in others.items()}
         assert "caption" in last(first)
@@ -124,35 +147,43 @@ def test_photos_of_unlike_settings_never_share_a_batch(styled: Checkpoint) -> No
             assert config.style == fields.get("style", "long")
             assert config.beam_size == int(fields.get("beam_size", 5))
     for level, fields in asked.items():
-        record = answers[level]["record"]
+        record = answers[level]
         assert len(record.get("alternatives", ())) == int(fields.get("captions", 1)) - 1
         assert ("effect" in record["words"][0]) is ("check_attention" in fields)
         assert record["style"] == fields.get("style", "long")
 
 
-def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(url: str, model: Model) -> None:
+def test_a_photo_does_not_wait_for_all_that_somebody_else_has_sent(
+    url: str, model: Model, queued: list[object]
+) -> None:
     with ExitStack() as stack:
         for level in range(1, 11):
-            lines = stack.enter_context(waiting(url, level, COSTLY if level == 1 else None))
-            next(lines)
-            assert until(lambda: model.batches)
+            stack.enter_context(waiting(url, level, COSTLY if level == 1 else None))
+            assert until(lambda level=level: len(queued) == level and bool(model.batches))
         other = stack.enter_context(waiting(url, 99, address="127.0.0.2"))
-        assert next(other) == {"ahead": 0}
+        assert has_place(other, 0)
+        assert until(lambda: len(queued) == 11)
         model.going.set()
         assert "caption" in last(other)
     assert model.batches[1][0][0] == 99
 
 
-def test_a_photo_that_costs_more_takes_more_places_and_less_company(url: str, model: Model) -> None:
+def test_a_photo_that_costs_more_takes_more_places_and_less_company(
+    url: str, model: Model, queued: list[object]
+) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(waiting(url, 50, address="127.0.0.2"))
         assert until(lambda: model.batches)
-        costly = [stack.enter_context(waiting(url, level, COSTLY)) for level in (1, 2)]
-        assert [next(lines) for lines in costly] == [{"ahead": 0}, {"ahead": 1}]
+        costly = []
+        for level in (1, 2):
+            costly.append(stack.enter_context(waiting(url, level, COSTLY)))
+            assert until(lambda level=level: len(queued) == 1 + level)
+            assert has_place(costly[-1], level - 1)
         third = next(stack.enter_context(waiting(url, 3, COSTLY)))
-        assert third["error"]["type"] == "busy"
+        assert third["type"] == "busy"
         other = stack.enter_context(waiting(url, 99, address="127.0.0.3"))
-        assert next(other) == {"ahead": 1}
+        assert until(lambda: len(queued) == 4)
+        assert has_place(other, 1)
         model.going.set()
         assert all("caption" in last(lines) for lines in (first, *costly, other))
     assert [levels for levels, _, _ in model.batches] == [[50], [1], [99], [2]]

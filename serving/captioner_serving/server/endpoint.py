@@ -1,0 +1,208 @@
+"""gradio_client's way in: predict(handle_file("photo.jpg"), ..., api_name="/caption").
+
+Photos come by Gradio's own upload, which needs a folder for ten minutes, and a client that comes
+back to the same server. What a call names must lie in that folder: Gradio would fetch addresses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner.caption import Caption
+from captioner.errors import CaptionerError, ConfigError
+from captioner_serving.server.addresses import whole_client
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.door import visit_of
+from captioner_serving.server.page import page_head
+from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
+from captioner_serving.server.service import CaptionService
+
+__all__ = ["OwnUploads", "add_endpoint", "mount"]
+
+_LONGEST_CALL = 16_000  # bytes: numbers and paths
+_SWEEP = 30.0  # seconds between two looks for uploads that are old
+
+
+def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
+    """Give gradio_client its function, with the fields of the API and the same record."""
+
+    async def record(
+        request: gr.Request,
+        image: Any,
+        beam_size: Any = None,
+        captions: Any = 1,
+        attention: bool = False,
+        check_attention: bool = False,
+        style: Any = None,
+    ) -> dict[str, Any]:
+        """Caption one image, as the record of the command line and the API."""
+        name, path = None, ""
+        try:
+            if not isinstance(image, dict) or "path" not in image:
+                raise ForbiddenError("there is no image: pass handle_file('photo.jpg')")
+            name, path = image.get("orig_name"), str(image["path"])
+            data = await run_in_threadpool(_read, path)
+            config = service.captioner.generation.asked(
+                beam_size=None if beam_size is None else _whole(beam_size, "beam_size"),
+                captions=_whole(captions, "captions"),
+                style=str(style or ""),
+            )
+            client = whole_client(request.client.host if request.client else "")
+            (caption,) = await service.caption(
+                [data], config, client=client, check_attention=bool(check_attention)
+            )
+            if not isinstance(caption, Caption):
+                raise caption
+        except CaptionerError as error:
+            return {"image": name, "error": error.record()}
+        return {**caption.record(attention=bool(attention)), "image": name}
+
+    with blocks, gr.Group(visible=False):
+        inputs = [
+            gr.Image(type="filepath", label="image"),
+            gr.Number(None, precision=0, label="beam_size"),  # the checkpoint's
+            gr.Number(1, precision=0, label="captions"),
+            gr.Checkbox(False, label="attention"),
+            gr.Checkbox(False, label="check_attention"),
+            gr.Textbox(None, label="style"),  # the checkpoint's
+        ]
+        # The function opens the file that it is given the path of; Gradio opens none.
+        gr.Button("Caption").click(
+            record, inputs, gr.JSON(label="record"), preprocess=False, api_name="caption"
+        )
+    # Gradio's worker is one of many clients of our own queue, which batches and refuses.
+    blocks.queue(default_concurrency_limit=None, max_size=service.config.queue)
+    blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
+
+
+def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
+    """Put the page into an application of its own, with Gradio's uploads deleted in time."""
+    # Without this, Gradio takes itself for not launched and does not check the paths of files
+    # that clients name.
+    blocks.has_launched = True
+    blocks.delete_cache = int(min(_SWEEP, config.keep)), int(config.keep)
+    app = FastAPI(openapi_url=None)
+    gr.mount_gradio_app(
+        app,
+        blocks,
+        path="",
+        root_path=config.root_path or None,
+        max_file_size=config.max_upload,
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        theme=gr.themes.Base(
+            primary_hue="orange",
+            neutral_hue="stone",
+            radius_size="lg",
+            font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
+            font_mono=["ui-monospace", "SFMono-Regular", "DejaVu Sans Mono", "monospace"],
+        ),
+        head=page_head(),
+    )
+    return app
+
+
+class OwnUploads:
+    """Stands before Gradio: calls are small, and name no files but what was uploaded.
+
+    Args:
+        app: Gradio.
+        folder: of its uploads.
+
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path) -> None:
+        self.app = app
+        self._folder = folder.resolve()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on.
+
+        Raises:
+            CaptionerError: a call that no client of ours makes; the application answers.
+
+        """
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        # Gradio would tell any origin that it may read the answer.
+        headers = [header for header in scope["headers"] if header[0] != b"origin"]
+        scope = {**scope, "headers": headers}
+        if scope["method"] == "POST" and visit_of(scope).route != "/gradio_api/upload":
+            receive = await self._checked(Request(scope, receive))
+        return await self.app(scope, receive, send)
+
+    async def _checked(self, request: Request) -> Receive:
+        """Read a call, and give the application what was checked, then what comes after it."""
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LONGEST_CALL:
+                raise UploadTooLargeError(f"a call has at most {_LONGEST_CALL:,} bytes")
+        try:
+            call = json.loads(body)
+            paths = list(_paths(call))
+            checked = json.dumps(call).encode()
+        except (ValueError, RecursionError) as error:
+            raise RequestError("the call is not JSON") from error
+        if not isinstance(call, dict):
+            raise RequestError("the call is no object")
+        data = call.get("data", [])
+        if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
+            raise RequestError("the first value of a call is a file: upload it")
+        if not all(map(self._owns, paths)):
+            raise ForbiddenError("the call names a file that was not uploaded: use handle_file")
+        first: Message = {"type": "http.request", "body": checked, "more_body": False}
+        pending = [first]
+
+        async def again() -> Message:
+            return pending.pop() if pending else await request.receive()
+
+        return again
+
+    def _owns(self, path: object) -> bool:
+        try:
+            return isinstance(path, str) and Path(path).resolve().is_relative_to(self._folder)
+        except (OSError, ValueError):  # no path of any system
+            return False
+
+
+def _paths(value: object) -> Iterator[object]:
+    """Find what stands for a file, however deep."""
+    if isinstance(value, dict):
+        yield from [value["path"]] if "path" in value else []
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _paths(part)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()  # one of our uploads, see OwnUploads
+    except OSError as error:
+        raise ForbiddenError("photos are deleted within ten minutes: send it again") from error
+
+
+def _whole(value: Any, name: str) -> int:
+    """Read a number of a call, which may hold anything plain.
+
+    Raises:
+        ConfigError: it is no whole number.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ConfigError(f"{name} {value!r}: must be a whole number")
+    return int(value)

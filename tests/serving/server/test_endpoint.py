@@ -1,0 +1,140 @@
+"""gradio_client's way in: it gets the record, and nobody reads a file or fetches an address."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.server.conftest import SAMPLES, Server
+
+PHOTO = SAMPLES / "coffee.jpg"
+USUAL = (1, 1, False, False, None)
+
+
+def upload(client: httpx.Client) -> str:
+    files = {"files": (PHOTO.name, PHOTO.read_bytes())}
+    (stored,) = client.post("/gradio_api/upload", files=files).json()
+    return str(stored)
+
+
+def call(client: httpx.Client, image: Any, *values: Any) -> httpx.Response:
+    config = client.get("/config").json()["dependencies"]
+    (number,) = [one["id"] for one in config if one["api_name"] == "caption"]
+    body = {"data": [image, *values], "fn_index": number, "session_hash": secrets.token_hex(5)}
+    answer = client.post("/gradio_api/queue/join", json=body)
+    answer.extensions["session"] = body["session_hash"]
+    return answer
+
+
+def result(client: httpx.Client, answer: httpx.Response) -> Any:
+    query = {"session_hash": answer.extensions["session"]}
+    with client.stream("GET", "/gradio_api/queue/data", params=query) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data:") and "process_completed" in line:
+                return json.loads(line[5:])["output"]
+    raise AssertionError("no result")
+
+
+def file_data(path: str) -> dict[str, Any]:
+    return {"path": path, "orig_name": "mine.jpg", "meta": {"_type": "gradio.FileData"}}
+
+
+def test_gradio_client_gets_the_record(server: Server) -> None:
+    import gradio_client
+
+    client = gradio_client.Client(server.url, verbose=False, analytics_enabled=False)
+    try:
+        photo = gradio_client.handle_file(PHOTO)
+        record = client.predict(photo, 2, 2, True, api_name="/caption")
+        usual = client.predict(photo, api_name="/caption")
+        many = client.predict(photo, captions=7, api_name="/caption")
+        odd = client.predict(photo, captions="x", api_name="/caption")
+    finally:
+        client.close()
+    assert record["image"] == "coffee.jpg"
+    assert len(record["alternatives"]) == 1
+    assert sum(record["words"][0]["attention"]["weights"]) == pytest.approx(1, abs=1e-3)
+    # The beam is what everybody's is: the checkpoint's, or as wide as the captions need.
+    with server.client() as http:
+        data = PHOTO.read_bytes()
+        wanted = http.post("/api/caption", files={"image": ("coffee.jpg", data)}).json()
+    for word in wanted["records"][0]["words"]:
+        word.pop("guessed", None)
+    wanted["records"][0].pop("note", None)
+    assert wanted["records"] == [usual]
+    assert len(many["alternatives"]) == 6
+    assert odd["error"]["detail"] == "captions 'x': must be a whole number"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/hostname", "http://127.0.0.1:1/x.jpg", "HTTPS://example.org/", "file:///etc/hostname",
+     "../../../../etc/hostname", "", "\0", "{uploads}/../../../../etc/hostname", str(PHOTO)],
+)  # fmt: skip
+@pytest.mark.parametrize("whole", [True, False], ids=["file", "bare path"])
+def test_only_uploads_are_opened(api: httpx.Client, path: str, whole: bool) -> None:
+    place = path.replace("{uploads}", str(Path(upload(api)).parent))
+    image = file_data(place) if whole else {"path": place}
+    for value in (image, {"a": [image]}):
+        answer = call(api, value)
+        assert answer.status_code == 403 and answer.json()["type"] == "forbidden"
+
+
+@pytest.mark.parametrize("image", ["/etc/hostname", "http://127.0.0.1:1/", 7, [1]])
+def test_what_is_no_file_is_refused(api: httpx.Client, image: Any) -> None:
+    answer = call(api, image)
+    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
+
+
+@pytest.mark.parametrize("image", [{"a": 1}, None])
+def test_a_call_without_a_photo_gets_an_error_s_record(api: httpx.Client, image: Any) -> None:
+    output = result(api, call(api, image, *USUAL))
+    assert output["data"][0]["error"]["type"] == "forbidden"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[1]", 400), (b"[" * 15_000, 400), (b"x" * 20_000, 413), (b'{"data": 7}', 400)],
+)
+def test_a_call_is_small_and_plain(api: httpx.Client, body: bytes, status: int) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = api.post("/gradio_api/queue/join", content=body, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_limit_of_uploads_holds_for_gradio_too(api: httpx.Client) -> None:
+    answer = api.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(22_000_000))})
+    assert answer.status_code == 413 and answer.json()["type"] == "upload-too-large"
+
+
+def test_uploads_are_private_and_go_with_the_server(start: Callable[..., Server]) -> None:
+    server = start()
+    with server.client() as client:
+        stored = Path(upload(client))
+        assert stored.read_bytes() == PHOTO.read_bytes()
+        folder = next(each for each in stored.parents if each.name.startswith("captioner-"))
+        assert folder.stat().st_mode & 0o077 == 0
+        assert "caption" in result(client, call(client, file_data(str(stored)), *USUAL))["data"][0]
+        assert all(path.is_relative_to(folder) for path in server.uploads())
+    assert server.stop() == 0
+    assert server.uploads() == []
+
+
+def test_uploads_are_deleted_in_time(start: Callable[..., Server]) -> None:
+    server = start("--keep", 1)
+    with server.client() as client:
+        stored = upload(client)
+        deadline = time.monotonic() + 300
+        while server.uploads() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert server.uploads() == []
+        output = result(client, call(client, file_data(stored), *USUAL))
+        assert "send it again" in json.dumps(output)

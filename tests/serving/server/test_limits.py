@@ -1,0 +1,197 @@
+"""What a stranger can send to take memory or time; each has a bound."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serving.server.conftest import Server, serve
+from tests.serving.server.running import until
+from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_bad_uploads import png, resident
+from tests.serving.server.test_life import metric
+
+MEGABYTE = 1_000_000
+PATIENCE = 2.0
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterator[Server]:
+    """A server that takes on little, so that little is enough to attack it."""
+    options = {
+        "--max-upload": "1MB", "--max-bodies": "4MB", "--max-connections": 40,
+        "--patience": PATIENCE, "--log": "-",
+    }  # fmt: skip
+    arguments = [part for pair in options.items() for part in pair]
+    folder = tmp_path_factory.mktemp("small")
+    with serve(folder, "--checkpoint", saved_tiny, *arguments) as running:
+        yield running
+
+
+@pytest.fixture
+def client(small: Server) -> Iterator[httpx.Client]:
+    with small.client() as made:
+        yield made
+
+
+def connect(server: Server, data: bytes = b"") -> socket.socket:
+    where = urlsplit(server.url)
+    peer = socket.create_connection((where.hostname, where.port), timeout=300)
+    peer.sendall(data)
+    return peer
+
+
+def head(length: int) -> bytes:
+    return (
+        "POST /api/caption HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {length}\r\n\r\n"
+        '--b\r\nContent-Disposition: form-data; name="image"; filename="x.jpg"\r\n\r\n'
+    ).encode()
+
+
+def is_answered(client: httpx.Client) -> bool:
+    return client.post("/api/caption", files={"image": jpeg()}).status_code == 200
+
+
+def test_stalled_uploads_are_counted_bounded_and_given_up(
+    small: Server, client: httpx.Client
+) -> None:
+    with ExitStack() as stack:
+        stalled = [
+            stack.enter_context(connect(small, head(MEGABYTE) + bytes(200_000))) for _ in range(30)
+        ]
+        assert until(lambda: metric(client, "captioner_body_bytes") > 2 * MEGABYTE)
+        held = [metric(client, "captioner_body_bytes") for _ in range(20)]
+        assert max(held) <= 4 * MEGABYTE  # of 6 that were sent
+        statuses = [peer.recv(20)[9:12] for peer in stalled]
+        assert set(statuses) == {b"408", b"503"}
+    assert until(lambda: metric(client, "captioner_body_bytes") == 0)
+    assert is_answered(client)
+
+
+def test_a_slow_sender_is_given_up(small: Server) -> None:
+    with connect(small, head(MEGABYTE)) as peer:
+        started = time.monotonic()
+        answer = peer.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"application/problem+json" in answer
+        assert time.monotonic() - started > PATIENCE - 0.5
+
+
+def test_over_the_connections_is_503(small: Server, client: httpx.Client) -> None:
+    assert is_answered(client)
+    with ExitStack() as stack:
+        for _ in range(45):
+            stack.enter_context(connect(small))
+        assert until(lambda: client.get("/api/health").status_code == 503)
+    assert until(lambda: client.get("/api/health").status_code == 200)
+
+
+def test_a_request_that_tells_its_length_in_two_ways_is_refused(small: Server) -> None:
+    """A proxy may have believed the other one: what follows is not what it took it for."""
+    request = (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    with connect(small, request) as peer:
+        answer = b"".join(iter(lambda: peer.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower() and answer.endswith(b"}")
+
+
+def many_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    image = Image.new("RGB", (2000, 2000), "teal")
+    image.save(buffer := io.BytesIO(), "JPEG", progressive=True, quality=50)
+    data = buffer.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * count + b"\xff\xd9"
+
+
+def huge_tile() -> bytes:
+    """A TIFF of 16 x 16 pixels in one tile of 32768 x 65504."""
+    tags = [
+        (256, 16), (257, 16), (258, 8), (259, 8), (262, 1), (277, 1), (322, 32768), (323, 65504),
+        (324, 8), (325, 20),
+    ]  # fmt: skip
+    data = zlib.compress(bytes(100)).ljust(20, b"\0")
+    entries = b"".join(
+        tag.to_bytes(2, "little") + (4).to_bytes(2, "little") + (1).to_bytes(4, "little")
+        + value.to_bytes(4, "little") for tag, value in tags
+    )  # fmt: skip
+    directory = len(tags).to_bytes(2, "little") + entries + bytes(4)
+    return b"II*\0" + (28).to_bytes(4, "little") + data + directory
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(lambda: many_scans(300), r"pixels in \d+ scans"), (huge_tile, "tiles of 32768 x 65504")],
+    ids=["scans", "tile"],
+)
+def test_an_image_that_takes_too_much_is_refused_from_its_header(
+    client: httpx.Client, small: Server, make: Callable[[], bytes], said: str
+) -> None:
+    image, before = make(), resident(small)
+    assert len(image) < MEGABYTE
+    answer = client.post("/api/caption", files={"image": image})
+    assert answer.status_code == 422
+    assert re.search(said, answer.json()["detail"])  # and not: it takes more than 20 s
+    assert resident(small) - before < 50_000  # kB
+
+
+def test_nobody_waits_for_a_photo_that_takes_long(server: Server) -> None:
+    """Three photos of 5 s each and more; ordinary ones beside them."""
+    slow = png(9_990, 10_000, zlib.compress(bytes(9_990 * 3 + 1) * 10_000, 1))
+    done: list[int] = []
+
+    def attack() -> None:
+        with server.client() as client:
+            done.append(client.post("/api/caption", files={"image": slow}).status_code)
+
+    threads = [threading.Thread(target=attack) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    with server.client() as client:
+        assert all(is_answered(client) for _ in range(3))
+    before = len(done)
+    for thread in threads:
+        thread.join()
+    assert before == 0 and len(done) == 3
+
+
+def test_pictures_are_opened_beside_the_model_and_two_at_a_time(server: Server) -> None:
+    """Eight times a photo of 12 megapixels at once: decoded here, it would be 300 MB."""
+    image = Image.new("RGB", (4000, 3000), "teal")
+    image.save(buffer := io.BytesIO(), "PNG")
+    with server.client() as client:
+        record = recorded(client, jpeg())
+        before, most = resident(server), 0
+        statuses: list[int] = []
+
+        def fetch() -> None:
+            files = {"image": ("x.png", buffer.getvalue(), "image/png")}
+            answer = client.post("/api/sheet", files=files, data={"record": json.dumps(record)})
+            statuses.append(answer.status_code)
+
+        threads = [threading.Thread(target=fetch) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, resident(server))
+            time.sleep(0.01)
+    assert statuses == [200] * 8
+    assert most - before < 150_000  # kB

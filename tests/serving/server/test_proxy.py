@@ -1,0 +1,196 @@
+"""Behind nginx, as examples/deploy has it: two servers as one, and what nginx does for them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serving.server.conftest import SAMPLES, Server, serve
+from tests.serving.server.proxy import nginx
+from tests.serving.server.running import until
+from tests.serving.server.test_api import jpeg, recorded
+from tests.serving.server.test_limits import head
+
+pytestmark = pytest.mark.needs("nginx")
+PATIENCE = 2
+
+
+@pytest.fixture(scope="module")
+def servers(
+    tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path
+) -> Iterator[tuple[Server, Server]]:
+    options = ("--checkpoint", saved_tiny, "--root-path", "/captioner", "--log", "-")
+    options = (*options, "--trusted-proxy", "127.0.0.1", "--max-upload", "5MB")
+    with ExitStack() as stack:
+        one, two = (
+            stack.enter_context(serve(tmp_path_factory.mktemp(f"server{number}"), *options))
+            for number in range(2)
+        )
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def url(servers: tuple[Server, Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("nginx") / "run"
+    with nginx(folder, *(server.url for server in servers), patience=PATIENCE) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=300) as made:
+        yield made
+
+
+def answers(server: Server, path: str) -> int:
+    """How many posts a server has answered."""
+    return sum(f'"path": "{path}", "status": 200' in line for line in server.lines)
+
+
+def test_what_one_server_captioned_another_draws_and_checks(
+    client: httpx.Client, servers: tuple[Server, Server]
+) -> None:
+    """Wherever nginx sends the second post: nobody has kept anything."""
+    record = recorded(client, jpeg(), captions="3")
+    posted = {"record": json.dumps(record)}
+    for path in ("api/sheet", "api/effect"):
+        for _ in range(4):
+            answer = client.post(path, files={"image": jpeg()}, data=posted)
+            assert answer.status_code == 200
+        for server in servers:
+            assert until(lambda server=server, path=path: answers(server, f"/{path}") > 0)
+    # Each of them, of what the other captioned.
+    for asked, other in (servers, servers[::-1]):
+        with asked.client() as one, other.client() as two:
+            posted = {"record": json.dumps(recorded(one, jpeg()))}
+            answer = two.post("/api/effect", files={"image": jpeg()}, data=posted)
+            assert answer.status_code == 200
+
+
+def test_the_page_and_its_parts_are_found_below_the_prefix(client: httpx.Client) -> None:
+    page = client.get("")
+    assert page.status_code == 200 and "/captioner" in page.text
+    assert client.get("config").json()["root"] == str(client.base_url).rstrip("/")
+    assert client.get("page/static/page.js").status_code == 200
+    assert client.get("page/samples/coffee").content == (SAMPLES / "coffee.jpg").read_bytes()
+    assert "/captioner/static-offline-docs/" in client.get("docs").text
+    assert httpx.get(str(client.base_url)[:-1], follow_redirects=True).status_code == 200
+
+
+def test_a_post_of_the_page_itself_is_of_this_site(client: httpx.Client) -> None:
+    where = urlsplit(str(client.base_url))
+    for origin, status in ((f"http://{where.netloc}", 200), ("http://localhost:1", 403)):
+        headers = {"Origin": origin}
+        answer = client.post("api/caption", files={"image": jpeg()}, headers=headers)
+        assert answer.status_code == status
+
+
+def test_the_servers_know_the_client_and_not_what_it_says_of_itself(
+    client: httpx.Client, servers: tuple[Server, Server]
+) -> None:
+    transport = httpx.HTTPTransport(local_address="127.0.0.9")
+    with httpx.Client(base_url=client.base_url, transport=transport, timeout=300) as other:
+        other.get("api/health", headers={"X-Forwarded-For": "203.0.113.9"})
+    lines = lambda: "".join(line for server in servers for line in server.lines)  # noqa: E731
+    assert until(lambda: '"client": "127.0.0.9"' in lines())
+    assert "203.0.113.9" not in lines()
+
+
+def test_a_place_in_the_queue_is_told_at_once(client: httpx.Client) -> None:
+    files, headers = {"image": jpeg()}, {"Accept": "application/x-ndjson"}
+    with client.stream("POST", "api/caption", files=files, headers=headers) as answer:
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    assert "x-accel-buffering" not in answer.headers  # nginx has read it
+    assert set(lines[0]) == {"ahead"} and "records" in lines[-1]
+
+
+def test_gradio_client_comes_back_to_the_same_server(url: str) -> None:
+    import gradio_client
+
+    client = gradio_client.Client(url, verbose=False, analytics_enabled=False)
+    try:
+        for _ in range(3):
+            photo = gradio_client.handle_file(SAMPLES / "coffee.jpg")
+            assert client.predict(photo, api_name="/caption")["words"]
+    finally:
+        client.close()
+
+
+def connect(url: str, data: bytes = b"", size: int | None = None) -> socket.socket:
+    where = urlsplit(url)
+    peer = socket.socket()
+    if size is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    peer.settimeout(300)
+    peer.connect(("127.0.0.1", where.port))
+    peer.sendall(data)
+    return peer
+
+
+def test_slow_heads_bodies_and_silent_connections_are_given_up(client: httpx.Client) -> None:
+    url = str(client.base_url)
+    body = head(1_000_000).replace(b"/api", b"/captioner/api")
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(connect(url, data))
+            for data in (b"GET / HTTP/1.1\r\nHost: local", body + bytes(1000), b"")
+        ]
+        started = time.monotonic()
+        for _ in range(20):  # they keep nobody out meanwhile
+            assert client.get("api/health").status_code == 200
+        for peer in peers:
+            with suppress(ConnectionResetError):
+                assert peer.recv(4096)[:12] in (b"", b"HTTP/1.1 408")
+        assert time.monotonic() - started > PATIENCE - 0.5
+
+
+def test_a_photo_that_is_refused_before_it_is_read_resets_nothing(client: httpx.Client) -> None:
+    """The client reads why, though it was still sending."""
+    for size, kind in ((8_000_000, "upload-too-large"), (30_000_000, None)):
+        answer = client.post("api/caption", files={"image": bytes(size)})
+        assert answer.status_code == 413
+        assert kind is None or answer.json()["type"] == kind
+
+
+def test_an_answer_that_nobody_takes_costs_the_server_nothing(
+    client: httpx.Client, servers: tuple[Server, Server]
+) -> None:
+    """It is in nginx's hands as soon as it is made, and given up."""
+    Image.effect_noise((2400, 2400), 90).convert("RGB").save(photo := io.BytesIO(), "JPEG")
+    files, fields = {"image": photo.getvalue()}, {"record": json.dumps(recorded(client, jpeg()))}
+    request = client.build_request("POST", "api/overlay", files=files, data=fields)
+    start = f"POST /captioner/api/overlay HTTP/1.1\r\nHost: {request.url.netloc.decode()}\r\n"
+    names = ("content-type", "content-length")
+    lines = "".join(f"{name}: {request.headers[name]}\r\n" for name in names)
+    before = sum(answers(server, "/api/overlay") for server in servers)
+    with connect(str(client.base_url), f"{start}{lines}\r\n".encode() + request.read(), 4096):
+        done = lambda: sum(answers(server, "/api/overlay") for server in servers)  # noqa: E731
+        assert until(lambda: done() == before + 1)
+    for server in servers:
+        assert all(re.search(r'"bytes": 0,', line) is None for line in server.lines)
+
+
+def test_one_address_has_so_many_connections(client: httpx.Client) -> None:
+    where = urlsplit(str(client.base_url))
+    request = f"GET {where.path}gradio_api/heartbeat/x HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(connect(str(client.base_url), request.encode())) for _ in range(80)
+        ]
+        statuses = [peer.recv(12)[9:12] for peer in peers]
+        assert statuses.count(b"503") >= 15
+        transport = httpx.HTTPTransport(local_address="127.0.0.9")
+        with httpx.Client(base_url=client.base_url, transport=transport, timeout=300) as other:
+            assert other.get("api/health").status_code == 200
