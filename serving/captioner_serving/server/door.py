@@ -36,6 +36,10 @@ _ROUTES = [
     }.items()
 ]
 
+_METHODS = {"/api/caption": "POST", "/api/effect": "POST", "/api/picture": "POST"} | dict.fromkeys(
+    ("/api/health", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"
+)
+
 
 def find_route(path: str) -> str | None:
     """Name the route of a path, which may hold anything that a client can send."""
@@ -56,6 +60,11 @@ class Visit:
     route: str | None
     user: str | None = None
     told: bool = False
+
+    @property
+    def method(self) -> str | None:
+        """What the route answers to; None: Gradio knows."""
+        return _METHODS.get(self.route or "")
 
     @property
     def shown_path(self) -> str:

@@ -19,6 +19,7 @@ from captioner_serving.server.door import visit_of
 from captioner_serving.server.forms import SLACK, too_large
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
+    MethodError,
     RequestError,
     RouteError,
     SlowUploadError,
@@ -54,6 +55,8 @@ class Limits:
             return await self.app(scope, receive, send)
         if (refusal := self._refusal(scope)) is not None:
             answer = problem(refusal)
+            if isinstance(refusal, MethodError):
+                answer.headers["Allow"] = visit_of(scope).method or ""
             if isinstance(refusal, RequestError):  # what follows may be no request
                 answer.headers["Connection"] = "close"
             return await answer(scope, receive, send)
@@ -72,10 +75,13 @@ class Limits:
         """What is wrong with a request as its head tells it."""
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        if visit_of(scope).route is None:
+        visit = visit_of(scope)
+        if visit.route is None:
             return RouteError(
                 "the page is at /, the API at /api/caption, its documentation at /docs"
             )
+        if visit.method is not None and scope["method"] != visit.method:
+            return MethodError(f"send a {visit.method} request: /docs says what it takes")
         if length and "transfer-encoding" in headers:
             # A proxy may have believed the other one: what follows is not what it took it for.
             return RequestError("the request tells its length in two ways")

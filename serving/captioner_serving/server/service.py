@@ -11,10 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from captioner.decoding.decoded import EncodedPhoto
 from PIL import Image
 
 from captioner.caption import Caption
+from captioner.decoding.decoded import EncodedPhoto
 from captioner.decoding.prepared import PreparedImage, prepared_images
 from captioner.decoding.reader import Reader
 from captioner.decoding.turns import FairThreads

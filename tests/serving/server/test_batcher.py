@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from captioner.checkpoint import Checkpoint
+from captioner.decoding.decoded import EncodedPhoto
 from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
@@ -156,14 +157,14 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     service = CaptionService(Captioner(tiny_checkpoint), ServerConfig(), Metrics(), threads=1)
-    square = service.photos.square
+    submit = service.reader.submit
 
-    async def failing(photo: Any, **options: Any) -> Any:
-        if photo == b"bad":
+    def failing(photo: EncodedPhoto, **options: Any) -> Any:
+        if photo.data == b"bad":
             raise KeyError
-        return await square(photo, **options)
+        return submit(photo, **options)
 
-    monkeypatch.setattr(service.photos, "square", failing)
+    monkeypatch.setattr(service.reader, "submit", failing)
     from tests.serving.server.test_api import jpeg
 
     config = service.captioner.generation
