@@ -51,7 +51,7 @@ class Client:
             reader, writer = await self._connect()
             try:
                 writer.write(data)
-                return await reader.read()
+                return _whole(await reader.read())
             finally:
                 writer.transport.abort()
 
@@ -112,6 +112,19 @@ class Client:
         body = json.dumps({"data": data, "fn_index": 0, "session_hash": session}).encode()
         kind = "Content-Type: application/json"
         return self.head("POST", "/gradio_api/queue/join", len(body), kind) + body
+
+
+def _whole(answer: bytes) -> bytes:
+    """An answer without the marks of its chunks."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head.lower():
+        return answer
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size or b"0", 16)
+        body, rest = body + rest[:length], rest[length + 2 :]
+    return head + b"\r\n\r\n" + body
 
 
 @cache

@@ -100,9 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
     with _listen(config.host, config.port) as listener:
         application = _load(arguments, config, credentials, log)
         try:
-            host = f"[{config.host}]" if ":" in config.host else config.host
-            url = f"http://{host}:{listener.getsockname()[1]}"
-            _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
             cut_off = _serve(application, config, listener)
         finally:
             application.close()
@@ -187,11 +184,17 @@ def _serve(application: Application, config: ServerConfig, listener: socket.sock
     """Serve until a signal comes; how many requests a second one, or the half minute, cut off."""
     import uvicorn
 
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
     # Of all that is cut off it would tell, with a traceback each.
     log = logging.getLogger("uvicorn.error")
 
     class Server(uvicorn.Server):
         cut_off = 0
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)  # signals are heard by now
+            _say(f"the page is at {url}/, the API at {url}/docs; Ctrl-C ends")
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             application.refuse()
