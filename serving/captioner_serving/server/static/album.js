@@ -7,7 +7,7 @@ function open() {
   return new Promise((done, failed) => {
     const request = indexedDB.open("captioner", 2);
     request.onupgradeneeded = () => {
-      for (const name of request.result.objectStoreNames) request.result.deleteObjectStore(name);
+      for (const name of [...request.result.objectStoreNames]) request.result.deleteObjectStore(name);
       request.result.createObjectStore("visits");
     };
     request.onsuccess = () => done(request.result);

@@ -64,12 +64,12 @@ export function colorAt(scale, level, { first_color }) {
 }
 
 // colors.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
-// opacity, before the photo's own shade darkens it.
+// opacity in a row, before the photo's own shade darkens it.
 function inks({ colors, strength }, { scales, blend }) {
-  return Array.from({ length: 256 }, (_, level) => {
+  return Float32Array.from(Array.from({ length: 256 }, (_, level) => {
     if (colors === "spotlight") return [255, 255, 255, 255 * (1 - level / 255) ** 2 * strength * (2 - strength)];
     return [...colorAt(scales[colors], level, blend), 255 * strength * Math.min(1, (blend.opacity_gain * level) / 255)];
-  });
+  }).flat());
 }
 
 export class Heat {
@@ -104,12 +104,12 @@ export class Heat {
     const { texture } = drawing.blend, dim = (1 - look.strength) / (2 - look.strength);
     const [plain, rest] = look.colors === "spotlight" ? [0, dim] : [1 - texture, texture];
     for (let i = 0; i < data.length; i += 4) {
-      const [red, green, blue, opacity] = table[heat[i >> 2]];
+      const ink = 4 * heat[i >> 2];
       const shade = plain + (rest * (0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2])) / 255;
-      data[i] = red * shade;
-      data[i + 1] = green * shade;
-      data[i + 2] = blue * shade;
-      data[i + 3] = opacity;
+      data[i] = table[ink] * shade;
+      data[i + 1] = table[ink + 1] * shade;
+      data[i + 2] = table[ink + 2] * shade;
+      data[i + 3] = table[ink + 3];
     }
     context.putImageData(picture, 0, 0);
   }

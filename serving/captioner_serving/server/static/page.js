@@ -107,7 +107,7 @@ export function start(element, props) {
   // visitor wants to know it and does not yet.
   async function check() {
     const mine = visit, { shown } = viewer;
-    if (!settings.check_attention || !shown || shown.chosen.words.every((word) => word.effect !== undefined)) return;
+    if (!settings.check_attention || !shown || shown.chosen.words.every((word) => !word.attention || word.effect !== undefined)) return;
     const signal = stop();
     viewer.say("Checking each word …");
     try {
@@ -118,6 +118,7 @@ export function start(element, props) {
       mine.settings = { ...settings };
       keep(mine);
       viewer.show({ ...viewer.shown, word: viewer.word });
+      viewer.say("Each word is checked.");
     } catch (problem) {
       if (!signal.aborted) viewer.say(`${problem.title}: ${problem.detail}`);
     }

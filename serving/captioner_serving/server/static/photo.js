@@ -9,20 +9,14 @@ export async function loadPhoto(image, photo, wanted) {
   try {
     if (photo instanceof Blob) address = URL.createObjectURL(await fit(photo));
     if (!wanted()) return false;
-    release(image);
+    if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);  // or the browser keeps it
     image.src = address;
     await image.decode();
     return true;
   } catch {
-    if (wanted()) release(image);
+    if (wanted()) image.removeAttribute("src");
     return false;
   }
-}
-
-// The browser keeps what a blob's address leads to until it is told otherwise.
-function release(image) {
-  if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);
-  image.removeAttribute("src");
 }
 
 async function fit(photo) {

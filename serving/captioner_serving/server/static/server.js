@@ -26,7 +26,7 @@ const WORDS = {
   "upload-too-slow": { title: "The photo took too long to arrive", detail: "The connection is slow. A smaller photo arrives sooner.", again: true },
 };
 
-// From the server's own problem document, if it is one and not a proxy's page.
+// The server's own problem document; null of a proxy's page.
 function parse(text) {
   try { return JSON.parse(text); } catch { return null; }
 }
@@ -51,28 +51,20 @@ function formOf(file, fields) {
 export function caption(file, settings, { signal, follow }) {
   return new Promise((done, failed) => {
     const request = new XMLHttpRequest();
-    let read = 0;
-    const lines = () => {
-      const text = request.responseText, end = text.lastIndexOf("\n") + 1;
-      const fresh = text.slice(read, end).split("\n").filter(Boolean).map(JSON.parse);
-      read = end;
-      return fresh;
-    };
     // The server does not say a photo's name, which it was only told.
     const named = (problem) => ({ ...problem, detail: problem.detail.replace(/^the image/, file.name) });
     const take = () => {
-      if (request.status !== 200) return;
-      for (const line of lines()) {
-        const [record] = line.records ?? [];
-        if (record?.error) failed(named(problemOf(record.error, 200)));
-        else if (record) done(record);
-        else follow(line);
-      }
+      const line = request.responseText.split("\n").at(-2);  // the last that is whole
+      if (request.status !== 200 || !line) return;
+      const news = JSON.parse(line), [record] = news.records ?? [];
+      if (record?.error) failed(named(problemOf(record.error, 200)));
+      else if (record) done(record);
+      else follow(news);
     };
     request.upload.onprogress = ({ loaded, total }) => follow({ sent: loaded / total });
     request.upload.onload = () => follow({ ahead: 0 });
     request.onprogress = take;
-    request.onerror = () => failed(read ? problems.interrupted : problems.unreachable);
+    request.onerror = () => failed(problems.unreachable);
     request.onload = () => {
       take();
       failed(request.status === 200 ? problems.interrupted : problemOf(parse(request.responseText), request.status));

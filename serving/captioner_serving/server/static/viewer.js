@@ -64,7 +64,8 @@ export class Viewer {
   // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; word:
   // the one to begin with, if not the one that drew most on the photo.
   async show({ photo, name, record, sentence = 0, head = null, word }) {
-    const before = this.shown;
+    const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
+    const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
     const shown = this.shown = { photo, name, record, sentence, head, chosen };
@@ -76,13 +77,13 @@ export class Viewer {
     this.#listHeads();
     this.#showWord(-1);
     this.image.alt = chosen.caption;
-    const same = before?.record === record && before.sentence === sentence;  // but another head of it
     if (!same) this.status.textContent = "Caption: " + chosen.caption + (record.unfamiliar ? ". " + this.find(".unlike").textContent : "");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
     const seen = await this.#stage(record.preview?.image ?? photo);
     if (this.shown !== shown) return;
     if (seen) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
     this.sentence.pin(word ?? mostDrawn(chosen.words));
+    this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
 
   #become(state) {
@@ -184,11 +185,12 @@ export class Viewer {
   // What a visitor may take home: the pictures, the record, and the sentence as alt text.
   async #savePicture(kind) {
     const { shown } = this, index = Math.max(0, this.sentence.current);
-    const part = kind === "overlay" ? shown.chosen.words[index]?.word ?? "" : kind;
+    const part = kind === "overlay" ? shown.chosen.words[index]?.word : kind;
+    const name = `${stem(shown.name)}-${part}.${kind === "animation" ? "webp" : "png"}`;
     this.say("Drawing …");
     try {
-      save(await this.draw(kind, shown, index + 1, this.look), `${stem(shown.name)}-${part}.${kind === "animation" ? "webp" : "png"}`);
-      this.say("Saved.");
+      save(await this.draw(kind, shown, index + 1, this.look), name);
+      this.say("Saved " + name);
     } catch (problem) {
       if (this.shown === shown) this.say(`${problem.title}: ${problem.detail}`.replace(/\.?$/, "."));
     }
@@ -238,7 +240,7 @@ function average(words) {
 // What a screen reader says of a word.
 const tell = (word, head) => [...facts(word, head).slice(0, 2).map((fact) => fact[1]), ...(word.guessed ? ["guessed"] : [])].join(", ");
 
-const stem = (name) => name.replace(/(?<=.)\.[^.]*$/, "");
+const stem = (name) => name.replace(/\.[^.]*$/, "") || name;
 
 function save(blob, name) {
   const link = document.createElement("a");
