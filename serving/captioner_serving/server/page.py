@@ -18,6 +18,7 @@ from captioner.drawing.colors import (
     COLORS,
     DEFAULT_COLORS,
     FIRST_COLOR,
+    FULL_HEAT,
     OPACITY_GAIN,
     TEXTURE,
     color_scale,
@@ -120,12 +121,17 @@ def _drawing() -> dict[str, Any]:
     """The library's colours, with which static/heat.js draws as captioner.drawing does."""
     return {
         "colors": list(COLORS),
-        "scales": {
-            name: "".join(f"{r:02x}{g:02x}{b:02x}" for r, g, b in color_scale(name))
-            for name in COLORS
-            if name != "spotlight"
-        },
+        "palettes": {name: _palette(name) for name in COLORS if name != "spotlight"},
         "default_colors": DEFAULT_COLORS,
         "default_strength": DEFAULT_STRENGTH,
-        "blend": {"opacity_gain": OPACITY_GAIN, "texture": TEXTURE, "first_color": FIRST_COLOR},
+        "full_heat": FULL_HEAT,
+        "opacity_gain": OPACITY_GAIN,
+        "texture": TEXTURE,
     }
+
+
+def _palette(name: str) -> str:
+    """The colours of heat from 0 to 255, six digits each."""
+    scale = color_scale(name)
+    colors = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
+    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in colors)

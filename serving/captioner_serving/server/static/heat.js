@@ -2,12 +2,10 @@
 // each pixel -> colours over the photo. The formulas and their names are those of colors.py and
 // overlay.py, and of Pillow's resize, so that page and files show the same.
 
-const FULL_HEAT = 8;
-
-// The grid's heat, 0.5 to 255.5, for each cell.
-function heatGrid(weights) {
+// colors.heat_grid: 0.5 to 255.5 for each cell.
+function heatGrid(weights, fullHeat) {
   const even = weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
-  const full = Math.log(Math.min(FULL_HEAT, weights.length));
+  const full = Math.log(Math.min(fullHeat, weights.length));
   return Float32Array.from(weights, (weight) => weight > even ? 0.5 + 255 * Math.min(Math.log(weight / even) / full, 1) : 0.5);
 }
 
@@ -39,8 +37,8 @@ function taps({ length, start, stop }, cells, smooth) {
 }
 
 // overlay.attention_map: heat of 0 to 255 at each of width x height pixels.
-export function attentionMap({ rows, columns, box, weights }, width, height, smooth) {
-  const grid = heatGrid(weights), map = new Uint8ClampedArray(width * height);
+function attentionMap({ rows, columns, box, weights }, width, height, smooth, fullHeat) {
+  const grid = heatGrid(weights, fullHeat), map = new Uint8ClampedArray(width * height);
   const across = span(width, columns, box[0], box[2]), down = span(height, rows, box[1], box[3]);
   const mixed = taps(across, columns, smooth);
   const lines = Array.from({ length: rows }, (_, row) => Float32Array.from(mixed, ({ from, shares }) =>
@@ -57,23 +55,22 @@ export function attentionMap({ rows, columns, box, weights }, width, height, smo
   return map;
 }
 
-// A scale's colour for heat of 0 to 255: red, green, blue.
-export function colorAt(scale, level, { first_color }) {
-  const at = 6 * (first_color + Math.floor(((255 - first_color) * level) / 255));
-  return [0, 2, 4].map((digit) => parseInt(scale.slice(at + digit, at + digit + 2), 16));
+// A palette's colour for heat of 0 to 255: red, green, blue.
+export function colorAt(palette, level) {
+  return [0, 2, 4].map((digit) => parseInt(palette.slice(6 * level + digit, 6 * level + digit + 2), 16));
 }
 
 // colors.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
 // opacity in a row, before the photo's own shade darkens it.
-function inks({ colors, strength }, { scales, blend }) {
+function inks({ colors, strength }, { palettes, opacity_gain }) {
   return Float32Array.from(Array.from({ length: 256 }, (_, level) => {
     if (colors === "spotlight") return [255, 255, 255, 255 * (1 - level / 255) ** 2 * strength * (2 - strength)];
-    return [...colorAt(scales[colors], level, blend), 255 * strength * Math.min(1, (blend.opacity_gain * level) / 255)];
+    return [...colorAt(palettes[colors], level), 255 * strength * Math.min(1, (opacity_gain * level) / 255)];
   }).flat());
 }
 
 export class Heat {
-  // drawing: { scales, blend }, the library's tables; look: { strength 0..1, colors, smooth }.
+  // drawing: the library's tables; look: { strength 0..1, colors, smooth }.
   constructor(canvas, photo, drawing, look) {
     Object.assign(this, { canvas, photo, drawing, look });
     this.attentions = [];  // of each word: { rows, columns, box, weights }, or undefined
@@ -94,14 +91,14 @@ export class Heat {
     canvas.dataset.word = this.word;
     const attention = this.attentions[this.word];
     if (!attention || !across) return;
-    const heat = attentionMap(attention, width, height, look.smooth), table = inks(look, drawing);
+    const heat = attentionMap(attention, width, height, look.smooth, drawing.full_heat), table = inks(look, drawing);
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.fillStyle = "#fff";  // below what is transparent in the photo
     context.fillRect(0, 0, width, height);
     context.drawImage(photo, 0, 0, width, height);
     const picture = context.getImageData(0, 0, width, height), { data } = picture;
     // With a scale, how much of full shade the photo's grey leaves; in the spotlight the grey itself.
-    const { texture } = drawing.blend, dim = (1 - look.strength) / (2 - look.strength);
+    const { texture } = drawing, dim = (1 - look.strength) / (2 - look.strength);
     const [plain, rest] = look.colors === "spotlight" ? [0, dim] : [1 - texture, texture];
     for (let i = 0; i < data.length; i += 4) {
       const ink = 4 * heat[i >> 2];

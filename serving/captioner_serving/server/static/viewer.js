@@ -164,7 +164,7 @@ export class Viewer {
     const { look, drawing } = this, [strength, colors, smooth] = [".strength", ".colors", ".smooth"].map((name) => this.find(name));
     const drawScale = () => {
       const steps = look.colors === "spotlight" ? ["#000", "#fff"]
-        : Array.from({ length: 9 }, (_, i) => `rgb(${colorAt(drawing.scales[look.colors], Math.round((255 * i) / 8), drawing.blend)})`);
+        : Array.from({ length: 9 }, (_, i) => `rgb(${colorAt(drawing.palettes[look.colors], Math.round((255 * i) / 8))})`);
       this.find(".scale").style.background = `linear-gradient(90deg, ${steps})`;
     };
     colors.append(...drawing.colors.map((name) => new Option(name.charAt(0).toUpperCase() + name.slice(1), name)));
