@@ -44,9 +44,8 @@ from captioner.model import CaptionModel
 from captioner.vision.image import open_image
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.inputs.left_out import LeftOut
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.batch.inputs.sources import Inputs, LeftOut
 
 BATCH = 32
 TARGETS = {

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import subprocess
 import sys
@@ -29,12 +30,10 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from captioner.digest import digest
-from captioner_serving.batch import BatchConfig
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.journal.commits import CommitLog
-from captioner_serving.batch.journal.journal import RECORDS, Journal
+from captioner_serving.batch.journal import RECORDS, Journal
 from tests.process_tree import family
 
 WORD = {"word": "something", "probability": 0.1234, "gate": 0.5678}
@@ -125,16 +124,11 @@ def pretend(output: Path, names: Iterator[str]) -> None:
     subprocess.run(
         [sys.executable, "-m", "captioner", "batch", os.devnull, "--output", started, "--quiet"]
     )
-    log = CommitLog(Path(f"{started}.progress.jsonl"))
-    settings = next(log.read())
-    log.close()
-    if not isinstance(settings, dict):
-        raise SystemExit("the run left no settings")
-    with Journal(str(output), BatchConfig(), settings) as journal:
-        while part := list(islice(names, 64)):
+    settings = json.loads(Path(f"{started}.run.json").read_text())["settings"]
+    with Journal(RunFiles(output), settings) as journal:
+        while part := list(islice(names, 10_000)):
             for name in part:
-                record = {"image": name, **RECORD}
-                journal.add(digest(name), digest(f"content of {name}"), RECORDS, record)
+                journal.add({"image": name, **RECORD}, RECORDS)
             journal.commit()
 
 

@@ -253,7 +253,7 @@ def test_a_batch_keeps_few_bytes_for_its_maps(
     for maps, lengths, kept in (("overlay", [3, 3, 1], 400), (None, [7], 0)):
         config = BatchConfig(maps=maps, maps_to=maps and "maps")  # type: ignore[arg-type]
         with LocalEngine(tiny, tiny.generation, config) as engine:
-            monkeypatch.setattr(engine._decoder, "decode", lambda photos, **_: photos)
+            monkeypatch.setattr(engine._reader, "stream", lambda photos, **_: photos)
             batches = list(engine._batches(iter(carried)))  # type: ignore[arg-type]
         assert [len(batch) for batch in batches] == lengths
         assert {len(each.photo.data) for batch in batches for each in batch} == {kept}  # type: ignore[attr-defined]

@@ -77,47 +77,6 @@ def test_a_list_on_standard_input_and_records_on_standard_output(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--output"),
-        (("--output", "x.jsonl"), "there is nothing to caption"),
-        (("p", "--output", "x.xls"), "is none of .jsonl, .csv, .parquet, .json"),
-        (("p", "--output", "x.jsonl", "--shard", "0/4"), "shards of N are 1/N to N/N"),
-        (("p", "--output", "x.jsonl", "--shard", "4"), "write I/N"),
-        (("p", "--output", "x.jsonl", "--sidecar", "pdf"), "one of txt, caption, json, xmp"),
-        (("p", "--output", "x.jsonl", "--existing", "append"), "it needs --sidecar"),
-        (("p", "--output", "x.jsonl", "--min-score", "-1"), "--min-score and --review go together"),
-        (("p", "--output", "x.jsonl", "--maps", "sheet"), "--maps and --maps-to go together"),
-        (("p", "--output", "x.jsonl", "--template", "a photo"), "must have {caption}"),
-        (("p", "--output", "x.jsonl", "--template", "{caption} {x}"), "its fields are"),
-        (("p", "--output", "x.jsonl", "--template", "{caption"), "cannot be filled in"),
-        (("p", "--output", "x.jsonl", "--replace", "man"), "write OLD=NEW"),
-        (("p", "--output", "x.jsonl", "--batch-size", "0"), "--batch-size 0 is below 1"),
-        (("p", "--output", "x.jsonl", "--workers", "3000"), "workers 3000 is above 1024"),
-        (("p", "--output", "x.jsonl", "--shard", ""), "write I/N"),
-        (("p", "--output", "x.jsonl", "--language", "x-default"), "is not a language tag"),
-        (("p", "--output", "x.jsonl", "--language", "en-"), "is not a language tag"),
-        (("p", "--output", "x.jsonl", "--template", "{caption:99999999}"), "cannot format it"),
-        (("p", "--output", "x.jsonl", "--template", "{caption:>{score}}"), "cannot format it"),
-        (("p", "--output", "x.jsonl", "--prefix", "\udcff"), "is not UTF-8 text"),
-        (("p", "--output", "x.jsonl", "--beam-size", "0"), "--beam-size 0 is out of range"),
-        (("p", "--output", "x.jsonl", "--captions", "100000"), "at most --beam-size, 20"),
-        (("p", "--output", "x.jsonl", "--review", "p.jpg", "--min-score", "-1"), "in .jsonl"),
-        (("p", "--output", "-", "--review", "u.jsonl", "--min-score", "-1"), "that is a file"),
-        (("t.csv", "--output", "x.jsonl"), "name the column"),
-        (("p.jpg", "--column", "path", "--output", "x.jsonl"), "no source is a .csv"),
-    ],
-)
-def test_wrong_usage_is_status_2_and_a_sentence(
-    run_captioner: Run, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run_captioner("batch", *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_csv_keeps_every_name(run_batch: Run, photos: Photos, tmp_path: Path) -> None:
     folder = photos(2)
     odd = os.fsencode(folder) + b'/caf\xe9 "quoted",\nnew line \xf0\x9f\x90\xb6.jpg'
@@ -278,21 +237,6 @@ def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> No
     assert sorted(chain.from_iterable(parts)) == sorted(str(path) for path in folder.iterdir())
 
 
-def test_maps(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    from PIL import Image
-
-    folder = photos(2)
-    shutil.copy(folder / "p000.jpg", folder / ("n" * 246 + ".jpg"))
-    for kind in ("overlay", "sheet"):
-        config = BatchConfig(maps=kind, maps_to=str(tmp_path / kind))  # type: ignore[arg-type]
-        records = list(caption_batch(folder, config=config, captioner=tiny))
-        assert [record["caption"] for record in records]
-        drawn = sorted((tmp_path / kind).rglob("*.png"))
-        assert len(drawn) == 3
-        with Image.open(drawn[-1]) as picture:
-            assert picture.size == (60, 40) if kind == "overlay" else picture.width > 300
-
-
 def test_out_of_memory_halves_the_batch(
     tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,24 +302,3 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
         assert not any(line.startswith(" ") for line in lines)  # whole, in a file
     names = {path.name for path in folder.iterdir()}
     assert {"p000.jpg.txt", "p000.png.txt", "p001.txt", "c.csv.journal.jsonl"} <= names
-
-
-def test_nothing_to_caption_is_a_failure_and_what_is_left_out_is_counted(
-    run_batch: Run, tmp_path: Path
-) -> None:
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for name in ("a.cr2", "b.CR2", "notes"):
-        (folder / name).touch()
-    result = run_batch(folder, "--output", tmp_path / "c.jsonl")
-    assert result.returncode == 1
-    assert not (tmp_path / "c.jsonl").exists()
-    assert "the inputs hold no photo" in result.stderr
-    assert "left out, as these are not images: 2 .cr2, 1 no suffix" in result.stderr
-
-
-def test_another_language_needs_captions_in_it(run_captioner: Run, tmp_path: Path) -> None:
-    output = tmp_path / "c.jsonl"
-    result = run_captioner("batch", tmp_path, "--output", output, "--language", "de")
-    assert (result.returncode, output.exists()) == (2, False)
-    assert "--language de: the bundled model writes English" in result.stderr

@@ -106,12 +106,6 @@ def test_what_was_worded_is_worded_anew_from_the_models_own_sentence(folder: Pat
     assert Wording().apply(first) == read(folder / "r.jsonl")[0]
 
 
-def test_several_files_become_one(folder: Path) -> None:
-    write(folder / "s.jsonl", record("x.jpg", "a bird"))
-    assert main(["convert", "r.jsonl", "s.jsonl", "--to", "all.jsonl"]) == 0
-    assert [each["image"] for each in read(folder / "all.jsonl")] == ["a.jpg", "b.jpg", "x.jpg"]
-
-
 def test_a_pattern_may_match_the_other_files_of_a_run(folder: Path, run_main: Run) -> None:
     failed = {"image": "c.jpg", "error": {"detail": "c.jpg is empty"}}
     write(folder / "r.jsonl.errors.jsonl", failed)
@@ -143,14 +137,6 @@ def test_a_sidecar_that_has_no_place_is_named_and_the_others_are_written(
     assert (folder / "a.caption").read_text() == "a man and a dog\n"
     assert main(["convert", "r.jsonl", "--sidecar", "caption", "--existing", "skip"]) == 1
     assert "0 sidecars written; 1 left as found" in capsys.readouterr().err
-
-
-def test_root_says_where_the_photos_are(folder: Path) -> None:
-    (folder / "deep").mkdir()
-    (folder / "a.jpg").rename(folder / "deep/a.jpg")
-    (folder / "b.jpg").rename(folder / "deep/b.jpg")
-    assert main(["convert", "r.jsonl", "--sidecar", "txt", "--root", "deep"]) == 0
-    assert (folder / "deep/b.txt").read_text() == "a cat\n"
 
 
 def test_no_sidecar_is_written_outside_of_the_root(
@@ -306,12 +292,6 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
     assert main(["convert", *arguments]) == status
     assert message in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
-
-
-def test_overwrite_writes_over_an_output(folder: Path) -> None:
-    (folder / "c.csv").write_text("mine")
-    assert main(["convert", "r.jsonl", "--to", "c.csv", "--overwrite"]) == 0
-    assert (folder / "c.csv").read_text().startswith("image,caption")
 
 
 @pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])

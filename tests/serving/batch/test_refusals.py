@@ -1,78 +1,115 @@
-"""What is refused at once, and leaves no trace."""
+"""What is refused in a sentence, and leaves no trace: one table for the verb."""
 
 from __future__ import annotations
 
-import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.launcher import refuse
+from captioner import Captioner
+from captioner_serving.batch import BatchConfig, caption_batch
 
-Photos = Callable[..., Path]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# What follows `captioner batch ... --output c.jsonl`, where no other output is named.
+REFUSED: dict[str, tuple[int, str]] = {
+    # Settings
+    "": (2, "there is nothing to caption"),
+    "photos --output x.xls": (2, "is none of .jsonl, .csv, .parquet, .json"),
+    "photos --shard 0/4": (2, "shards of N are 1/N to N/N"),
+    "photos --shard 4": (2, "write I/N"),
+    "photos --sidecar pdf": (2, "one of txt, caption, json, xmp"),
+    "photos --existing append": (2, "it needs sidecar"),
+    "photos --min-score -1": (2, "--min-score and review go together"),
+    "photos --maps sheet": (2, "--maps and --maps-to go together"),
+    "photos --head 2": (2, "it needs maps"),
+    "photos --maps sheet --maps-to m --head 2": (2, "--head 2: the model tiny has one head"),
+    "photos --template {photo}": (2, "its fields are"),
+    "photos --template photo": (2, "must have {caption}"),
+    "photos --template {caption": (2, "cannot be filled in"),
+    "photos --template {caption:99999999}": (2, "cannot format it"),
+    "photos --template {caption:>{score}}": (2, "cannot format it"),
+    "photos --prefix \udcff": (2, "is not UTF-8 text"),
+    "photos --replace man": (2, "write OLD=NEW"),
+    "photos --language x-default": (2, "is not a language tag"),
+    "photos --language en-": (2, "is not a language tag"),
+    "photos --batch-size 0": (2, "--batch-size 0 is below 1"),
+    "photos --workers 3000": (2, "workers 3000 is above 1024"),
+    "photos --beam-size 0": (2, "--beam-size 0 is out of range"),
+    "photos --captions 30": (2, "--captions 30 is out of range"),
+    "photos --beam-size 2 --captions 3": (2, "it is at most --beam-size, 2"),
+    "photos --style loud": (2, "loud"),
+    "photos --review p.jpg --min-score -1": (2, "does not end in .jsonl"),
+    "photos --review u.jsonl --min-score -1 --output -": (2, "needs an output that is a file"),
+    "photos --maps sheet --maps-to photos/maps": (2, "--maps-to photos/maps: the maps would"),
+    "photos --ray --workers 2": (2, "decodes on each of its CPUs: leave --workers out"),
+    "photos --ray --maps sheet --maps-to maps": (2, "draws no maps"),
+    "photos --dtype float8": (2, "--dtype 'float8' is not one of"),
+    "photos --device quantum": (1, "no such kind of device"),
+    "photos --checkpoint missing": (1, "there is no checkpoint missing"),
+    # Inputs
+    "t.csv": (2, "name the column"),
+    "photos/p000.jpg --column path": (2, "no source is a .csv"),
+    "shots.tar photos/p000.jpg --sidecar txt": (2, "has no folder for a file"),
+    "phots": (1, "there is no folder phots, did you mean photos?"),
+    "photos phots/": (1, "there is no folder phots, did you mean photos?"),
+    "phots/p000.jpg": (1, "there is no file phots/p000.jpg: phots does not exist"),
+    "photos/p00.jpg": (1, "did you mean photos/p001.jpg?"),
+    "photos/*.png": (1, "nothing matches photos/*.png"),
+    "photos x*/y.jpg": (1, "nothing matches x*/y.jpg"),
+    "empty": (1, "the inputs hold no photo"),
+    "raw": (1, "hold no photo; left out, as these are not images: 2 .cr2, 1 no suffix"),
+    "--list photos": (1, "photos is a folder and no list"),
+    "--list lst": (1, "there is no list lst"),
+    "photos --root phots": (1, "there is no folder phots"),
+    "none.csv --column path": (1, "there is no file none.csv"),
+    "t.csv --column file": (1, "t.csv has no column 'file'; it has path"),
+    # Outputs
+    "photos --output mine.csv": (1, "mine.csv already exists"),
+    "photos --output mine.csv --restart": (1, "mine.csv already exists"),
+    "photos --output no/c.jsonl": (1, "has no folder"),
+    "photos --output photos": (2, "is none of"),
+    "t.csv --column path --output t.csv": (2, "is an input"),
+    "--list t.jsonl --output t.jsonl": (2, "is an input"),
+    "photos --maps sheet --maps-to mine.csv": (1, "mine.csv is not a folder"),
+    "photos --output begun.jsonl --beam-size 3": (2, "--beam-size was 5 and is 3"),
+    "photos --output begun.jsonl --restart --captions 21": (2, "--captions 21"),
+}
 
 
-def test_mistakes_are_answered_at_once(
-    photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def place(photos: Callable[..., Path], tmp_path: Path, tiny: Captioner, monkeypatch: Any) -> Path:
     monkeypatch.chdir(tmp_path)
-    folder = photos(2)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "a.cr2").touch()
+    photos(2)
+    for name in ("empty", "raw"):
+        (tmp_path / name).mkdir()
+    for name in ("a.cr2", "b.CR2", "notes"):
+        (tmp_path / "raw" / name).touch()
     (tmp_path / "mine.csv").write_text("the work of years")
-    (tmp_path / "t.csv").write_text(f"path\n{folder}/p000.jpg\n")
-    (tmp_path / "begun.jsonl").touch()
-    known = {"format": 1, "settings": {"model": {"name": "another"}, "beam_size": 2}}
-    (tmp_path / "begun.jsonl.progress.jsonl").write_text(json.dumps(known) + "\n")
-    begun = {
-        "photos --output begun.jsonl": (2, "--beam-size was 2 and is 5"),
-        "photos --output begun.jsonl --restart --captions 21": (2, "--captions 21"),
-    }
-    new = {
-        "photos --captions 30": (2, "--captions 30 is out of range"),
-        "photos --beam-size 2 --captions 3": (2, "it is at most --beam-size, 2"),
-        "photos --device quantum": (1, "no such kind of device"),
-        "photos --dtype float8": (2, "--dtype 'float8' is not one of"),
-        "photos --checkpoint missing": (1, "there is no checkpoint missing"),
-        "photos --maps sheet --maps-to photos/maps": (2, "--maps-to photos/maps: the maps would"),
-        "photos --ray --workers 2": (2, "decodes on each of its CPUs: leave --workers out"),
-        "photos --maps sheet --maps-to mine.csv": (1, "mine.csv is not a folder"),
-        "shots.tar photos/p000.jpg --sidecar txt": (2, "has no folder for a file"),
-        "phots": (1, "there is no folder phots, did you mean photos?"),
-        "photos phots/": (1, "there is no folder phots, did you mean photos?"),
-        "phots/p000.jpg": (1, "there is no file phots/p000.jpg: phots does not exist"),
-        "photos/p00.jpg": (1, "did you mean photos/p001.jpg?"),
-        "photos/*.png": (1, "nothing matches photos/*.png"),
-        "photos x*/y.jpg": (1, "nothing matches x*/y.jpg"),
-        "empty": (1, "the inputs hold no photo"),
-        "raw": (1, "hold no photo; left out, as these are not images: 1 .cr2"),
-        "--list photos": (1, "photos is a folder and no list"),
-        "--list lst": (1, "there is no list lst"),
-        "photos --root phots": (1, "there is no folder phots"),
-        "none.csv --column path": (1, "there is no file none.csv"),
-        "t.csv --column file": (1, "t.csv has no column 'file'; it has path"),
-    }
-    commands = {
-        **begun,
-        "photos --output mine.csv": (1, "mine.csv already exists"),
-        **{f"{line} --output c.jsonl": told for line, told in new.items()},
-    }
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    told = refuse(*(f"batch {line}" for line in commands))
-    for (line, (wanted, words)), (status, _, said) in zip(commands.items(), told, strict=True):
-        assert status == str(wanted), (line, said)
-        assert words in said, line
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (tmp_path / "t.csv").write_text("path\nphotos/p000.jpg\n")
+    (tmp_path / "t.jsonl").write_text("photos/p000.jpg\n")
+    list(caption_batch("photos", output="begun.jsonl", captioner=tiny, config=BatchConfig()))
+    return tmp_path
 
 
-def test_the_server_too(tmp_path: Path) -> None:
-    lines = {
-        "serve --device quantum": (1, "no such kind of device"),
-        "serve --dtype float8": (2, "--dtype 'float8'"),
-        f"serve --checkpoint {tmp_path}/missing": (1, "there is no checkpoint"),
-    }
-    for (line, (wanted, words)), told in zip(lines.items(), refuse(*lines), strict=True):
-        assert told[0] == str(wanted), line
-        assert words in told[2]
+def test_what_cannot_work_is_refused_and_leaves_no_trace(
+    place: Path, lively_file: Path, run_main: Run
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    for line, (status, words) in REFUSED.items():
+        given = line.split()
+        given += [] if "--output" in given else ["--output", "c.jsonl"]
+        given += [] if "--checkpoint" in given else ["--checkpoint", str(lively_file)]
+        result = run_main("batch", *given)
+        assert (result.returncode, result.stdout) == (status, ""), (line, result.stderr)
+        assert words in result.stderr and "Traceback" not in result.stderr, (line, result.stderr)
+        assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, line
+
+
+def test_another_language_needs_captions_in_it(run_main: Run, place: Path) -> None:
+    result = run_main("batch", "photos", "--output", "c.jsonl", "--language", "de")
+    assert (result.returncode, Path("c.jsonl").exists()) == (2, False)
+    assert "--language de: the bundled model writes English" in result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -149,22 +148,6 @@ def test_errors_are_kept_and_retried_when_asked(
     assert run() == []
     names = [json.loads(line)["image"] for line in output.read_text().splitlines()]
     assert len(names) == len(set(names)) == 6
-
-
-def test_photos_that_vanish_meanwhile(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captioner_serving.batch.run._COMMIT_SECONDS", 0.0)  # each batch at once
-    folder, output = photos(60), tmp_path / "c.jsonl"
-    run = caption_batch(
-        folder, output=output, captioner=tiny, config=BatchConfig(batch_size=1, workers=1)
-    )
-    kinds = [next(run).get("error")]
-    shutil.rmtree(folder)
-    kinds += [record.get("error") for record in run]
-    failed = [kind for kind in kinds if kind]
-    assert len(kinds) == 60 and kinds[0] is None and failed
-    assert {kind["type"] for kind in failed} == {"image-not-found"}
 
 
 def test_new_photos_are_added(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import lock
-from captioner_serving.batch.inputs.sources import Inputs
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Photos = Callable[..., Path]
@@ -280,10 +279,3 @@ def test_a_full_disk_behind_standard_output_is_a_sentence(
     assert result.returncode == 1
     assert result.stderr.endswith("standard output cannot be written: the disk is full\n")
     assert "Traceback" not in result.stderr
-
-
-def test_an_input_that_a_list_names_stays(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    listed = tmp_path / "list.jsonl"
-    listed.write_text(f"{photos(1) / 'p000.jpg'}\n")
-    with pytest.raises(ConfigError, match="is an input"):
-        list(caption_batch(Inputs(lists=(str(listed),)), output=listed, captioner=tiny))

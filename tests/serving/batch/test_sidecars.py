@@ -243,13 +243,6 @@ def test_json_sidecars_are_records(tiny: Captioner, photos: Photos) -> None:
         assert json.loads(Path(record["image"]).with_suffix(".json").read_text()) == record
 
 
-def test_a_sidecar_without_a_place(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    from captioner import ConfigError
-
-    with pytest.raises(ConfigError, match="has no folder for a file beside"):
-        list(caption_batch("x.tar", config=BatchConfig(sidecar="txt"), captioner=tiny))
-
-
 @pytest.mark.parametrize(
     ("old", "existing", "wanted"),
     [

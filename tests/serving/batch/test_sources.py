@@ -34,12 +34,6 @@ def names(*sources: object, **options: Any) -> list[str]:
     return [photo.name for photo in inputs.photos()]
 
 
-@pytest.mark.parametrize("name", ["x.tar.gz", "x.TAR.GZ", "X.Tgz"])
-def test_what_is_read_but_once_is_not_counted(name: str) -> None:
-    assert not Inputs(sources=(name,)).countable
-    assert Inputs(sources=("x.TAR", "photos")).countable
-
-
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders in folders, with what does not belong among the photos."""

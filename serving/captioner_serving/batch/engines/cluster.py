@@ -151,7 +151,7 @@ class RayEngine:
         captioner, together = self._captioner, _TOGETHER * (self._config.batch_size or _BATCH)
         device, dtype = captioner.asked
         done = ray.data.from_items(
-            [{"photo": photo.absolute()} for photo in window],
+            [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // together),
         ).map_batches(
             CaptionActor,
@@ -208,3 +208,9 @@ def _window(photos: Iterator[Photo], most: int) -> list[Photo]:
         if len(window) == most or carried >= _CARRIED:
             break
     return window
+
+
+def _absolute(photo: Photo) -> Photo:
+    """Say where a photo lies in a way that does not depend on the current folder; not its name."""
+    places = {name: getattr(photo, name) for name in ("file", "archive") if hasattr(photo, name)}
+    return replace(photo, **{name: os.path.abspath(place) for name, place in places.items()})

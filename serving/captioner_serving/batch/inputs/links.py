@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 import httpx
 
@@ -34,8 +32,7 @@ Reach = Literal["public", "own", "any"]
 _TRIES = 3  # networks fail in passing
 _SECONDS = 120.0  # that each piece of an archive may take to come, as a photo may
 _PIECE = 1 << 20  # bytes
-
-T = TypeVar("T")
+_STALLED = "its link is stalled: no more came within {:g} s"
 
 
 class Readable(Protocol):
@@ -89,13 +86,8 @@ def open_in_pieces(url: str, reach: Reach) -> Iterator[Readable]:
         Exception: what the file system raises; TimeoutError, where nothing comes.
 
     """
-    context = _open(url, reach)
-    file = _in_time(context.__enter__)
-    try:
+    with _open(url, reach) as file:
         yield _PiecewiseFile(file)
-    finally:
-        # A stalled file may not be closed either; its thread ends with the process.
-        threading.Thread(target=context.__exit__, args=(None,) * 3, daemon=True).start()
 
 
 def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
@@ -119,6 +111,8 @@ def reason_of(error: BaseException) -> str:
     """Say why a link cannot be read."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.reason_phrase}".strip()
+    if isinstance(error, httpx.TimeoutException):
+        return _STALLED.format(_SECONDS)
     if isinstance(error, FileNotFoundError):
         return "not found"
     return str(error) or type(error).__name__
@@ -140,7 +134,7 @@ def _open(url: str, reach: Reach) -> Iterator[IO[bytes] | _Answer]:
             transport=transport,
             trust_env=False,
             follow_redirects=True,
-            timeout=2 * _SECONDS,  # who waits has limits of their own, and a sentence
+            timeout=_SECONDS,
             headers=headers,
         ) as client,
         client.stream("GET", url) as response,
@@ -180,7 +174,7 @@ class _PiecewiseFile:
 
         """
         if not (data := self._piece.read(size)):
-            self._piece = io.BytesIO(_in_time(partial(_read_up_to, self._file, _PIECE)))
+            self._piece = io.BytesIO(_read_up_to(self._file, _PIECE, seconds=_SECONDS))
             data = self._piece.read(size)
         self._place += len(data)
         return data
@@ -190,34 +184,19 @@ class _PiecewiseFile:
         return self._place
 
 
-def _read_up_to(file: IO[bytes] | _Answer, size: int) -> bytes:
-    """Read so many bytes, or all that there are; a link itself gives what has come by now."""
-    data = bytearray()
-    while len(data) < size and (more := file.read(size - len(data))):
-        data += more
-    return bytes(data)
-
-
-def _in_time(call: Callable[[], T]) -> T:
-    """Call, and wait for it no longer than is allowed; few file systems have a limit of their own.
+def _read_up_to(file: IO[bytes] | _Answer, size: int, *, seconds: float = math.inf) -> bytes:
+    """Read so many bytes, or all that there are; a link itself gives what has come by now.
 
     Raises:
-        TimeoutError: it took too long.
+        TimeoutError: they did not come in time.
 
     """
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="link", daemon=True).start()
-    try:
-        return result.result(_SECONDS)
-    except TimeoutError as error:
-        raise TimeoutError(f"its link is stalled: no more came within {_SECONDS:g} s") from error
+    data, end = bytearray(), time.monotonic() + seconds
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+        if time.monotonic() > end:
+            raise TimeoutError(_STALLED.format(seconds))
+    return bytes(data)
 
 
 def _is_passing(error: Exception) -> bool:

@@ -43,10 +43,6 @@ class Photo(ABC):
         """Give the photo without bytes that it carries, for those who only want its name."""
         return self
 
-    def absolute(self) -> Photo:
-        """Give the photo for a process with another current folder; its name stays."""
-        return self
-
     @abstractmethod
     def read(self) -> bytes:
         """Read the bytes of the image file.
@@ -68,10 +64,6 @@ class PhotoFile(Photo):
     def path(self) -> str | None:
         """The file itself."""
         return self.file
-
-    def absolute(self) -> Photo:
-        """See Photo."""
-        return replace(self, file=os.path.abspath(self.file))
 
     def read(self) -> bytes:
         """Read the file without a trace: not even the time of its last reading changes."""
@@ -99,10 +91,6 @@ class TarMember(Photo):
     offset: int
     size: int
 
-    def absolute(self) -> Photo:
-        """See Photo."""
-        return replace(self, archive=os.path.abspath(self.archive))
-
     def read(self) -> bytes:
         """Read the member's bytes out of the archive."""
         try:
@@ -120,10 +108,6 @@ class ZipMember(Photo):
 
     archive: str
     number: int  # among all members: several may have one name
-
-    def absolute(self) -> Photo:
-        """See Photo."""
-        return replace(self, archive=os.path.abspath(self.archive))
 
     def read(self) -> bytes:
         """Read and unpack the member; the archive's list of members is read once a process."""
