@@ -71,6 +71,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --sheet s.tiff": (2, ".png"),
         f"caption {name} --animation a.mp4": (2, ".gif"),
         f"caption {name} --sheet {{x}}.png": (2, "{x} is not known; {name} and {number} are"),
+        f"caption {name} --sheet {{number}}-{{name.png": (2, "a brace is left open"),
         f"caption {name} --overlay {name}": (2, "would overwrite"),
         f"caption {name} {tiny} --beam-size 0": (2, "captioner: --beam-size 0 is out of range"),
         f"caption {name} {tiny} --beam-size 21": (2, "--beam-size 21 is out of range"),

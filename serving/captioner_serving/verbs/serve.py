@@ -84,14 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
-    from captioner.verbs.model import check_model
     from captioner_serving.server.credentials import is_exposed, read_credentials
 
     if arguments.hash_password:
         return _hash_password()
-    # All that can be refused is refused before torch is imported, which takes seconds.
     config = _config(arguments)
-    check_model(arguments)
     credentials = read_credentials(arguments.auth_file)
     if is_exposed(arguments.auth_file):
         path = arguments.auth_file

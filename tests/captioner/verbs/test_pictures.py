@@ -73,20 +73,6 @@ def test_no_two_pictures_share_a_file() -> None:
     assert plan("x/1.jpg y/1.jpg", sheet="{name}-{number}.png")
 
 
-def test_patterns_that_cannot_work() -> None:
-    for wanted, pattern in {
-        r"--sheet: s\.tiff .*the suffix '\.tiff'; use \.png": "s.tiff",
-        r"\{nmae\} is not known; \{name\} and \{number\} are": "{nmae}.png",
-        r"\{\} is not known": "{}{name}.png",
-        "a brace is left open": "{number}-{name.png",
-        "there is no folder nowhere": "nowhere/s.png",
-    }.items():
-        with pytest.raises(ConfigError, match=wanted):
-            plan("a.jpg", sheet=pattern)
-    with pytest.raises(ConfigError, match=r"s\.png would be overwritten by each photo: put \{name"):
-        plan("a.jpg y/2.png", sheet="s.png")
-
-
 def test_folders_of_patterns_are_made() -> None:
     make_folders(plan("a.jpg y/2.png", sheet="new/{name}/s.png"))
     assert Path("new/a").is_dir() and Path("new/2").is_dir()
