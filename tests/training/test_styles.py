@@ -16,7 +16,7 @@ from captioner.checkpoint import load_checkpoint
 from captioner.vision.transform import Transform
 from captioner_training.data.batches import StageBatches
 from captioner_training.data.dataset import ImageDataset
-from captioner_training.data.recipe_data import read_corpus
+from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe

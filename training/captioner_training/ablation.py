@@ -29,8 +29,7 @@ from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.ablation_table import Measures, Row, draw_chart, table_text
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.reading import read_dataset
-from captioner_training.data.recipe_data import read_corpus
+from captioner_training.data.reading import read_corpus, read_dataset
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.bootstrap import summary
 from captioner_training.evaluation.boxes import check_boxes, read_boxes

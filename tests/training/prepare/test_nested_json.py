@@ -15,8 +15,8 @@ from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.predictions import read_predictions
 from captioner_training.evaluation.report import read_report
 from captioner_training.prepare.coco import _karpathy_splits
-from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.tables import Columns, read_csv, read_jsonl
+from captioner_training.prepare.listing import Problems
+from captioner_training.prepare.tables import Columns, read_table
 from captioner_training.prepare.texts import read_json
 
 DEEP = "[" * 100_000
@@ -36,7 +36,7 @@ def archive(path: Path) -> dict[int, str]:
         (lambda path: read_boxes(path, Transform(TransformConfig())), "is not JSON"),
         (read_report, "cannot be read"),
         (lambda path: read_predictions(path, []), "neither a JSON list"),
-        (lambda path: read_jsonl(path, Columns(), Problems()), "has no JSON objects"),
+        (lambda path: read_table(path, "jsonl", Columns(), Problems()), "has no JSON objects"),
         (archive, "dataset_coco.json in .* cannot be read"),
     ],
 )
@@ -50,4 +50,4 @@ def test_files_are_refused(tmp_path: Path, read: Callable[[Path], Any], message:
 def test_a_cell_of_a_table_is_a_caption(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(f"image,caption\n1.jpg,{DEEP}\n")
-    assert read_csv(path, Columns(), Problems())[0].captions == (DEEP,)
+    assert read_table(path, "csv", Columns(), Problems())[0].captions == (DEEP,)

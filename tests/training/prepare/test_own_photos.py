@@ -40,21 +40,19 @@ def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
     return result.stderr
 
 
-def test_one_unreadable_sidecar_hides_nothing(
-    run_captioner: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_path: Path) -> None:
     (photos / "0.txt").write_text("a café", "utf-16")
     (photos / "1.txt").write_text("a café", "cp1252")
     (photos / "2.txt").write_bytes(b"\x81\x8d\0\1")
     (photos / "3.txt").write_text(" ")
     for name in ("film.mov", "film2.mov", "notes.pdf", ".DS_Store"):
         (photos / name).write_text("x")
-    said = prepare(run_captioner, tmp_path / "to", "folder", photos, status=1)
+    said = prepare(run_main, tmp_path / "to", "folder", photos, status=1)
     assert "unreadable captions: 1 (2.txt is not a text in UTF-8: save it again as UTF-8)" in said
     assert "empty caption: 1 (3.jpg)" in said
     assert "note: read as Windows-1252" in said and ": 1 (1.txt)" in said
     assert "note: files that were not taken: 2 .mov, 1 .pdf\n" in said
-    said = prepare(run_captioner, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
+    said = prepare(run_main, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
     assert "left out: unreadable captions: 1, empty caption: 1" in said
     assert "note: no image is in val" in said
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
@@ -62,10 +60,10 @@ def test_one_unreadable_sidecar_hides_nothing(
     assert found["0.jpg"] == found["1.jpg"] == ("a café",) and len(found) == 6
 
 
-def test_photos_of_a_telephone_are_taken(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
+def test_photos_of_a_telephone_are_taken(run_main: Run, photos: Path, tmp_path: Path) -> None:
     (photos / "IMG_0001.HEIC").write_bytes(HEIC)
     (photos / "IMG_0001.txt").write_text("from a telephone")
-    said = prepare(run_captioner, tmp_path / "to", "folder", photos, "--val", 0)
+    said = prepare(run_main, tmp_path / "to", "folder", photos, "--val", 0)
     assert "not taken" not in said
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     row = next(row for row in rows if row.file_name == "IMG_0001.HEIC")
@@ -73,23 +71,23 @@ def test_photos_of_a_telephone_are_taken(run_captioner: Run, photos: Path, tmp_p
 
 
 def test_a_folder_that_leads_into_itself_is_read_once(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     (photos / "loop").symlink_to(".")
     (photos / "inner").mkdir()
     (photos / "inner" / "up").symlink_to(photos)
-    prepare(run_captioner, tmp_path / "to", "folder", photos, "--val", 0)
+    prepare(run_main, tmp_path / "to", "folder", photos, "--val", 0)
     assert Manifest.load(tmp_path / "to").splits["train"].images == 8
 
 
-def test_eight_photos_have_a_val_split(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
-    prepare(run_captioner, tmp_path / "to", "folder", photos)
+def test_eight_photos_have_a_val_split(run_main: Run, photos: Path, tmp_path: Path) -> None:
+    prepare(run_main, tmp_path / "to", "folder", photos)
     splits = Manifest.load(tmp_path / "to").splits
     assert splits["val"].images >= 1 and splits["train"].images >= 4
 
 
 def test_subfolders_are_searched_and_missing_images_say_where(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     inner = tmp_path / "set" / "images" / "deep"
     inner.parent.mkdir(parents=True)
@@ -98,14 +96,14 @@ def test_subfolders_are_searched_and_missing_images_say_where(
     table = tmp_path / "set" / "captions.csv"
     names = ["0.jpg", "elsewhere\\1.jpg", "7.jpg", "2", "images/deep/3.jpg"]
     table.write_text("image,caption\n" + "".join(f"{name},a\n" for name in names))
-    said = prepare(run_captioner, tmp_path / "to", "csv", table, "--val", 0)
-    assert "note: images found in a subfolder, by file name: 4 (0.jpg at " in said
+    said = prepare(run_main, tmp_path / "to", "csv", table, "--val", 0)
+    assert "note: images found by another name: 4 (0.jpg at " in said
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     assert [row.file_name for row in rows] == names
     # Two names for one file, and a name that two files have: neither is guessed.
     Image.new("RGB", (32, 24), "red").save(tmp_path / "set" / "4.jpg")
     table.write_text("image,caption\nx/0.jpg,a\ny/0.jpg,b\nz/4.jpg,c\nnone.jpg,d\n5.jpg,e\n")
-    said = prepare(run_captioner, tmp_path / "no", "csv", table, status=1)
+    said = prepare(run_main, tmp_path / "no", "csv", table, status=1)
     twice = f"which one of {tmp_path}/set/4.jpg, {inner}/4.jpg?"
     assert f"missing image: 4 (x/0.jpg; y/0.jpg; z/4.jpg ({twice}); none.jpg)" in said
     assert f"looked in {tmp_path}/set and its subfolders; --images PLACE names other places" in said
@@ -135,7 +133,7 @@ def books(photos: Path) -> Path:
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "coco-json", "flickr8k", "folder", "zip", "tar"])
 @pytest.mark.parametrize("listed", [str, by_macos])
 def test_names_that_look_the_same_are_the_same(
-    run_captioner: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
+    run_main: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
 ) -> None:
     names = [listed(f"Bück {n}.jpg") for n in range(8)]
     table = tmp_path / f"{kind}.jsonl"
@@ -168,13 +166,13 @@ def test_names_that_look_the_same_are_the_same(
         arguments[-1] = tmp_path / "photos.tar"
         with tarfile.open(arguments[-1], "w") as tar:
             tar.add(books, "inner")
-    said = prepare(run_captioner, tmp_path / "to", *arguments)
+    said = prepare(run_main, tmp_path / "to", *arguments)
     assert len(rows(tmp_path / "to")) == 8
     assert not [line for line in said.splitlines() if line.startswith("note: images")]
 
 
 def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
-    run_captioner: Run, books: Path, tmp_path: Path
+    run_main: Run, books: Path, tmp_path: Path
 ) -> None:
     books.rename(tmp_path / "a")
     table = tmp_path / "captions.csv"
@@ -182,35 +180,35 @@ def test_a_photo_that_is_named_in_several_ways_keeps_its_captions(
     lines = [f"{name},caption {n}," for n, name in enumerate(names)]
     lines[1] += "test"  # so all of them are
     table.write_text("image,caption,split\n" + "\n".join([*lines, "Bück 2.jpg,other,train"]))
-    prepare(run_captioner, tmp_path / "to", "csv", table, "--skip-bad")
+    prepare(run_main, tmp_path / "to", "csv", table, "--skip-bad")
     assert rows(tmp_path / "to") == {
         "Bück 1.jpg": tuple(f"caption {n}" for n in range(5)),
         "Bück 2.jpg": ("other",),
     }
     # What is nowhere called so, and what two names could mean, is not guessed.
     table.write_text("image,caption\nBück 1.jpg,a\nb/Bück 1.jpg,b\nc/Bück 2.jpg,c\nBuck 3.jpg,d")
-    said = prepare(run_captioner, tmp_path / "no", "csv", table, "--skip-bad")
+    said = prepare(run_main, tmp_path / "no", "csv", table, "--skip-bad")
     assert "left out: missing image: 2\n" in said
     assert rows(tmp_path / "no") == {"Bück 1.jpg": ("a",), "c/Bück 2.jpg": ("c",)}
 
 
 def test_where_the_file_system_folds_names_capital_letters_do_not_count(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     os.link(photos / "0.jpg", photos / "0.JPG")  # what it looks like where names are folded
     table = photos / "captions.csv"
     table.write_text("image,caption\n0.jpg,one\n0.JPG,two\n1.jpg,three\n")
-    prepare(run_captioner, tmp_path / "to", "csv", table)
+    prepare(run_main, tmp_path / "to", "csv", table)
     assert rows(tmp_path / "to") == {"0.jpg": ("one", "two"), "1.jpg": ("three",)}
     (photos / "1.jpg").rename(photos / "A.jpg")
     (photos / "1.txt").rename(photos / "a.TXT")
-    prepare(run_captioner, tmp_path / "folder", "folder", photos)
+    prepare(run_main, tmp_path / "folder", "folder", photos)
     assert rows(tmp_path / "folder")["A.jpg"] == ("caption 1",)
 
 
 @pytest.mark.parametrize("kind", ["coco-json", "jsonl"])
 def test_a_table_fetches_no_photo_from_elsewhere(
-    run_captioner: Run, photos: Path, tmp_path: Path, kind: str
+    run_main: Run, photos: Path, tmp_path: Path, kind: str
 ) -> None:
     private = tmp_path / "private"
     private.mkdir()
@@ -228,41 +226,38 @@ def test_a_table_fetches_no_photo_from_elsewhere(
         captions = [{"image_id": n, "caption": "a"} for n in range(len(names))]
         table.write_text(json.dumps({"images": images, "annotations": captions}))
     command = (kind, table, "--images", photos)
-    said = prepare(run_captioner, tmp_path / "no", *command, status=1)
+    said = prepare(run_main, tmp_path / "no", *command, status=1)
     told = "; ".join(
         f"{one} (outside: {private}/secret {n}.jpg)" for n, one in enumerate(names[:4])
     )
     assert f"missing image: 4 ({told})\n" in said
-    prepare(run_captioner, tmp_path / "to", *command, "--skip-bad")
+    prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert set(rows(tmp_path / "to")) == set(names[4:])
-    prepare(run_captioner, tmp_path / "all", *command, private)  # by its owner's word
+    prepare(run_main, tmp_path / "all", *command, private)  # by its owner's word
     assert set(rows(tmp_path / "all")) == set(names)
 
 
 def test_a_name_without_a_suffix_is_told_as_such_and_drawn_as_with_it(
-    run_captioner: Run, books: Path, tmp_path: Path
+    run_main: Run, books: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"
     vals = []
     for suffix, book in ((".jpg", by_macos("Bück")), ("", "Bück")):
         table.write_text("image,caption\n" + "".join(f"{book} {n}{suffix},a\n" for n in range(8)))
         to = tmp_path / f"to{suffix}"
-        said = prepare(run_captioner, to, "csv", table, "--images", books, "--val", 0.4)
+        said = prepare(run_main, to, "csv", table, "--images", books, "--val", 0.4)
         val = Manifest.load(to).rows(to, "val")
         vals.append([row.file_name.removesuffix(suffix)[-1] for row in val])
     assert vals[0] == vals[1]
-    assert "note: images whose names lack the suffix: 8 (Bück 0 is " in said
-    assert "subfolder" not in said
+    assert "note: images found by another name: 8 (Bück 0 is " in said
     (books / by_macos("Bück 0.jpg")).rename(books / "Bück 0.JPG")
     table.write_text("image,caption\nBück 0.jpg,a\n")
-    said = prepare(run_captioner, tmp_path / "other", "csv", table, "--images", books, "--val", 0)
-    assert (
-        "note: images whose names differ in capital letters: 1 (Bück 0.jpg is Bück 0.JPG)" in said
-    )
+    said = prepare(run_main, tmp_path / "other", "csv", table, "--images", books, "--val", 0)
+    assert "note: images found by another name: 1 (Bück 0.jpg is Bück 0.JPG)" in said
 
 
 def test_nothing_was_prepared_by_a_run_that_says_so(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     (photos / "train").mkdir()
     (photos / "val").mkdir()
@@ -273,18 +268,18 @@ def test_nothing_was_prepared_by_a_run_that_says_so(
             )
     shutil.copy(photos / "val" / "7.jpg", photos / "train" / "0.jpg")
     command = ("folder", photos, "--shard-images", 3)
-    said = prepare(run_captioner, tmp_path / "to", *command, status=1)
+    said = prepare(run_main, tmp_path / "to", *command, status=1)
     assert "has problems, and nothing was prepared from it" in said
-    said = prepare(run_captioner, tmp_path / "to", *command, "--skip-bad")
-    assert "8 of 8 images were resized by an earlier run\n" in said and "were prepared" not in said
-    # This one has no run before it, though it writes some shards anew.
-    said = prepare(run_captioner, tmp_path / "once", *command, "--skip-bad")
+    said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
+    assert "7 of 7 images were resized by an earlier run\n" in said and "were prepared" not in said
+    # This one has no run before it.
+    said = prepare(run_main, tmp_path / "once", *command, "--skip-bad")
     assert "left out: image in two splits: 1" in said and "earlier run" not in said
     assert sorted(rows(tmp_path / "once")) == sorted(rows(tmp_path / "to"))
 
 
 def test_archives_are_searched_by_name_and_nothing_is_guessed(
-    run_captioner: Run, photos: Path, tmp_path: Path
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.write(photos / "0.jpg", "inner/b/0.jpg")
@@ -292,29 +287,29 @@ def test_archives_are_searched_by_name_and_nothing_is_guessed(
     table = tmp_path / "captions.csv"
     places = ("--images", tmp_path / "photos.zip", "--val", 0)
     table.write_text("image,caption\ninner/b/0.jpg,a red square\na/1.jpg,a\n")
-    prepare(run_captioner, tmp_path / "to", "csv", table, *places)
+    prepare(run_main, tmp_path / "to", "csv", table, *places)
     rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
     assert [row.file_name for row in rows] == ["inner/b/0.jpg", "a/1.jpg"]
     # A file that another row names by its path, or that two names could mean, is not taken.
     table.write_text("image,caption\ninner/b/0.jpg,a\na/0.jpg,b\nx/1.jpg,c\ny/1.jpg,d\n")
-    said = prepare(run_captioner, tmp_path / "no", "csv", table, *places, status=1)
+    said = prepare(run_main, tmp_path / "no", "csv", table, *places, status=1)
     assert "missing image: 3 (a/0.jpg; x/1.jpg; y/1.jpg)" in said
 
 
-def test_wrong_paths_say_what_is_there(run_captioner: Run, photos: Path, tmp_path: Path) -> None:
-    said = prepare(run_captioner, tmp_path / "to", "folder", tmp_path / "photo", status=1)
+def test_wrong_paths_say_what_is_there(run_main: Run, photos: Path, tmp_path: Path) -> None:
+    said = prepare(run_main, tmp_path / "to", "folder", tmp_path / "photo", status=1)
     assert said == f"captioner: there is no folder {tmp_path}/photo, did you mean {photos}?\n"
-    said = prepare(run_captioner, tmp_path / "to", "csv", photos / "0.text", status=1)
+    said = prepare(run_main, tmp_path / "to", "csv", photos / "0.text", status=1)
     assert f"there is no file {photos}/0.text, did you mean {photos}/0.txt?" in said
     table = tmp_path / "captions.csv"
     table.write_text("image,caption\n0.jpg,a\n")
     said = prepare(
-        run_captioner, tmp_path / "to", "csv", table, "--images", tmp_path / "phtoos", status=1
+        run_main, tmp_path / "to", "csv", table, "--images", tmp_path / "phtoos", status=1
     )
     assert f"there is no file or folder {tmp_path}/phtoos, did you mean {photos}?" in said
-    said = prepare(run_captioner, tmp_path / "to", "folder", table, status=1)
+    said = prepare(run_main, tmp_path / "to", "folder", table, status=1)
     assert "captions.csv is a file: name the folder that it is in" in said
-    said = prepare(run_captioner, tmp_path / "to", "csv", photos, status=1)
+    said = prepare(run_main, tmp_path / "to", "csv", photos, status=1)
     assert f"{photos} is a folder: name the file in it" in said
     assert not (tmp_path / "to").exists()
 

@@ -226,7 +226,7 @@ def test_what_an_interrupted_set_left_makes_way(
     run_captioner: Run, scenes: Path, own: Path
 ) -> None:
     """Killed while its files were moved to their places, the last of them the manifest."""
-    assert "train-00001.tar" in Manifest.load(own).files
+    assert "train-00001.tar" in [file.file for file in Manifest.load(own).files]
     (own / ".prepare").mkdir()
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
     result = run_captioner(*command(scenes, own, "--size", 64))
@@ -291,14 +291,16 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(
     ],
 )
 def test_options_that_cannot_work(
-    run_captioner: Run, scenes: Path, tmp_path: Path, options: tuple[object, ...], message: str
+    run_main: Run, scenes: Path, tmp_path: Path, options: tuple[object, ...], message: str
 ) -> None:
-    result = run_captioner(*command(scenes, tmp_path / "to", *options))
+    result = run_main(*command(scenes, tmp_path / "to", *options))
     assert result.returncode == 2 and message in result.stderr
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.parametrize("kind", ["coco", "folder", "csv", "jsonl", "coco-json", "flickr8k"])
+@pytest.mark.parametrize(
+    "kind", ["coco", "folder", "csv", "jsonl", "coco-json", "flickr8k", "parquet"]
+)
 def test_help_of_each_kind_is_short_and_imports_no_torch(kind: str) -> None:
     script = (
         "import sys; from captioner.cli import main\n"
@@ -344,13 +346,13 @@ def test_a_prepared_set_is_trained_on_and_scored(
     ]
 
 
-def test_evaluate_wants_one_data_set(run_captioner: Run, prepared: Path) -> None:
+def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path) -> None:
     for arguments, message in (
         ((), "name either a folder DIR or --captions FILE"),
         ((prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
         (("--captions", "c.json"), "--captions and --images belong together"),
     ):
-        result = run_captioner("evaluate", *arguments)
+        result = run_main("evaluate", *arguments)
         assert result.returncode == 2 and message in result.stderr
     for arguments, message in (
         ((prepared, "--split", "test"), "has no split 'test'"),
@@ -358,7 +360,7 @@ def test_evaluate_wants_one_data_set(run_captioner: Run, prepared: Path) -> None
         ((prepared.with_name("no"),), "there is no folder"),
         (("--captions", "no.json", "--images", prepared), "there is no file no.json"),
     ):
-        result = run_captioner("evaluate", *arguments)
+        result = run_main("evaluate", *arguments)
         assert result.returncode == 1 and message in result.stderr
-    result = run_captioner("evaluate", prepared, "--beam-size", "0")
+    result = run_main("evaluate", prepared, "--beam-size", "0")
     assert result.returncode == 2 and "--beam-size 0 is out of range" in result.stderr

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from captioner_training.prepare.gathering import gather
-from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.places import ImageFiles
-from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.places import ImageFiles, equal_images
 from captioner_training.prepare.splits import Fractions
-from captioner_training.prepare.twins import equal_images
 
 
 def test_splits_by_hash_are_near_their_share_and_stay() -> None:

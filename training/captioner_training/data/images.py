@@ -42,7 +42,8 @@ class ImageStore:
     """Reads images by name from folders and tar files.
 
     Only an index of names and positions is in memory, so the store travels cheaply to the worker
-    processes of a loader. Each process opens a tar file once.
+    processes of a loader. Each process opens a tar file once. A name never leads out of the
+    folders: captions from somebody else are not to fetch the files that lie beside them.
 
     Args:
         pattern: a folder, a tar file, or a glob of either ("train-*.tar").
@@ -54,21 +55,18 @@ class ImageStore:
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
         self.pattern = expanded(pattern)
-        self.identity = str(self.pattern)
-        self._scanned = True
+        self._identity: str | None = None
         self._descriptors: dict[Path, int] = {}
-        self._marks: dict[Path, str] = {}  # of the tar files
         self._members: dict[str, Member] = {}
-        there = (
-            self.pattern.is_dir() or self.pattern.is_file()
-        )  # so "." is a folder, and "photos [2020]" no pattern
-        found = [self.pattern] if there else sorted(self.pattern.parent.glob(self.pattern.name))
+        # "." is a folder, and "photos [2020]" no pattern.
+        whole = self.pattern.is_dir() or self.pattern.is_file()
+        found = [self.pattern] if whole else sorted(self.pattern.parent.glob(self.pattern.name))
         # train* is for train-00.tar and a folder train2017, and not for train.log.
-        wide = not there and has_magic(self.pattern.name)
+        wide = not whole and has_magic(self.pattern.name)
         paths = [one for one in found if one.is_dir() or not wide or ".tar" in one.name.lower()]
         if not paths:
             raise DataError(there_is_no("folder or tar file", self.pattern))
-        self._folders = [path for path in paths if path.is_dir()]
+        self._folders = [_normal(path) for path in paths if path.is_dir()]
         for path in paths:
             if not path.is_dir():
                 self._index(path)
@@ -77,11 +75,10 @@ class ImageStore:
     def from_members(
         cls, members: Iterable[tuple[str, Member]], *, pattern: Path, identity: str
     ) -> ImageStore:
-        """Make a store of known members: no tar file is scanned."""
+        """Make a store of known members, told from others by `identity`: no tar file is scanned."""
         store = cls.__new__(cls)
-        store.pattern, store.identity = pattern, identity
+        store.pattern, store._identity = pattern, identity
         store._descriptors, store._members, store._folders = {}, dict(members), []
-        store._scanned, store._marks = False, {}
         return store
 
     def _index(self, path: Path) -> None:
@@ -99,26 +96,23 @@ class ImageStore:
         known = self._members.setdefault(name, member)
         if known.path == member.path:  # of one tar file the last counts: what is newer is appended
             self._members[name] = member
-        elif self._differ(known, member):
+        elif known.size != member.size or self._beginning(known) != self._beginning(member):
             raise DataError(
                 f"{name} is in {known.path} and, as another image, in {member.path}: take one away"
             )
 
-    def _differ(self, one: Member, other: Member) -> bool:
-        """Whether two members are of different sizes, or begin differently."""
-        if one.size != other.size:
-            return True
-        first, second = (
-            self._bytes(member._replace(size=min(member.size, _BEGINNING)))
-            for member in (one, other)
-        )
-        return first != second
+    def _beginning(self, member: Member) -> bytes:
+        return self._bytes(member._replace(size=min(member.size, _BEGINNING)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._members or self._path(name) is not None
 
+    def leads_outside(self, name: str) -> bool:
+        """Whether a name, absolute or with `..`, is that of a file outside of the folders."""
+        return name not in self and any((folder / name).exists() for folder in self._folders)
+
     def size(self, name: str) -> int:
-        """Say how many bytes an image file has; 0 where there is none."""
+        """Give the bytes of an image file; 0 where there is none."""
         if name in self._members:
             return self._members[name].size
         path = self._path(name)
@@ -126,19 +120,20 @@ class ImageStore:
 
     def mark(self, name: str) -> str:
         """Tell an image file from any other that may come in its place under its name."""
-        if not self._scanned:
-            return self.identity  # a prepared data set: its manifest has the hashes
-        if name not in self._members:
-            path = self._path(name)
-            return _mark(path) if path else ""
-        tar = self._members[name].path
-        if tar not in self._marks:
-            self._marks[tar] = _mark(tar)
-        return self._marks[tar]
+        if self._identity is not None:
+            return self._identity  # a prepared data set: its manifest has the hashes
+        member = self._members.get(name)
+        if (path := member.path if member else self._path(name)) is None:
+            return ""
+        status = path.stat()
+        return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
     def _path(self, name: str) -> Path | None:
-        there = (folder / name for folder in self._folders if (folder / name).is_file())
-        return next(there, None)
+        for folder in self._folders:
+            path = _normal(folder / name)
+            if path.is_relative_to(folder) and path.is_file():
+                return path
+        return None
 
     def read(self, name: str) -> bytes:
         """Read one image file.
@@ -160,15 +155,12 @@ class ImageStore:
         raise DataError(f"{self.pattern} has no image {name}")
 
     def _bytes(self, member: Member) -> bytes:
-        # pread: forked workers share a descriptor's position, and must not move it.
-        return os.pread(self._descriptor(member.path), member.size, member.offset)
-
-    def _descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
+        if member.path not in self._descriptors:
             if len(self._descriptors) >= _OPEN_FILES:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
-            self._descriptors[path] = os.open(path, os.O_RDONLY)
-        return self._descriptors[path]
+            self._descriptors[member.path] = os.open(member.path, os.O_RDONLY)
+        # pread: forked workers share a descriptor's position, and must not move it.
+        return os.pread(self._descriptors[member.path], member.size, member.offset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_descriptors": {}}  # another process opens its own
@@ -210,6 +202,6 @@ class CaptionedImage:
         return any(_SIDED.search(caption) for caption in self.captions)
 
 
-def _mark(path: Path) -> str:
-    stat = path.stat()
-    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+def _normal(path: Path) -> Path:
+    """Make a path absolute and free of `..`; its links may lead anywhere."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve would follow links

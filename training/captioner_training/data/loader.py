@@ -1,10 +1,11 @@
-"""Where the batches of a stage come from."""
+"""Batches, decoded and put together in worker processes."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,13 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from captioner.cores import cores
 from captioner.errors import CaptionerError
 from captioner.vision.transform import Transform
-from captioner_training.data.dataset import (
-    Batch,
-    ImageDataset,
-    Item,
-    ItemDataset,
-    collate,
-)
+from captioner_training.data.dataset import Batch, ImageDataset, Item, ItemDataset, collate
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.interrupts import SIGNALS
@@ -41,8 +36,19 @@ class Loader(Generic[Loaded]):
 
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    def __init__(
+        self, dataset: ItemDataset, *, put_together: Callable[[list[Item]], Loaded], workers: int,
+        seed: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        self._loader: DataLoader[Item | CaptionerError] = DataLoader(
+            _Caught(dataset),
+            num_workers=min(workers, cores()),
+            collate_fn=partial(_first_error_or, put_together),
+            # Of its own, so that looking at data never moves the random numbers of the training.
+            generator=torch.Generator().manual_seed(seed),
+            worker_init_fn=_leave_signals,
+            **options,
+        )
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -72,42 +78,32 @@ class _Caught(Dataset["Item | CaptionerError"]):
             return error
 
 
-class _Sound:
-    """Puts items into a batch where none is an error; travels to the workers."""
-
-    def __init__(self, collate_items: Callable[[list[Item]], object]) -> None:
-        self._collate = collate_items
-
-    def __call__(self, items: Sequence[Item | CaptionerError]) -> object:
-        sound = list[Item]()
-        for item in items:
-            if isinstance(item, CaptionerError):
-                return item
-            sound.append(item)
-        return self._collate(sound)
+def _first_error_or(
+    put_together: Callable[[list[Item]], Loaded], items: Sequence[Item | CaptionerError]
+) -> Loaded | CaptionerError:
+    sound = list[Item]()
+    for item in items:
+        if isinstance(item, CaptionerError):
+            return item
+        sound.append(item)
+    return put_together(sound)
 
 
-class _Collate:
-    """Puts the images and all their captions into one batch; travels to the workers."""
-
-    def __init__(
-        self,
-        captions: Sequence[Sequence[Sequence[int]]],
-        starts: Sequence[int],
-        maximum_length: int,
-    ) -> None:
-        self.captions, self.starts = captions, starts
-        self.maximum_length = maximum_length
-
-    def __call__(self, items: Sequence[Item]) -> Batch:
-        positions = [item.position for item in items]
-        return collate(
-            torch.stack([item.image for item in items]),
-            [self.captions[position] for position in positions],
-            starts=[self.starts[position] for position in positions],
-            maximum_length=self.maximum_length,
-            positions=positions,
-        )
+def _with_captions(
+    captions: Sequence[Sequence[Sequence[int]]],
+    starts: Sequence[int],
+    maximum_length: int,
+    items: Sequence[Item],
+) -> Batch:
+    """Put images and all their captions into one batch."""
+    positions = [item.position for item in items]
+    return collate(
+        torch.stack([item.image for item in items]),
+        [captions[position] for position in positions],
+        starts=[starts[position] for position in positions],
+        maximum_length=maximum_length,
+        positions=positions,
+    )
 
 
 def make_loader(
@@ -120,37 +116,24 @@ def make_loader(
     workers: int,
     device: torch.device,
 ) -> Loader[Batch]:
-    """Load the batches of the sampler's epoch, in its order whatever the number of workers.
-
-    The loader draws from a generator of its own, so that looking at data never moves the random
-    numbers of the training.
-    """
+    """Load the batches of the sampler's epoch, in its order whatever the number of workers."""
     dataset.epoch = sampler.epoch
-    loader = DataLoader(
-        _Caught(dataset),
+    return Loader(
+        dataset,
+        put_together=partial(_with_captions, captions, starts, maximum_length),
+        workers=workers,
+        seed=sampler.seed + sampler.epoch,
         batch_sampler=sampler,
-        num_workers=min(workers, cores()),
-        collate_fn=_Sound(_Collate(captions, starts, maximum_length)),
         pin_memory=device.type == "cuda",
-        generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch),
-        worker_init_fn=_leave_signals,
     )
-    return Loader(loader)
 
 
 def make_split_loader(
     images: Sequence[CaptionedImage], transform: Transform, *, workers: int, batch_size: int
 ) -> Loader[Item]:
     """Load the squares of a split in its order, with their positions; for looking, not learning."""
-    loader = DataLoader(
-        _Caught(ImageDataset(images, transform)),
-        batch_size=batch_size,
-        num_workers=min(workers, cores()),
-        collate_fn=_Sound(default_collate),
-        generator=torch.Generator(),  # of its own: see make_loader
-        worker_init_fn=_leave_signals,
-    )
-    return Loader(loader)
+    dataset = ImageDataset(images, transform)
+    return Loader(dataset, put_together=default_collate, workers=workers, batch_size=batch_size)
 
 
 @contextmanager

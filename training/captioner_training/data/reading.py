@@ -1,23 +1,48 @@
-"""Captioned images from a prepared data set, or from files in COCO's captions format."""
+"""Captioned images: of a prepared data set, of files in COCO's captions format, of a recipe."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.vocabulary import Tokenizer, tokenize
+from captioner.paths import there_is_no
+from captioner.readers import IMAGE_SUFFIXES
+from captioner.vocabulary import Tokenizer, Vocabulary, has_no_spaces, tokenize
+from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
-from captioner_training.data.unprepared import check_readable
+from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.manifest import IndexRow, Manifest, is_prepared
-from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.manifest import (
+    MANIFEST,
+    IndexRow,
+    Manifest,
+    is_prepared,
+    is_unfinished,
+)
+from captioner_training.prepare.places import walk
 from captioner_training.prepare.texts import has_word, read_json
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
-__all__ = ["read_coco", "read_dataset"]
+__all__ = ["read_coco", "read_corpus", "read_dataset"]
+
+_DRY_VALIDATION = 50  # images that a dry run looks at after each stage
+_WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: flickr8k, say"
+_SAMPLE = 1000  # images whose captions tell in which script they are written
+_LOOKED_AT = 10_000  # files; enough to see what a folder holds
+_TABLES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".json": "coco-json",
+}
 
 
 def read_dataset(
@@ -33,9 +58,12 @@ def read_dataset(
         DataError: it is neither, it has no such split, or files are missing or damaged.
 
     """
-    check_readable(folder, split)
+    if is_unfinished(folder):
+        raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
     if not is_prepared(folder):
         plain = folder / f"captions_{split}.json"
+        if not plain.exists():
+            raise DataError(_unprepared(folder, split))
         return read_coco(plain, folder / f"{split}*", tokenizer=tokenizer)
     manifest = Manifest.load(folder)
     rows = list(manifest.rows(folder, split))
@@ -96,6 +124,8 @@ def read_coco(
     counts = Counter(image.id for image in found)
     twice = [image.file_name for image in found if counts[image.id] > 1]
     _refuse(captions, "images whose id comes twice", twice)
+    outside = [image.file_name for image in found if store.leads_outside(image.file_name)]
+    _refuse(captions, f"images that lie outside of {images}", outside)
     absent = [image.file_name for image in found if image.file_name not in store]
     _refuse(captions, f"images that are not in {images}", absent)
     return _captioned(found, store, tokenizer)
@@ -107,3 +137,135 @@ def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:
             f"{captions} has {problem}: {len(names)}, {names[0]} the first; `captioner prepare "
             "coco-json` with --skip-bad leaves out what cannot be used"
         )
+
+
+def _unprepared(folder: Path, split: str) -> str:
+    """Say why `split` of a folder cannot be read, and what to run."""
+    if not folder.exists():
+        return there_is_no("folder", folder)
+    if list(folder.glob("*.index.jsonl")):
+        return f"{folder} has no {MANIFEST}: copy it again, or prepare it again"
+    if inside := sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")):
+        return f"{folder} is not a prepared data set, but has one in it: name {inside[0]}"
+    files = list(islice(walk(folder), _LOOKED_AT))
+    plain = sorted(path.stem.removeprefix("captions_") for path in folder.glob("captions_*.json"))
+    if plain:
+        return f"{folder} has no split {split!r}; it has {', '.join(plain)}"
+    if any(path.name.lower() in ("captions.txt", "flickr8k.token.txt") for path in files):
+        command = f"flickr8k {shlex.quote(str(folder))}"
+    else:
+        command = _command(folder, files)
+    return (
+        f"{folder} is not a prepared data set; prepare it first:\n"
+        f"  captioner prepare {command} --to DIR\n"
+        "and name DIR in place of it ('captioner prepare --help' has all kinds of data)"
+    )
+
+
+def _command(folder: Path, files: list[Path]) -> str:
+    place = shlex.quote(str(folder))
+    for path in files:
+        if kind := _TABLES.get(path.suffix.lower()):
+            return f"{kind} {shlex.quote(str(path))} --images {place}"
+    if any(path.suffix.lower() in IMAGE_SUFFIXES for path in files):
+        return f"folder {place}"
+    return "KIND ..."
+
+
+def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -> Corpus:
+    """Read the data sets of a recipe, or draw its scenes into `out`.
+
+    Args:
+        recipe: of the run; a dry run gets as many images as its steps take.
+        out: the folder of the run.
+        known: the vocabulary of the checkpoint that the run goes on from. Its words keep their
+            numbers.
+
+    Raises:
+        ConfigError: the style of generation is not among those of the data.
+        DataError: a data set cannot be read, or there is no word that could be learned.
+
+    """
+    data = recipe.data
+    if data.scenes is None:
+        train_sets = _read(data, data.train, "train")
+        validation_sets = _read(data, data.validation, "val")
+    else:
+        folder = out / "scenes"
+        splits = {"train": data.scenes.train, "val": data.scenes.validation}
+        write_scenes(folder, splits=splits, seed=recipe.seed)
+        train_sets = [read_dataset(folder, split="train")]
+        validation_sets = [read_dataset(folder, split="val")]
+    train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
+    found = Vocabulary.build(
+        (words for image in train for words in image.words), minimum_count=data.minimum_count
+    ).ordinary_words
+    if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
+        raise DataError(
+            "most of the training captions are in a script without spaces between words, so that "
+            "a whole sentence would count as one word: set --data.tokenizer characters"
+            + (_WITHOUT_WORDS if known else "")
+        )
+    if not found and not known:
+        longest = max((len(image.captions) for image in train), default=0)
+        raise DataError(
+            f"no word occurs {data.minimum_count} times in the training captions "
+            f"({len(train)} images with up to {longest} captions): lower --data.minimum_count, or "
+            "add images"
+        )
+    words, styles = (known.ordinary_words, known.styles) if known else ((), ())
+    # Captions of nobody's style are no more of the first style of the model that is gone on from.
+    learned = (image.style for image in train)
+    usual = (ANY_STYLE,) if data.any_style > 0 else ()
+    styles = tuple(dict.fromkeys((*usual, *styles, *learned))) if data.styles else ()
+    vocabulary = Vocabulary(
+        list(dict.fromkeys((*words, *found))), tokenizer=data.tokenizer, styles=styles
+    )
+    vocabulary.start(recipe.generation.style)
+    if recipe.max_steps is not None:
+        most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
+        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
+    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
+        validation = [replace(image, style="") for image in validation]
+    return Corpus(
+        train=_styled(train, vocabulary, usual=recipe.generation.style),
+        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
+        vocabulary=vocabulary,
+    )
+
+
+def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
+    return [caption for image in images[:_SAMPLE] for caption in image.captions]
+
+
+def _styled(
+    images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, usual: str
+) -> list[CaptionedImage]:
+    """Give images whose style the model does not have the one that its checkpoint will speak in."""
+    return [
+        image if image.style in vocabulary.styles else replace(image, style=usual)
+        for image in images
+    ]
+
+
+def _some(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[CaptionedImage]:
+    """Take so many images, of every set in turn."""
+    turns = chain.from_iterable(zip_longest(*sets))
+    return list(islice((image for image in turns if image is not None), most))
+
+
+def _read(
+    data: DataConfig, entries: Sequence[str | Source], split: str
+) -> list[list[CaptionedImage]]:
+    sets: list[list[CaptionedImage]] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            folder = resolve(data.root, entry)
+            style = folder.absolute().name  # as recipe.py compares them
+            found = read_dataset(folder, split=split, tokenizer=data.tokenizer)
+        else:
+            captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
+            style = entry.style
+            found = read_coco(captions, files, tokenizer=data.tokenizer)
+        sets.append([replace(image, style=style if data.styles else "") for image in found])
+    return sets

@@ -9,23 +9,21 @@ scored by exact match, and where it should have looked is known. The same seed d
 
 from __future__ import annotations
 
-import filecmp
 import io
 import json
 import math
-import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import BinaryIO, Final
+from typing import Final
 
 from PIL import Image, ImageDraw
 
 from captioner.errors import ConfigError, OutputError
+from captioner.files import replace_file
 
 __all__ = [
     "COLORS",
@@ -249,10 +247,8 @@ def _write_split(folder: Path, split: str, seeds: list[int], config: SceneConfig
     images: list[dict[str, object]] = []
     captions: list[dict[str, object]] = []
     boxes: list[dict[str, object]] = []
-    with (
-        _replacing(folder / f"{split}-00.tar") as file,
-        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         # Ids begin at 1: pycocotools' COCOeval takes an annotation's id of 0 for "no match".
         for key, seed in enumerate(seeds, 1):
             scene, name = draw_scene(seed, config), f"{split}-{key:06d}.jpg"
@@ -262,12 +258,13 @@ def _write_split(folder: Path, split: str, seeds: list[int], config: SceneConfig
             captions.append({"id": key, "image_id": key, "caption": scene.caption})
             for item in scene.objects:
                 boxes.append({"id": len(boxes) + 1, "image_id": key, **_instance(item)})
+    _replace(folder / f"{split}-00.tar", archive.getvalue())
     categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
     head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
     instances = {**head, "categories": categories, "annotations": boxes}
     for kind, data in ("boxes", instances), ("captions", {**head, "annotations": captions}):
-        with _replacing(folder / f"{kind}_{split}.json") as file:
-            file.write(json.dumps(data, separators=(",", ":")).encode())
+        content = json.dumps(data, separators=(",", ":")).encode()
+        _replace(folder / f"{kind}_{split}.json", content)
 
 
 def _instance(item: SceneObject) -> dict[str, object]:
@@ -283,18 +280,13 @@ def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
     tar.addfile(member, data)
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write beside `path`, then move into place, so that no reader meets half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file; one of the same content stays, and is still what cached grids are of."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            yield file
-        if not (path.is_file() and filecmp.cmp(temporary, path, shallow=False)):
-            temporary.replace(path)  # what is the same stays, and is still what grids are of
+        if path.is_file() and path.read_bytes() == content:
+            return
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+    with replace_file(path) as file:
+        file.write(content)

@@ -14,7 +14,7 @@ from captioner.files import replace_file
 from captioner.json_line import json_line
 from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.listing import Problems
 from captioner_training.prepare.texts import read_json
 
 __all__ = [

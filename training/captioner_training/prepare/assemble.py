@@ -12,34 +12,19 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from captioner.errors import DataError, OutputError
+from captioner.errors import DataError
 from captioner.files import replace_file
 from captioner.terminal import printable
-from captioner_training.prepare.images import FoundImage, SourceData
-from captioner_training.prepare.manifest import (
-    IndexRow,
-    Manifest,
-    Split,
-    StoredFile,
-)
-from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.resize import ResizedImage, resize_all
-from captioner_training.prepare.shards import (
-    Plan,
-    Record,
-    is_written,
-    read_record,
-    write_shard,
-)
-from captioner_training.prepare.splits import keep_rank
+from captioner_training.prepare.gathering import FoundImage, SourceData
+from captioner_training.prepare.manifest import IndexRow, Manifest, Shard, Split, StoredFile
+from captioner_training.prepare.resize import resize_all
+from captioner_training.prepare.shards import Plan, is_written, read_record, write_shard
 from captioner_training.prepare.target import Options, find_finished, publish
 
 __all__ = ["assemble"]
@@ -56,32 +41,39 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
 
     """
     plans = list(_plans(data.images, options))
-    fingerprint = _fingerprint(data, plans, options)
+    problems = data.problems
+    parts = [data.name, str(problems.counts), *(plan.fingerprint() for plan in plans)]
+    fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if finished := find_finished(options, source=data.source, fingerprint=fingerprint):
         return finished
     _write_shards(plans, options, work)
-    problems = data.problems
-    _add_corrupt(plans, work, problems)
-    plans = _resolve_equal_images(plans, data, problems, options, work)
-    _tell_notes(problems)
+    for plan in plans:
+        for problem in read_record(work, plan).corrupt:
+            problems.add("corrupt image", problem)
+    for note in problems.notes():
+        print(f"note: {printable(note)}", file=sys.stderr)
     if problems and not options.skip_bad:
         raise DataError(
             f"the data set {data.name} has problems, and nothing was prepared from it:\n"
             f"{problems.report()}\ncorrect them and run the same command again, or go on without "
             "them: --skip-bad"
         )
-    manifest = _manifest(data, plans, fingerprint, options, work)
-    if not any(split.images for split in manifest.splits.values()):
+    splits = _write_indexes(plans, work)
+    if not splits:
         raise DataError(f"no image of {data.name} can be used:\n{problems.report()}")
-    if "val" not in manifest.splits:
+    if "val" not in splits:
         print("note: no image is in val, and training needs some: see --val", file=sys.stderr)
+    manifest = Manifest(
+        name=data.name,
+        fingerprint=fingerprint,
+        splits=splits,
+        image=options.image,
+        source=data.source,
+        licence=data.licence,
+        skipped=problems.counts,
+    )
     publish(manifest, to=options.to, work=work)
     return manifest
-
-
-def _tell_notes(problems: Problems) -> None:
-    for note in problems.notes():
-        print(f"note: {printable(note)}", file=sys.stderr)
 
 
 def _plans(images: Sequence[FoundImage], options: Options) -> Iterator[Plan]:
@@ -90,143 +82,55 @@ def _plans(images: Sequence[FoundImage], options: Options) -> Iterator[Plan]:
         splits[image.split].append(image)
     for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         members = splits[split]
-        for first in range(0, len(members), options.shard_images):
+        for number, first in enumerate(range(0, len(members), options.shard_images)):
             yield Plan(
                 split=split,
-                number=first // options.shard_images,
+                number=number,
                 first=first,
                 images=members[first : first + options.shard_images],
+                image_format=options.image,
             )
 
 
-def _fingerprint(data: SourceData, plans: Sequence[Plan], options: Options) -> str:
-    parts = [data.name, str(data.problems.counts)]
-    parts += [plan.fingerprint(options.image) for plan in plans]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
 def _write_shards(plans: Sequence[Plan], options: Options, work: Path) -> None:
-    folders = (work, options.to)
-    pending = [
-        plan
-        for plan in plans
-        if not is_written(plan, work=work, folders=folders, image_format=options.image)
-    ]
+    pending = [plan for plan in plans if not is_written(plan, work=work, to=options.to)]
+    images = [image for plan in pending for image in plan.images]
     total = sum(len(plan.images) for plan in plans)
-    done = total - sum(len(plan.images) for plan in pending)
+    done = total - len(images)
     if done:
         print(f"{done:,} of {total:,} images were resized by an earlier run", file=sys.stderr)
     if not pending:
         return
-    images = (
-        (image.file_name, image.location)
-        for plan in pending
-        for image in plan.images
-        if image is not None
-    )
     results = resize_all(images, options.image, workers=options.workers)
-    bar = tqdm(total=total, initial=done, desc="images", unit=" images", disable=None)
+    bar = tqdm(results, total=total, initial=done, desc="images", unit=" images", disable=None)
     with closing(results), bar:
+        each = iter(bar)
         for plan in pending:
-            counted = _counted(islice(results, _count(plan)), bar)
-            write_shard(plan, counted, folder=work, image_format=options.image)
+            write_shard(plan, islice(each, len(plan.images)), folder=work)
 
 
-def _count(plan: Plan) -> int:
-    return sum(image is not None for image in plan.images)
+def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
+    """Write the index of each split that has images.
 
-
-def _counted(results: Iterator[ResizedImage], bar: tqdm[Any]) -> Iterator[ResizedImage]:
-    for result in results:
-        bar.update()
-        yield result
-
-
-def _records(plans: Sequence[Plan], work: Path) -> Iterator[tuple[Plan, Record]]:
-    """Read the records one by one: together they are as large as the annotations."""
-    for plan in plans:
-        record = read_record(work, plan)
-        if record is None:
-            raise OutputError(f"{work / plan.file}.json is missing: run the same command again")
-        yield plan, record
-
-
-def _add_corrupt(plans: Sequence[Plan], work: Path, problems: Problems) -> None:
-    for _, record in _records(plans, work):
-        for problem in record.corrupt:
-            problems.add("corrupt image", problem)
-
-
-def _resolve_equal_images(
-    plans: list[Plan], data: SourceData, problems: Problems, options: Options, work: Path
-) -> list[Plan]:
-    """Find images of equal bytes in two splits; with --skip-bad, write those shards anew."""
-    places: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for plan, record in _records(plans, work):
-        for digest, row in zip(record.hashes, record.rows, strict=True):
-            places[digest][plan.split].append(row.file_name)
-    shared = {digest: found for digest, found in places.items() if len(found) > 1}
-    leave_out: dict[str, set[str]] = defaultdict(set)
-    for found in shared.values():
-        example = ", ".join(f"{names[0]} in {split}" for split, names in sorted(found.items()))
-        if data.published:
-            problems.note("the same image in two splits, kept as published", example)
-            continue
-        problems.add("image in two splits", f"the same image: {example}")
-        keeper = min(found, key=keep_rank)
-        for split, names in found.items():
-            if split != keeper:
-                leave_out[split].update(names)
-    if not leave_out or not options.skip_bad:
-        return plans
-    kept = [_without(plan, leave_out[plan.split]) for plan in plans]
-    changed = [plan for plan, before in zip(kept, plans, strict=True) if plan is not before]
-    _write_shards(changed, options, work)
-    return kept
-
-
-def _without(plan: Plan, names: set[str]) -> Plan:
-    if not names:
-        return plan
-    left = [None if image is None or image.file_name in names else image for image in plan.images]
-    return replace(plan, images=left) if None in left else plan
-
-
-def _manifest(
-    data: SourceData, plans: Sequence[Plan], fingerprint: str, options: Options, work: Path
-) -> Manifest:
-    """Write the indexes; return the manifest, which vouches for all of it."""
-    by_split: dict[str, list[Plan]] = defaultdict(list)
-    for plan in plans:
-        by_split[plan.split].append(plan)
-    splits = {name: _split(name, members, work) for name, members in by_split.items()}
-    return Manifest(
-        name=data.name,
-        fingerprint=fingerprint,
-        splits={name: split for name, split in splits.items() if split.images},
-        image=options.image,
-        source=data.source,
-        licence=data.licence,
-        skipped=dict(data.problems.counts),
-    )
-
-
-def _split(name: str, plans: Sequence[Plan], work: Path) -> Split:
+    Records are read one by one: together they are as large as the annotations.
+    """
     adapter = TypeAdapter(IndexRow)
-    digest, size, captions = hashlib.sha256(), 0, 0
-    shards = []
-    with replace_file(work / f"{name}.index.jsonl") as file:
-        for _, record in _records(plans, work):
-            shards.append(record.shard)
-            for row in record.rows:
-                line = adapter.dump_json(row) + b"\n"
-                file.write(line)
-                digest.update(line)
-                size += len(line)
-                captions += len(row.captions)
-    return Split(
-        images=sum(shard.images for shard in shards),
-        captions=captions,
-        index=StoredFile(file=f"{name}.index.jsonl", bytes=size, sha256=digest.hexdigest()),
-        shards=tuple(shards),
-    )
+    splits = {}
+    for name in dict.fromkeys(plan.split for plan in plans):
+        digest, size, captions = hashlib.sha256(), 0, 0
+        shards: list[Shard] = []
+        with replace_file(work / f"{name}.index.jsonl") as file:
+            for plan in (plan for plan in plans if plan.split == name):
+                record = read_record(work, plan)
+                shards.append(record.shard)
+                for row in record.rows:
+                    line = adapter.dump_json(row) + b"\n"
+                    digest.update(line)
+                    size += file.write(line)
+                    captions += len(row.captions)
+        if images := sum(shard.images for shard in shards):
+            index = StoredFile(file=f"{name}.index.jsonl", bytes=size, sha256=digest.hexdigest())
+            splits[name] = Split(
+                images=images, captions=captions, index=index, shards=tuple(shards)
+            )
+    return splits

@@ -10,123 +10,76 @@ import json
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from captioner.errors import DataError, OutputError
 from captioner_training.prepare.assemble import assemble
 from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.download import Downloader
-from captioner_training.prepare.gathering import gather
-from captioner_training.prepare.images import ListedImage, SourceData
+from captioner_training.prepare.download import Downloader, RemoteFile
+from captioner_training.prepare.gathering import SourceData, gather
+from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.manifest import Manifest
 from captioner_training.prepare.places import ImageFiles
-from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.published import RemoteFile
 from captioner_training.prepare.splits import Fractions
 from captioner_training.prepare.target import Options, claimed, clear, find_finished
 
-__all__ = ["CocoFiles", "prepare_coco"]
+__all__ = ["prepare_coco", "remote_files"]
 
 _HOST: Final = "http://images.cocodataset.org"  # its https has another host's certificate
+_KARPATHY: Final = "https://cs.stanford.edu/people/karpathy/deepimagesent"
+_KARPATHY_FILE: Final = "caption_datasets.zip"
 # The COCO consortium publishes no checksums. These sizes and checksums stand alike in the
 # downloaders of many projects; for the annotations of 2014, the MD5 is also the host's ETag.
-_IMAGES: Final = {
-    "train2014": RemoteFile(
-        url=f"{_HOST}/zips/train2014.zip",
-        size=13_510_573_713,
-        checksum="md5:0da8c0bd3d6becc4dcb32757491aca88",
+_PUBLISHED: Final = {
+    "zips/train2014.zip": (13_510_573_713, "md5:0da8c0bd3d6becc4dcb32757491aca88"),
+    "zips/val2014.zip": (6_645_013_297, "md5:a3d79f5ed8d289b7a7554ce06a5782b3"),
+    "zips/train2017.zip": (19_336_861_798, "sha1:10ad623668ab00c62c096f0ed636d6aff41faca5"),
+    "zips/val2017.zip": (815_585_330, "sha1:4950dc9d00dbe1c933ee0170f5797584351d2a41"),
+    "annotations/annotations_trainval2014.zip": (
+        252_872_794, "md5:0a379cfc70b0e71301e0f377548639bd",
     ),
-    "val2014": RemoteFile(
-        url=f"{_HOST}/zips/val2014.zip",
-        size=6_645_013_297,
-        checksum="md5:a3d79f5ed8d289b7a7554ce06a5782b3",
+    "annotations/annotations_trainval2017.zip": (
+        252_907_541, "sha1:8551ee4bb5860311e79dace7e79cb91e432e78b3",
     ),
-    "train2017": RemoteFile(
-        url=f"{_HOST}/zips/train2017.zip",
-        size=19_336_861_798,
-        checksum="sha1:10ad623668ab00c62c096f0ed636d6aff41faca5",
-    ),
-    "val2017": RemoteFile(
-        url=f"{_HOST}/zips/val2017.zip",
-        size=815_585_330,
-        checksum="sha1:4950dc9d00dbe1c933ee0170f5797584351d2a41",
-    ),
-}
-_ANNOTATIONS: Final = {
-    2014: RemoteFile(
-        url=f"{_HOST}/annotations/annotations_trainval2014.zip",
-        size=252_872_794,
-        checksum="md5:0a379cfc70b0e71301e0f377548639bd",
-    ),
-    2017: RemoteFile(
-        url=f"{_HOST}/annotations/annotations_trainval2017.zip",
-        size=252_907_541,
-        checksum="sha1:8551ee4bb5860311e79dace7e79cb91e432e78b3",
-    ),
-}
-# No checksum is known of this one: its zip file's own are compared when it is read.
-_KARPATHY: Final = RemoteFile(
-    url="https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
-)
+    # No checksum is known of this one: its zip file's own are compared when it is read.
+    _KARPATHY_FILE: (None, None),
+}  # fmt: skip
 _LICENCE: Final = (
     "Captions: CC BY 4.0, COCO Consortium. Photos: each under the Flickr licence in its record."
 )
 # Bytes of a prepared image of short side 256 by those of the original; on the safe side.
 _PREPARED_SHARE: Final = 0.25
+_LARGEST_JSON: Final = 1 << 30  # bytes; Karpathy's, the largest, has 150 million
 
 
-@dataclass(frozen=True, kw_only=True)
-class CocoFiles:
-    """The zip files of one year."""
+def remote_files(
+    year: int, *, karpathy: bool, mirror: str | None = None, sums: str | None = None
+) -> list[RemoteFile]:
+    """List the zip files of 2014 or 2017, the small ones first: what is wrong shows early.
 
-    images: tuple[RemoteFile, ...]  # train, then val
-    annotations: RemoteFile
-    karpathy: RemoteFile | None
+    Args:
+        year: of the images.
+        karpathy: whether his split is among them.
+        mirror: another place for the same files, MIRROR/zips/train2014.zip and so on.
+        sums: what the mirror's SHA256SUMS says, by which its files are checked then.
 
-    @classmethod
-    def of(cls, year: int, *, karpathy: bool) -> CocoFiles:
-        """Name the files of 2014 or 2017."""
-        return cls(
-            images=(_IMAGES[f"train{year}"], _IMAGES[f"val{year}"]),
-            annotations=_ANNOTATIONS[year],
-            karpathy=_KARPATHY if karpathy else None,
-        )
-
-    def all(self) -> list[RemoteFile]:
-        """List them, the small ones first: what is wrong with them shows early."""
-        return [self.annotations, *filter(None, [self.karpathy]), *reversed(self.images)]
-
-    def at_mirror(self, mirror: str, sums: str | None) -> CocoFiles:
-        """Look for the same files at another place, MIRROR/zips/train2014.zip and so on.
-
-        Where the mirror has a file SHA256SUMS, that is what its files are checked by.
-        """
-        known = dict(_parse_sums(sums or ""))
-
-        def moved(file: RemoteFile) -> RemoteFile:
-            url = f"{mirror.rstrip('/')}/{_mirror_path(file)}"
-            if file.name in known:
-                return RemoteFile(url=url, checksum=f"sha256:{known[file.name]}")
-            return replace(file, url=url)
-
-        return CocoFiles(
-            images=tuple(map(moved, self.images)),
-            annotations=moved(self.annotations),
-            karpathy=moved(self.karpathy) if self.karpathy else None,
-        )
-
-
-def _mirror_path(file: RemoteFile) -> str:
-    return file.url.removeprefix(f"{_HOST}/") if file.url.startswith(_HOST) else file.name
-
-
-def _parse_sums(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        if found := re.fullmatch(r"([0-9a-fA-F]{64})\s+\*?(\S+)", line.strip()):
-            yield found[2].rsplit("/", 1)[-1], found[1].lower()
+    """
+    paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
+    found = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
+    known = {name: f"sha256:{digest.lower()}" for digest, name in found}
+    files = []
+    for path in (*paths, f"zips/val{year}.zip", f"zips/train{year}.zip"):
+        host = mirror or (_KARPATHY if path == _KARPATHY_FILE else _HOST)
+        size, checksum = _PUBLISHED[path]
+        file = RemoteFile(url=f"{host.rstrip('/')}/{path}", size=size, checksum=checksum)
+        if file.name in known:
+            file = replace(file, size=None, checksum=known[file.name])
+        files.append(file)
+    return files
 
 
 def prepare_coco(
@@ -148,69 +101,62 @@ def prepare_coco(
 
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
-    keep = "downloads" if keep_downloads else None
     with claimed(options.to) as work:
         if (manifest := find_finished(options, source=source)) is None:
-            files = CocoFiles.of(year, karpathy=karpathy)
-            paths = _fetch(files, work / "downloads", mirror, options)
-            data = _read(files, paths, source)
+            paths = _fetch(work / "downloads", source, mirror, options)
+            data = _read(paths, source)
             data = replace(data, name=name or data.name, licence=licence or data.licence)
             manifest = assemble(data, options, work)
-        clear(work, keep=keep)
+        clear(work, keep="downloads" if keep_downloads else None)
     return manifest
 
 
-def _fetch(files: CocoFiles, folder: Path, mirror: str | None, options: Options) -> dict[str, Path]:
+def _fetch(
+    folder: Path, source: Mapping[str, Any], mirror: str | None, options: Options
+) -> dict[str, Path]:
     """Download what is missing; return the places of the files by their names."""
     folder.mkdir(parents=True, exist_ok=True)
     with Downloader(folder) as downloader:
-        if mirror:
-            sums = downloader.read_text(f"{mirror.rstrip('/')}/SHA256SUMS")
-            files = files.at_mirror(mirror, sums)
-        _check_room(files, downloader, options)
-        return {file.name: downloader.fetch(file) for file in files.all()}
+        sums = downloader.read_text(f"{mirror.rstrip('/')}/SHA256SUMS") if mirror else None
+        karpathy = source["split"] == "karpathy"
+        files = remote_files(source["year"], karpathy=karpathy, mirror=mirror, sums=sums)
+        # Refuse to begin what would end, hours later, in a full disk.
+        sizes = {file.url: downloader.sizes(file) for file in files}
+        downloads = sum(missing for _, missing in sizes.values())
+        images = sum(size for url, (size, _) in sizes.items() if "/zips/" in url)
+        prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
+        free = shutil.disk_usage(options.to).free
+        if downloads + prepared > free:
+            raise OutputError(
+                f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
+                f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
+            )
+        return {file.name: downloader.fetch(file) for file in files}
 
 
-def _check_room(files: CocoFiles, downloader: Downloader, options: Options) -> None:
-    """Refuse to begin what would end, hours later, in a full disk."""
-    sizes = {file.name: downloader.sizes(file) for file in files.all()}
-    downloads = sum(missing for _, missing in sizes.values())
-    images = sum(sizes[file.name][0] for file in files.images)
-    prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
-    free = shutil.disk_usage(options.to).free
-    if downloads + prepared > free:
-        raise OutputError(
-            f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
-            f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
-        )
-
-
-def _read(files: CocoFiles, paths: dict[str, Path], source: dict[str, Any]) -> SourceData:
+def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
     problems = Problems()
     year = source["year"]
-    chosen = None
-    if files.karpathy:
-        chosen = _karpathy_splits(paths[files.karpathy.name])
+    chosen = _karpathy_splits(paths[_KARPATHY_FILE]) if _KARPATHY_FILE in paths else None
     listed: list[ListedImage] = []
     for split in ("train", "val"):
         member = f"captions_{split}{year}.json"
-        content = _read_member(paths[files.annotations.name], member)
+        content = _read_member(paths[f"annotations_trainval{year}.zip"], member)
         listed += coco_images(content, problems, name=member, split=split)
     if chosen is not None:
         listed = _split_anew(listed, chosen, problems)
-    places = ImageFiles([paths[file.name] for file in files.images])
+    places = ImageFiles([paths[f"{split}{year}.zip"] for split in ("train", "val")])
     return SourceData(
         name=f"coco{year}-{source['split']}",
-        images=gather(listed, places, problems, fractions=Fractions()),
+        images=gather(listed, places, problems, fractions=Fractions(), published=True),
         problems=problems,
         source=source,
         licence=_LICENCE,
-        published=True,
     )
 
 
 def _split_anew(
-    listed: Sequence[ListedImage], chosen: dict[int, str], problems: Problems
+    listed: Sequence[ListedImage], chosen: Mapping[int, str], problems: Problems
 ) -> list[ListedImage]:
     found = {
         image.id: image._replace(split=chosen[image.id])
@@ -244,11 +190,14 @@ def _read_member(path: Path, name: str, **options: Any) -> Any:
     """Read a JSON file from inside a zip file, which compares its checksum."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [one for one in archive.namelist() if one.rsplit("/", 1)[-1] == name]
+            members = [one for one in archive.infolist() if one.filename.split("/")[-1] == name]
             if not members:
                 raise DataError(f"{path} has no {name}")
-            return json.loads(archive.read(members[0]), **options)
-    except (OSError, EOFError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+            if members[0].file_size > _LARGEST_JSON:
+                raise DataError(f"{name} in {path} has {members[0].file_size:,} bytes: too many")
+            with archive.open(members[0]) as member:
+                return json.loads(member.read(members[0].file_size), **options)
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{name} in {path} cannot be read ({error}): delete {path} and run again"
         ) from error

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
 from typing import Any
 
-from pycocotools.coco import COCO
-
 from captioner.errors import DataError
-from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.listing import ListedImage, Problems
 
 __all__ = ["coco_images"]
 
@@ -32,54 +27,43 @@ def coco_images(
             "jsonl` reads it"
         )
     try:
-        coco = _index(content)
-        images: list[dict[str, Any]] = coco.dataset["images"]
-        licences = {one["id"]: one.get("name") for one in content.get("licenses") or []}
-        if wrong := [key for key in coco.imgs if not isinstance(key, int | str)]:
-            raise TypeError(f"an image's id is {wrong[0]!r}")
-        for key in coco.imgToAnns.keys() - coco.imgs.keys():
-            count = len(coco.imgToAnns[key])
-            problems.add("caption of an unknown image", f"image {key} in {name}", count=count)
-        return [
-            ListedImage(
-                id=image["id"],
-                file_name=str(image["file_name"]),
-                captions=tuple(_texts(coco.imgToAnns.get(image["id"], ()), problems, name)),
-                split=split or image.get("split"),
-                licence=licences.get(image.get("license")),
-            )
-            for image in images
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{name} is not in COCO's captions format: {_reason(error)}") from error
+        return _listed(content, problems, name, split)
+    except KeyError as error:
+        raise DataError(f"{name} is not in COCO's captions format: there is no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise DataError(f"{name} is not in COCO's captions format: {error}") from error
 
 
-def _texts(notes: Iterable[dict[str, Any]], problems: Problems, name: str) -> Iterator[str]:
-    for one in notes:
-        if isinstance(caption := one["caption"], str):
-            yield caption
-        else:
-            where = f"{caption!r:.40} for image {one['image_id']} in {name}"
-            problems.add("caption that is no text", where)
-
-
-def _index(content: Any) -> COCO:
-    """Let pycocotools order the annotations by image; it wants every one to have an id."""
+def _listed(content: Any, problems: Problems, name: str, split: str | None) -> list[ListedImage]:
     if not isinstance(content, dict):
         raise TypeError("it is no object with images and annotations")
     for part in ("images", "annotations"):
         entries = content[part]
         if not isinstance(entries, list) or any(not isinstance(one, dict) for one in entries):
             raise TypeError(f"its {part} are no list of objects")
-    coco = COCO()
-    coco.dataset = {
-        "images": list(content["images"]),
-        "annotations": [{"id": at, **one} for at, one in enumerate(content["annotations"])],
-    }
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
-        coco.createIndex()
-    return coco
-
-
-def _reason(error: Exception) -> str:
-    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    captions = defaultdict[int | str, list[str]](list)
+    listed: dict[int | str, int] = {}
+    for image in content["images"]:
+        if not isinstance(image["id"], int | str):
+            raise TypeError(f"an image's id is {image['id']!r}")
+        listed[image["id"]] = 0
+    for one in content["annotations"]:
+        key, caption = one["image_id"], one["caption"]
+        if key not in listed:
+            problems.add("caption of an unknown image", f"image {key} in {name}")
+        elif isinstance(caption, str):
+            captions[key].append(caption)
+        else:
+            where = f"{caption!r:.40} for image {key} in {name}"
+            problems.add("caption that is no text", where)
+    licences = {one["id"]: one.get("name") for one in content.get("licenses") or []}
+    return [
+        ListedImage(
+            id=image["id"],
+            file_name=str(image["file_name"]),
+            captions=tuple(captions[image["id"]]),
+            split=split or image.get("split"),
+            licence=licences.get(image.get("license")),
+        )
+        for image in content["images"]
+    ]

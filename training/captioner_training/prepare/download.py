@@ -1,28 +1,59 @@
-"""Downloads that take hours: resumed where they stopped, tried again, and checked at the end."""
+"""Downloads that take hours: resumed where they stopped, tried again, and checked at the end.
+
+pooch, which would do the rest, begins a file anew that broke off.
+"""
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
 import httpx
 from tqdm import tqdm
 
 from captioner import __version__
 from captioner.errors import DownloadError, OutputError
-from captioner_training.prepare.published import RemoteFile
+from captioner_training.prepare.shards import file_digest
 
-__all__ = ["Downloader"]
+__all__ = ["Downloader", "RemoteFile"]
 
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 300.0  # seconds; a server may ask for more, and is asked again then
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """A file on the web and what is known of it."""
+
+    url: str
+    size: int | None = None  # bytes
+    checksum: str | None = None  # "md5:...", "sha1:..." or "sha256:..."
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.url.rsplit("/", 1)[-1]
+
+    def difference(self, path: Path) -> str | None:
+        """Compare a local file with what is known; None: it is the same. Raises OSError."""
+        size = path.stat().st_size
+        if self.size is not None and size != self.size:
+            return f"it has {size:,} bytes, not {self.size:,}"
+        if self.checksum is None:
+            return None
+        tqdm.write(f"checking {self.name}", file=sys.stderr)
+        algorithm, _, expected = self.checksum.partition(":")
+        found = file_digest(path, algorithm)
+        return None if found == expected else f"its {algorithm} is {found}, not {expected}"
 
 
 class _TransferError(Exception):
@@ -37,16 +68,15 @@ class Downloader:
     """Downloads files into a folder; one that is there by its name is whole and checked.
 
     Args:
-        folder: where the files go; unfinished ones are NAME.part.
+        folder: where the files go. An unfinished one is NAME.part; what the server calls the
+            version that it is a part of is in NAME.version.
         tries: attempts without a single new byte before it gives up.
         backoff: seconds before the second attempt; they double from try to try.
 
     """
 
     def __init__(self, folder: Path, *, tries: int = 8, backoff: float = 0.5) -> None:
-        self.folder = folder
-        self.tries = tries
-        self.backoff = backoff
+        self.folder, self.tries, self.backoff = folder, tries, backoff
         self._client = httpx.Client(
             follow_redirects=True,
             timeout=httpx.Timeout(30.0),
@@ -67,34 +97,24 @@ class Downloader:
             DownloadError: the server cannot be reached.
 
         """
-        for attempt in range(self.tries):
-            try:
-                response = self._client.get(url)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reason = str(error) or type(error).__name__
-                if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-                    break
-            else:
-                if response.status_code not in _TRY_AGAIN:
-                    return response.text if response.is_success else None
-                reason = f"status {response.status_code}"
-            self._wait(attempt, f"{url}: {reason}")
-        raise DownloadError(f"{url} cannot be reached ({reason}): check the network and the URL")
+
+        def get() -> str | None:
+            response = self._client.get(url)
+            _check_busy(response)
+            return response.text if response.is_success else None
+
+        return self._again_and_again(url, get)
 
     def sizes(self, file: RemoteFile) -> tuple[int, int]:
-        """Say how many bytes a file has and how many are still to be fetched; unknown: 0."""
-        path, part = self.folder / file.name, self._part(file)
-        if path.exists():
+        """Give the bytes that a file has and those that are still to be fetched; unknown: 0."""
+        if (path := self.folder / file.name).exists():
             return _size(path), 0
-        size = file.size
-        if size is None:
-            try:
+        size = file.size or 0
+        if not size:
+            with suppress(httpx.HTTPError, httpx.InvalidURL):  # the download will say what is wrong
                 response = self._client.head(file.url)
-                length = response.headers.get("Content-Length", "") if response.is_success else ""
-            except (httpx.HTTPError, httpx.InvalidURL):
-                length = ""  # the download itself will say what is wrong
-            size = int(length) if length.isdigit() else 0
-        return size, max(0, size - _size(part))
+                size = _length(response) if response.is_success else 0
+        return size, max(0, size - _size(self._part(file)))
 
     def fetch(self, file: RemoteFile) -> Path:
         """Download a file, or the rest of it, and check it.
@@ -105,169 +125,148 @@ class Downloader:
             OutputError: the disk is full, or the folder cannot be written.
 
         """
-        path = self.folder / file.name
+        path, part = self.folder / file.name, self._part(file)
         if path.exists():
             return path
-        for attempt in ("first", "second"):
-            self._transfer(file)
+        for _ in range(2):
+            self._again_and_again(file.url, lambda: self._transfer(file), part)
             with _writing(path):
-                wrong = file.differs(self._part(file))
-                if wrong is None:
-                    break
-                self._part(file).unlink()
-            if attempt == "second":
-                raise DownloadError(
-                    f"{file.url} is not the file that was published: {wrong}; it was fetched twice "
-                    "and deleted"
-                )
-        with _writing(path):
-            self._part(file).replace(path)
-            self._state(file).unlink(missing_ok=True)
-        return path
+                if (wrong := file.difference(part)) is None:
+                    part.replace(path)
+                    self._version(file).unlink(missing_ok=True)
+                    return path
+                part.unlink()
+        raise DownloadError(
+            f"{file.url} is not the file that was published: {wrong}; it was fetched twice and "
+            "deleted"
+        )
 
-    def _transfer(self, file: RemoteFile) -> None:
+    def _again_and_again(
+        self, url: str, attempt: Callable[[], Result], part: Path | None = None
+    ) -> Result:
+        """Try until it works, or fails `tries` times in a row without a new byte in `part`."""
         failures = 0
         while True:
-            before = _size(self._part(file))
+            before = _size(part)
             try:
-                self._attempt(file)
-                return
-            except httpx.UnsupportedProtocol as error:
-                raise DownloadError(f"{file.url} cannot be downloaded: {error}") from error
-            except (httpx.TransportError, _TransferError) as error:
-                # Without a single new byte it is a failure; a server that always drops the line
-                # after some more bytes still gets there.
-                failures = 1 if _size(self._part(file)) > before else failures + 1
-                reason = str(error) or type(error).__name__
+                return attempt()
+            except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects) as error:
+                raise DownloadError(f"{url} cannot be downloaded: {error}") from error
+            except (httpx.HTTPError, _TransferError) as error:
+                # A server that always drops the line after some more bytes still gets there.
+                failures = 1 if _size(part) > before else failures + 1
+                reason, least = str(error) or type(error).__name__, getattr(error, "wait", 0.0)
                 if failures >= self.tries:
                     raise DownloadError(
-                        f"{file.url} cannot be downloaded ({reason}, {failures} times in a row): "
-                        "run the same command again later; it goes on where it stopped"
+                        f"{url} cannot be downloaded ({reason}, {failures} times in a row): run "
+                        "the same command again later; it goes on where it stopped"
                     ) from error
-                self._wait(failures - 1, f"{file.name}: {reason}", getattr(error, "wait", 0.0))
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise DownloadError(f"{file.url} cannot be downloaded: {error}") from error
+            doubled = min(60.0, self.backoff * 2 ** (failures - 1))
+            # Chance keeps many clients from coming back at the same moment.
+            seconds = max(least, doubled * random.uniform(0.5, 1.0))
+            tqdm.write(f"{url}: {reason}; trying again in {seconds:.1f} s", file=sys.stderr)
+            time.sleep(seconds)
 
-    def _attempt(self, file: RemoteFile) -> None:
+    def _transfer(self, file: RemoteFile) -> None:
         """Make one request and write what it gives; returns when the file is complete."""
-        part, validator = self._part(file), self._validator(file)
-        # What is resumed without a validator must have a checksum to be found out by.
-        offset = _size(part) if validator or file.checksum else 0
+        part, version = self._part(file), self._version(file)
+        known = version.read_text() if version.exists() else ""
+        # What is resumed without knowing its version must have a checksum to be found out by.
+        offset = _size(part) if known or file.checksum else 0
         if offset and offset == file.size:
             return
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        if offset and validator:
-            headers["If-Range"] = validator
+        if offset and known:
+            headers["If-Range"] = known
         with self._client.stream("GET", file.url, headers=headers) as response:
-            _check_status(response, file)
-            if response.status_code == 416:
+            start = _start(response, offset, file.url)
+            if start is None:
                 if response.headers.get("Content-Range") == f"bytes */{offset}":
                     return  # an earlier run was interrupted after the last byte
                 with _writing(part):
                     part.unlink(missing_ok=True)
                 raise _TransferError("the server no longer has the rest of the file")
-            start = _start(response)
-            total = _total(response, start)
-            if file.size is not None and total is not None and total != file.size:
+            length = _length(response)
+            total = start + length if length else None
+            if file.size and total and total != file.size:
                 raise DownloadError(
                     f"{file.url} is not the file that was published: it has {total:,} bytes, not "
                     f"{file.size:,}"
                 )
-            if start > offset:
-                raise _TransferError("the server sent a different part than requested")
             with _writing(part):
                 if start == 0:
-                    part.write_bytes(b"")  # before the validator: it must not vouch for old bytes
-                self._state(file).write_text(json.dumps({"validator": _validator(response)}))
-            self._receive(response, part, start, total, file.name)
-        if total is not None and _size(part) < total:
+                    part.write_bytes(b"")  # before the version: it must not vouch for old bytes
+                version.write_text(_version_of(response))
+                self._receive(response, part, start, total)
+        if total and _size(part) < total:
             raise _TransferError("the connection was closed early")
 
-    def _receive(
-        self, response: httpx.Response, part: Path, start: int, total: int | None, name: str
-    ) -> None:
+    def _receive(self, response: httpx.Response, part: Path, start: int, total: int | None) -> None:
+        name = part.name.removesuffix(".part")
         bar = tqdm(total=total, initial=start, desc=name, unit="B", unit_scale=True, disable=None)
-        with bar, _open(part) as output:
+        with bar, part.open("r+b") as output:
+            output.truncate(start)
             output.seek(start)
-            output.truncate()
             for chunk in response.iter_raw():
-                with _writing(part):
-                    output.write(chunk)
+                output.write(chunk)
                 bar.update(len(chunk))
-
-    def _validator(self, file: RemoteFile) -> str:
-        """What the server called the version of which a part is there."""
-        try:
-            return str(json.loads(self._state(file).read_text())["validator"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
 
     def _part(self, file: RemoteFile) -> Path:
         return self.folder / f"{file.name}.part"
 
-    def _state(self, file: RemoteFile) -> Path:
-        return self.folder / f"{file.name}.part.json"
-
-    def _wait(self, failures: int, reason: str, least: float = 0.0) -> None:
-        doubled = min(60.0, self.backoff * 2**failures)
-        # Chance keeps many clients from coming back at the same moment.
-        seconds = max(least, doubled * random.uniform(0.5, 1.0))
-        tqdm.write(f"{reason}; trying again in {seconds:.1f} s", file=sys.stderr)
-        time.sleep(seconds)
+    def _version(self, file: RemoteFile) -> Path:
+        return self.folder / f"{file.name}.version"
 
 
-def _check_status(response: httpx.Response, file: RemoteFile) -> None:
-    code = response.status_code
-    if code in _TRY_AGAIN:
-        raise _TransferError(f"the server answers {code}", wait=_retry_after(response))
-    if code not in (200, 206, 416):
-        raise DownloadError(f"{file.url} cannot be downloaded: the server answers {code}")
+def _start(response: httpx.Response, offset: int, url: str) -> int | None:
+    """Find where in the file the body begins; None: there is nothing behind `offset`.
+
+    A server may ignore that only a part was asked for.
+
+    Raises:
+        DownloadError: it does not have the file.
+
+    """
+    _check_busy(response)
+    if response.status_code in (200, 416):
+        return 0 if response.status_code == 200 else None
+    if response.status_code != 206:
+        raise DownloadError(
+            f"{url} cannot be downloaded: the server answers {response.status_code}"
+        )
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+        raise _TransferError("the server sent a different part than requested")
+    return offset
 
 
-def _retry_after(response: httpx.Response) -> float:
-    """Read Retry-After, in seconds or as a date."""
-    value = response.headers.get("Retry-After", "")
+def _check_busy(response: httpx.Response) -> None:
+    """Raise _TransferError where a server asks to be asked again: in seconds, or at a date."""
+    if response.status_code not in _TRY_AGAIN:
+        return
+    value, seconds = response.headers.get("Retry-After", ""), 0.0
     try:
         seconds = float(value)
     except ValueError:
-        try:
+        with suppress(ValueError):
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
-            seconds = 0.0
-    return min(max(seconds, 0.0), _LONGEST_WAIT)
+    wait = min(max(seconds, 0.0), _LONGEST_WAIT)
+    raise _TransferError(f"the server answers {response.status_code}", wait=wait)
 
 
-def _start(response: httpx.Response) -> int:
-    """Where in the file the body begins: a server may ignore that only a part was asked for."""
-    if response.status_code != 206:
-        return 0
-    given = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
-    if not given.isdigit():
-        raise _TransferError("the server does not say which part it is sending")
-    return int(given)
-
-
-def _total(response: httpx.Response, start: int) -> int | None:
+def _length(response: httpx.Response) -> int:
     length = response.headers.get("Content-Length", "")
-    return start + int(length) if length.isdigit() else None
+    return int(length) if length.isdigit() else 0
 
 
-def _validator(response: httpx.Response) -> str:
+def _version_of(response: httpx.Response) -> str:
     """A strong ETag, else the date: what If-Range takes."""
     etag: str = response.headers.get("ETag", "")
-    if etag and not etag.startswith("W/"):
-        return etag
     modified: str = response.headers.get("Last-Modified", "")
-    return modified
+    return etag if etag and not etag.startswith("W/") else modified
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _open(path: Path) -> BinaryIO:
-    with _writing(path):
-        return path.open("r+b" if path.exists() else "wb")
+def _size(path: Path | None) -> int:
+    return path.stat().st_size if path and path.exists() else 0
 
 
 @contextmanager

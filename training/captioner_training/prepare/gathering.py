@@ -2,33 +2,75 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from captioner.paths import is_web_address
-from captioner_training.prepare.images import FoundImage, ListedImage
-from captioner_training.prepare.names import (
+from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.places import (
+    Found,
+    ImageFiles,
+    Location,
     base_name,
     composed,
-    folded,
+    equal_images,
     folders_of,
     image_suffix,
-    stem,
 )
-from captioner_training.prepare.places import Found, ImageFiles
-from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.splits import Fractions, keep_rank, split_name
 from captioner_training.prepare.texts import has_word
-from captioner_training.prepare.twins import equal_images
 
-__all__ = ["gather"]
+__all__ = ["FoundImage", "SourceData", "gather"]
+
+_OTHER_NAMES = "images found by another name"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundImage:
+    """An image that was found, with its captions and split."""
+
+    id: int | str
+    file_name: str
+    location: Location
+    captions: tuple[str, ...]
+    split: str
+    licence: str | None
+
+    def identity(self) -> tuple[object, ...]:
+        """All that decides what is stored of it; not the folder, which may have another name."""
+        return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceData:
+    """A data set as it was found."""
+
+    name: str
+    images: list[FoundImage]
+    problems: Problems
+    source: dict[str, Any]  # kind and options, for the manifest
+    licence: str | None = None
 
 
 def gather(
-    listed: Iterable[ListedImage], files: ImageFiles, problems: Problems, *, fractions: Fractions
+    listed: Iterable[ListedImage],
+    files: ImageFiles,
+    problems: Problems,
+    *,
+    fractions: Fractions,
+    published: bool = False,
 ) -> list[FoundImage]:
     """Check what a data set lists; keep what can be used, in its order.
+
+    Args:
+        listed: its images.
+        files: the places where they are looked for.
+        problems: gets what is wrong.
+        fractions: the shares of images without a split.
+        published: whether its splits stay as they are, images that two of them share included:
+            scores on them must stay comparable.
 
     Raises:
         DataError: a split has a name that cannot be a file's.
@@ -38,6 +80,8 @@ def gather(
     by_name = _find((image.file_name for image in checked), files, problems)
     images = [image for image in checked if image.file_name in by_name and image.captions]
     found = [by_name[image.file_name] for image in images]
+    groups = equal_images([one.location for one in found])
+    splits = _splits(images, found, groups, fractions)
     usable = [
         FoundImage(
             id=image.id,
@@ -47,9 +91,10 @@ def gather(
             split=split,
             licence=image.licence,
         )
-        for image, one, split in zip(images, found, _splits(images, found, fractions), strict=True)
+        for image, one, split in zip(images, found, splits, strict=True)
     ]
-    return list(_one_record_each(_one_split_each(usable, problems)))
+    left_out = _in_two_splits(usable, groups, problems, published=published)
+    return _one_record_each(one for at, one in enumerate(usable) if at not in left_out)
 
 
 def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterable[ListedImage]:
@@ -76,24 +121,22 @@ def _text(text: str) -> str:
 
 
 def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find the images by their names; tell those that are missing, and what was not exact."""
+    """Find the images by their names; report those that are missing, note what was not exact."""
     found = {name: files.find(name) for name in dict.fromkeys(names)}
     claims = Counter(
         place for _, place in {(composed(name), one.location) for name, one in found.items() if one}
     )
     for name, one in found.items():
+        moved = one and folders_of(name) != folders_of(one.name)
         # In other folders than the name says it is a guess: not where another name means it too.
-        if one and _is_moved(name, one) and folders_of(name) and claims[one.location] > 1:
+        if one and moved and folders_of(name) and claims[one.location] > 1:
             found[name] = one = None
         if one is None:
             problems.add("missing image", name + files.why_not(name))
-        elif one.location.is_loose and _is_moved(name, one):  # in archives that is usual
-            example = f"{name} at {one.location.path}"
-            problems.note("images found in a subfolder, by file name", example)
-        elif stem(base_name(one.name)) == folded(base_name(name)):
-            problems.note("images whose names lack the suffix", f"{name} is {one.name}")
+        elif one.location.is_loose and moved:  # in archives that is usual
+            problems.note(_OTHER_NAMES, f"{name} at {one.location.path}")
         elif composed(base_name(one.name)) != composed(base_name(name)):
-            problems.note("images whose names differ in capital letters", f"{name} is {one.name}")
+            problems.note(_OTHER_NAMES, f"{name} is {one.name}")
     hint = f"looked in {files}"
     if any(map(is_web_address, found)):
         hint += "; what is named by URL has to be downloaded before"
@@ -101,32 +144,29 @@ def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[s
     return {name: one for name, one in found.items() if one}
 
 
-def _is_moved(name: str, found: Found) -> bool:
-    """Whether an image was found in other folders than its name says."""
-    return folders_of(name) != folders_of(found.name)
-
-
 def _splits(
-    images: Sequence[ListedImage], found: Sequence[Found], fractions: Fractions
+    images: Sequence[ListedImage],
+    found: Sequence[Found],
+    groups: Sequence[Sequence[int]],
+    fractions: Fractions,
 ) -> list[str]:
     """Take over the splits that are named, and draw the others; equal images stay together."""
     splits = [image.split for image in images]
-    if None in splits:
-        groups = equal_images([one.location for one in found])
-        named = [
-            min(filter(None, (splits[index] for index in one)), key=keep_rank, default=None)
-            for one in groups
-        ]
-        open_groups = [one for one, split in zip(groups, named, strict=True) if split is None]
-        keys = [
-            min((_drawn_by(images[index], found[index]) for index in one), key=str)
-            for one in open_groups
-        ]
-        drawn = iter(fractions.draw(keys))
-        for group, split in zip(groups, named, strict=True):
-            chosen = split or next(drawn)
-            for index in group:
-                splits[index] = splits[index] or chosen
+    named = [
+        min(filter(None, (splits[index] for index in group)), key=keep_rank, default=None)
+        for group in groups
+    ]
+    drawn = iter(
+        fractions.draw([
+            min((_drawn_by(images[index], found[index]) for index in group), key=str)
+            for group, split in zip(groups, named, strict=True)
+            if split is None
+        ])
+    )  # fmt: skip
+    for group, split in zip(groups, named, strict=True):
+        chosen = split or next(drawn)
+        for index in group:
+            splits[index] = splits[index] or chosen
     return [split or "train" for split in splits]
 
 
@@ -138,34 +178,39 @@ def _drawn_by(image: ListedImage, found: Found) -> int | str:
     return name if image_suffix(name) else name + image_suffix(found.name)
 
 
-def _one_split_each(images: list[FoundImage], problems: Problems) -> list[FoundImage]:
-    splits: dict[tuple[str, int, str | None], set[str]] = defaultdict(set)
-    for image in images:
-        splits[_place(image)].add(image.split)
-    if all(len(found) == 1 for found in splits.values()):
-        return images
-    kept = []
-    for image in images:
-        found = splits[_place(image)]
-        if image.split == min(found, key=keep_rank):
-            kept.append(image)
-            if len(found) > 1:
-                where = ", ".join(sorted(found))
-                problems.add("image in two splits", f"{image.file_name} in {where}")
-    return kept
+def _in_two_splits(
+    images: Sequence[FoundImage],
+    groups: Sequence[Sequence[int]],
+    problems: Problems,
+    *,
+    published: bool,
+) -> set[int]:
+    """Report images of equal bytes in two splits; return the positions of those to leave out."""
+    left_out: set[int] = set()
+    for group in groups:
+        names = dict[str, str]()
+        for index in group:
+            names.setdefault(images[index].split, images[index].file_name)
+        if len(names) < 2:
+            continue
+        example = ", ".join(f"{name} in {split}" for split, name in sorted(names.items()))
+        if published:
+            problems.note("the same image in two splits, kept as published", example)
+            continue
+        problems.add("image in two splits", example)
+        keeper = min(names, key=keep_rank)
+        left_out.update(index for index in group if images[index].split != keeper)
+    return left_out
 
 
-def _one_record_each(images: Iterable[FoundImage]) -> Iterable[FoundImage]:
+def _one_record_each(images: Iterable[FoundImage]) -> list[FoundImage]:
     """Put together what is said of an image that the data set names in several ways."""
     records: dict[object, FoundImage] = {}
     for image in images:
         # Where an id is more than the file's name, somebody may ask for it.
-        key = _place(image) if image.id == image.file_name else image.id, image.split
+        place = image.location.path, image.location.offset, image.location.member
+        key = (place if image.id == image.file_name else image.id), image.split
         if known := records.get(key):
             image = replace(known, captions=known.captions + image.captions)
         records[key] = image
-    return records.values()
-
-
-def _place(image: FoundImage) -> tuple[str, int, str | None]:
-    return image.location.path, image.location.offset, image.location.member
+    return list(records.values())

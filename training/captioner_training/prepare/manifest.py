@@ -13,9 +13,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from captioner.errors import DataError
 
@@ -48,7 +48,7 @@ class ImageFormat:
 class StoredFile:
     """A file of the data set, and how to tell that it is whole."""
 
-    file: str
+    file: Annotated[str, Field(pattern=r"\A[\w.-]+\z")]  # in the same folder
     bytes: int
     sha256: str
 
@@ -111,14 +111,12 @@ class Manifest:
     def to_json(self) -> bytes:
         """Write it as manifest.json has it."""
         head = {"format": self.format, "version": self.version}
-        adapter = TypeAdapter(dict[str, Any])
-        return adapter.dump_json({**head, **asdict(self)}, indent=2) + b"\n"
+        return TypeAdapter(dict[str, Any]).dump_json({**head, **asdict(self)}, indent=2) + b"\n"
 
     @property
-    def files(self) -> list[str]:
-        """The names of the files that it is the manifest of."""
-        splits = self.splits.values()
-        return [file.file for split in splits for file in (split.index, *split.shards)]
+    def files(self) -> list[StoredFile]:
+        """The files that it is the manifest of."""
+        return [file for one in self.splits.values() for file in (one.index, *one.shards)]
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -152,9 +150,17 @@ class Manifest:
 
         """
         manifest = cls.read(folder / MANIFEST)
-        for split in manifest.splits.values():
-            for shard in (split.index, *split.shards):
-                _check_size(folder / shard.file, shard)
+        for stored in manifest.files:
+            path = folder / stored.file
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise DataError(f"{path} cannot be read: {error.strerror}") from error
+            if size != stored.bytes:
+                raise DataError(
+                    f"{path} has {size:,} bytes where the manifest says {stored.bytes:,}: "
+                    "copy or prepare it again"
+                )
         return manifest
 
     def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
@@ -187,15 +193,3 @@ def is_prepared(folder: Path) -> bool:
 def is_unfinished(folder: Path) -> bool:
     """Whether a run of `captioner prepare` stopped before this folder's data set was whole."""
     return (folder / WORK).is_dir() and not is_prepared(folder)
-
-
-def _check_size(path: Path, shard: StoredFile) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    if size != shard.bytes:
-        raise DataError(
-            f"{path} has {size:,} bytes where the manifest says {shard.bytes:,}: "
-            "copy or prepare it again"
-        )

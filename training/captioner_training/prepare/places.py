@@ -1,25 +1,95 @@
-"""Where the original images lie: loose in folders, or inside tar and zip files."""
+"""Where the original images lie: loose in folders, or inside tar and zip files; their names."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tarfile
+import unicodedata
 import zipfile
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
-from captioner_training.prepare.names import base_name, composed, folded, image_suffix, stem
+from captioner.readers import IMAGE_SUFFIXES
 
-__all__ = ["Found", "ImageFiles", "Location", "read_location", "walk"]
+__all__ = [
+    "Found",
+    "ImageFiles",
+    "Location",
+    "base_name",
+    "composed",
+    "equal_images",
+    "folded",
+    "folders_of",
+    "image_suffix",
+    "read_location",
+    "stem",
+    "walk",
+]
 
 _ARCHIVES = (".tar", ".zip")
-_TOLD = 5  # places; a data set in a hundred tar files would fill the screen
+_NAMED = 5  # places; a data set in a hundred tar files would fill the screen
+_LARGEST = 1 << 30  # bytes of a photo, as in captioner.vision.image; a zip file may claim any size
+_SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
+
+
+def composed(name: str) -> str:
+    r"""Give a name in the form in which names that look the same are the same: NFC.
+
+    >>> composed("Bu\u0308ck.jpg")
+    'Bück.jpg'
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def folded(name: str) -> str:
+    """Give a name in small letters, composed."""
+    return composed(composed(name).casefold())
+
+
+def image_suffix(name: str) -> str:
+    """Give the suffix of an image's name; "" where it has another one, or none.
+
+    >>> image_suffix("a/b.JPG"), image_suffix("a/b.v2")
+    ('.JPG', '')
+    """
+    suffix = PurePosixPath(name).suffix
+    return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
+
+
+def stem(name: str) -> str:
+    """Give a path in small letters, composed, without the suffix of an image.
+
+    >>> stem("a/B.JPG"), stem("a/b.v2")
+    ('a/b', 'a/b.v2')
+    """
+    return folded(name.removesuffix(image_suffix(name)))
+
+
+def slashed(path: str) -> str:
+    r"""Write a path as we do; it may be Windows's.
+
+    >>> slashed("a\\b\\1.jpg"), slashed("./1.jpg")
+    ('a/b/1.jpg', '1.jpg')
+    """
+    return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
+
+
+def base_name(path: str) -> str:
+    """Cut the folders off."""
+    return slashed(path).rpartition("/")[2]
+
+
+def folders_of(path: str) -> str:
+    """Give the folders before the base name, in small letters; "" where there are none."""
+    return folded(slashed(path)).rpartition("/")[0]
 
 
 class Location(NamedTuple):
@@ -69,42 +139,28 @@ class ImageFiles:
             paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
             if not paths:
                 raise DataError(there_is_no("file or folder", pattern))
+            self._folders += filter(Path.is_dir, paths)
             for path in paths:
-                self._add(path)
+                inside = sorted(path.iterdir()) if path.is_dir() else ()
+                archives = [one for one in inside if one.suffix.lower() in _ARCHIVES]
+                for archive in filter(Path.is_file, archives) if path.is_dir() else (path,):
+                    self._archives.append(archive)
+                    self._members += _members(archive)
         resolved: Callable[[Path], str] = os.path.abspath if links else os.path.realpath
         self._resolved = lru_cache(resolved)  # most images share their folder with others
         self._roots = [self._resolved(folder) for folder in self._folders]
 
-    def _add(self, path: Path) -> None:
-        if not path.is_dir():
-            self._index(path)
-            return
-        self._folders.append(path)
-        for archive in sorted(path.iterdir()):
-            if archive.suffix.lower() in _ARCHIVES and archive.is_file():
-                self._index(archive)
-
-    def _index(self, path: Path) -> None:
-        self._archives.append(path)
-        try:
-            members = _zip_members if zipfile.is_zipfile(path) else _tar_members
-            self._members += members(path)
-        except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
-            raise DataError(
-                f"{path} cannot be read as a zip file or an uncompressed tar file: {error}"
-            ) from error
-
     def __str__(self) -> str:
-        """Say where is looked."""
+        """List the places that are searched."""
         folders = [f"{folder} and its subfolders" for folder in self._folders]
         places = [*folders, *map(str, self._archives)]
-        more = len(places) - _TOLD
-        return ", ".join(places[:_TOLD]) + (f" and {more} more places" if more > 0 else "")
+        more = len(places) - _NAMED
+        return ", ".join(places[:_NAMED]) + (f" and {more} more places" if more > 0 else "")
 
     def find(self, name: str) -> Found | None:
         """Look for an image by its path; where it is not, for the one that is called most like it.
 
-        That is a path with other capital letters or with a suffix, then one with the same base
+        That is a path with other capital letters or without a suffix, then one with the same base
         name. None: nothing is, or several different ones are.
         """
         found = self._called(name)
@@ -114,7 +170,7 @@ class ImageFiles:
     def why_not(self, name: str) -> str:
         """Say what is known of an image that was not found: nothing, or why it was not taken."""
         for folder in self._folders:
-            path = folder / _slashed(name)
+            path = folder / slashed(name)
             if path.is_file() and not self._is_inside(path):
                 return f" (outside: {os.path.realpath(path)})"
         found = self._called(name)
@@ -123,15 +179,14 @@ class ImageFiles:
         return f" (which one of {found[0].location.path}, {found[1].location.path}?)"
 
     def _called(self, name: str) -> list[Found]:
-        path = _slashed(name)
+        name = slashed(name)
         # First as it is written: folders are not walked without need.
-        places = (self._loose(folder / path) for folder in self._folders)
-        return [Found(path, place) for place in places if place] or self._nearest(path)
-
-    def _nearest(self, name: str) -> list[Found]:
-        near: dict[tuple[int, bool], list[Found]] = defaultdict(list)
-        for path, place in self._known.get(stem(base_name(name)), ()):
-            location = self._loose(place) if isinstance(place, Path) else place
+        exact = (self._loose(folder / name) for folder in self._folders)
+        if found := [Found(name, place) for place in exact if place]:
+            return found
+        near = defaultdict[tuple[tuple[bool, ...], bool], list[Found]](list)
+        for path, known in self._known.get(stem(base_name(name)), ()):
+            location = self._loose(known) if isinstance(known, Path) else known
             distance = _distance(path, name)
             if location and distance is not None:
                 near[distance, not location.is_loose].append(Found(path, location))
@@ -168,14 +223,9 @@ class ImageFiles:
         return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
 
 
-def _slashed(name: str) -> str:
-    path = name.replace("\\", "/") if "/" not in name else name  # a table from Windows
-    return path.removeprefix("./")
-
-
-def _distance(path: str, name: str) -> int | None:
-    """Say how far a path is from the name of an image: 0 is the same, None something else."""
-    equal = (
+def _distance(path: str, name: str) -> tuple[bool, ...] | None:
+    """Measure how far a path is from the name of an image: the less, the nearer; None: too far."""
+    equal = [
         is_equal
         for one, other in ((path, name), (base_name(path), base_name(name)))
         for is_equal in (
@@ -184,8 +234,8 @@ def _distance(path: str, name: str) -> int | None:
             folded(one) == folded(other),
             stem(one) == folded(other),
         )
-    )
-    return next((at for at, is_equal in enumerate(equal) if is_equal), None)
+    ]
+    return tuple(not is_equal for is_equal in equal) if any(equal) else None
 
 
 def _same(one: Location, other: Location) -> bool:
@@ -198,44 +248,89 @@ def _same(one: Location, other: Location) -> bool:
         return False
 
 
-def _tar_members(path: Path) -> Iterator[Found]:
-    stamp = path.stat().st_mtime_ns
-    with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            if member.isfile():
-                place = Location(str(path), member.offset_data, member.size, None, stamp)
-                yield Found(member.name.removeprefix("./"), place)
-            tar.members = []  # type: ignore[attr-defined]  # or it keeps every member in memory
-
-
-def _zip_members(path: Path) -> Iterator[Found]:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if not member.is_dir():
-                place = Location(str(path), 0, member.file_size, member.filename, member.CRC)
-                yield Found(member.filename.removeprefix("./"), place)
+def _members(archive: Path) -> Iterator[Found]:
+    """List the files inside an archive. Raises DataError."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as file:
+                for one in file.infolist():
+                    if not one.is_dir():
+                        place = Location(str(archive), 0, one.file_size, one.filename, one.CRC)
+                        yield Found(one.filename.removeprefix("./"), place)
+            return
+        stamp = archive.stat().st_mtime_ns
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                if member.isfile():
+                    place = Location(str(archive), member.offset_data, member.size, None, stamp)
+                    yield Found(member.name.removeprefix("./"), place)
+                tar.members = []  # type: ignore[attr-defined]  # or it keeps all in memory
+    except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+        raise DataError(
+            f"{archive} cannot be read as a zip file or an uncompressed tar file: {error}"
+        ) from error
 
 
 def read_location(location: Location) -> bytes:
     """Read an original image.
 
     Raises:
-        OSError: it cannot be read, or its archive says that it is damaged.
+        OSError: it cannot be read, is too large, or its archive says that it is damaged.
 
     """
+    if location.size > _LARGEST:
+        raise OSError(f"{location.size:,} bytes are more than those of any photo")
     if location.member is None:
         with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
             file.seek(location.offset)
             return file.read(location.size)
     try:
-        return _open_zip(location.path).read(location.member)  # compares the checksum
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
-        raise OSError(str(error)) from error
+        with _open_zip(location.path).open(location.member) as member:  # compares the checksum
+            return member.read(location.size)  # without a size, all that a bomb unpacks to
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        raise OSError(str(error)) from error  # RuntimeError: it is encrypted
 
 
 @lru_cache(maxsize=4)
 def _open_zip(path: str) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)  # stays open as long as the worker: its directory is long
+
+
+def equal_images(locations: Sequence[Location]) -> list[list[int]]:
+    """Group the positions of images whose bytes are equal; nearly all groups have one.
+
+    Only images of equal size are read, and only those whose middles are equal are read whole.
+    """
+
+    def digest(location: Location) -> Hashable:
+        return hashlib.sha256(read_location(location)).digest()
+
+    groups = [list(range(len(locations)))]
+    for key in (lambda one: one.size, _middle, digest):
+        groups = [part for group in groups for part in _parted(group, locations, key)]
+    return sorted(groups)
+
+
+def _parted(
+    group: list[int], locations: Sequence[Location], key: Callable[[Location], Hashable]
+) -> Iterable[list[int]]:
+    if len(group) == 1:
+        return [group]
+    parts: dict[Hashable, list[int]] = defaultdict(list)
+    for index in group:
+        try:
+            parts[key(locations[index])].append(index)
+        except OSError:  # it is reported as a corrupt image
+            parts[index, "unreadable"].append(index)
+    return parts.values()
+
+
+def _middle(location: Location) -> Hashable:
+    if location.member is not None:
+        return location.stamp  # a zip file's checksum
+    skip = max(0, location.size - _SAMPLE) // 2
+    part = location._replace(offset=location.offset + skip, size=min(_SAMPLE, location.size))
+    return read_location(part)
 
 
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

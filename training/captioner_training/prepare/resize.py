@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import multiprocessing
 import os
 import signal
 import threading
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from itertools import islice
+from functools import partial
 from typing import NamedTuple
 
 from PIL import ExifTags, Image
@@ -22,12 +20,13 @@ from PIL import ExifTags, Image
 from captioner.errors import DataError, ImageError
 from captioner.readers import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
+from captioner_training.prepare.gathering import FoundImage
 from captioner_training.prepare.manifest import ImageFormat
-from captioner_training.prepare.places import Location, read_location
+from captioner_training.prepare.places import read_location
 
-__all__ = ["ResizedImage", "resize_all", "store_image"]
+__all__ = ["ResizedImage", "resize_all"]
 
-_CHUNK = 16  # images a task: a worker waits for nothing, and memory stays small
+_CHUNK = 16  # images a task: a worker waits for nothing
 
 
 class ResizedImage(NamedTuple):
@@ -36,36 +35,26 @@ class ResizedImage(NamedTuple):
     jpeg: bytes
     width: int  # of the original, in pixels, as a viewer sees it
     height: int
-    sha256: str  # of the original's bytes
     problem: str | None = None
 
 
 def resize_all(
-    images: Iterable[tuple[str, Location]], image_format: ImageFormat, *, workers: int
+    images: Sequence[FoundImage], image_format: ImageFormat, *, workers: int
 ) -> Generator[ResizedImage]:
-    """Resize images (file name, location) in worker processes; results come in order.
-
-    A few chunks a worker are under way at a time, so that memory does not grow with the data set.
-    One worker is this process.
+    """Resize images in worker processes; results come in order. One worker is this process.
 
     Raises:
         DataError: a worker process was killed, most likely because memory ran out.
 
     """
+    resize = partial(_resize, image_format)
     if workers == 1:  # a process of its own takes longer to start than a small data set
-        yield from (store_image(name, location, image_format) for name, location in images)
+        yield from map(resize, images)
         return
-    chunks = _chunks(images)
     context = multiprocessing.get_context("spawn")  # tqdm has a thread, which fork would copy
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    under_way: deque[Future[list[ResizedImage]]] = deque()
     try:
-        for chunk in islice(chunks, 3 * workers):
-            under_way.append(pool.submit(_store_chunk, chunk, image_format))
-        while under_way:
-            yield from under_way.popleft().result()
-            for chunk in islice(chunks, 1):
-                under_way.append(pool.submit(_store_chunk, chunk, image_format))
+        yield from pool.map(resize, images, chunksize=_CHUNK)
     except BrokenProcessPool as error:
         raise DataError(
             "a process that reads images was killed, perhaps because memory ran out: run the same "
@@ -73,12 +62,6 @@ def resize_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _chunks(images: Iterable[tuple[str, Location]]) -> Iterator[Sequence[tuple[str, Location]]]:
-    source = iter(images)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk
 
 
 def _start_worker() -> None:
@@ -95,31 +78,25 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _store_chunk(
-    chunk: Sequence[tuple[str, Location]], image_format: ImageFormat
-) -> list[ResizedImage]:
-    return [store_image(name, location, image_format) for name, location in chunk]
-
-
-def store_image(name: str, location: Location, image_format: ImageFormat) -> ResizedImage:
+def _resize(image_format: ImageFormat, image: FoundImage) -> ResizedImage:
     """Read, check and shrink one image."""
+    name, side = image.file_name, image_format.short_side
     try:
-        data = read_location(location)
+        data = read_location(image.location)
+        picture = open_image(data, at_least=side)
     except OSError as error:
-        return ResizedImage(b"", 0, 0, "", f"{name} cannot be read: {error.strerror or error}")
-    digest = hashlib.sha256(data).hexdigest()
-    try:
-        picture = open_image(data, at_least=image_format.short_side)
+        return ResizedImage(b"", 0, 0, f"{name} cannot be read: {error.strerror or error}")
     except ImageError as error:
-        return ResizedImage(b"", 0, 0, digest, error.detail.replace("the image", name, 1))
+        return ResizedImage(b"", 0, 0, error.detail.replace("the image", name, 1))
     width, height, plain = _measure(data, picture)
-    if plain and min(width, height) <= image_format.short_side:
-        return ResizedImage(data, width, height, digest)  # as it is: no second loss
-    stored = io.BytesIO()
-    _shrink(picture, image_format.short_side).save(
-        stored, format="JPEG", quality=image_format.quality
-    )
-    return ResizedImage(stored.getvalue(), width, height, digest)
+    if plain and min(width, height) <= side:
+        return ResizedImage(data, width, height)  # as it is: no second loss
+    scale = side / min(picture.size)
+    if scale < 1:  # a smaller image keeps its size
+        size = max(side, round(picture.width * scale)), max(side, round(picture.height * scale))
+        picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    picture.save(stored := io.BytesIO(), format="JPEG", quality=image_format.quality)
+    return ResizedImage(stored.getvalue(), width, height)
 
 
 def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
@@ -135,15 +112,3 @@ def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
     if turn in (5, 6, 7, 8):
         width, height = height, width
     return width, height, header.mode == "RGB" and "exif" not in header.info
-
-
-def _shrink(picture: Image.Image, short_side: int) -> Image.Image:
-    """Make the shorter side `short_side`, unless it is shorter already."""
-    scale = short_side / min(picture.size)
-    if scale >= 1:
-        return picture
-    size = (
-        max(short_side, round(picture.width * scale)),
-        max(short_side, round(picture.height * scale)),
-    )
-    return picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)

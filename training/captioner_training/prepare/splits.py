@@ -22,7 +22,6 @@ _SPLITS = {
     "testing": "test",
 }
 SPLIT_NAMES = frozenset({"train", "val", "test", *_SPLITS})
-_RANKS = {"test": 0, "val": 1}
 
 
 def split_name(name: str, *, file_name: str) -> str:
@@ -36,7 +35,7 @@ def split_name(name: str, *, file_name: str) -> str:
 
 def keep_rank(split: str) -> tuple[int, str]:
     """Order splits by who keeps an image that stands in two: what is scored before train."""
-    return _RANKS.get(split, 2), split
+    return {"test": 0, "val": 1}.get(split, 2), split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +60,13 @@ class Fractions:
         or more, are certain.
         """
         chances = [_chance(key) for key in keys]
-        order = sorted(range(len(keys)), key=chances.__getitem__)
-        low = sum(chance < self.test for chance in chances)
-        tests = max(low, _least(self.test, len(keys)))
-        middle = sum(chance < self.test + self.val for chance in chances) - low
-        vals = max(middle, _least(self.val, len(keys)))
+        tests = sum(chance < self.test for chance in chances)
+        vals = sum(chance < self.test + self.val for chance in chances) - tests
+        tests = max(tests, _least(self.test, len(keys)))
+        scored = tests + max(vals, _least(self.val, len(keys)))
         splits = ["train"] * len(keys)
-        scored = min(tests + vals, len(keys) - 1)  # something is left to train on
-        for rank, index in enumerate(order[: max(0, scored)]):
+        order = sorted(range(len(keys)), key=chances.__getitem__)
+        for rank, index in enumerate(order[:-1][:scored]):  # something is left to train on
             splits[index] = "test" if rank < tests else "val"
         return splits
 

@@ -1,29 +1,27 @@
-"""Data sets that are a table: a CSV file, or a JSON object a line."""
+"""Data sets that are a table: CSV as people write it, a JSON object a line, Parquet."""
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from captioner.errors import ConfigError, DataError
-from captioner.paths import did_you_mean
-from captioner_training.prepare.csv_rows import (
-    Row,
-    csv_rows,
-    find_delimiter,
-    headless_width,
-    names_image,
-)
-from captioner_training.prepare.images import ListedImage
-from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.splits import SPLIT_NAMES
-from captioner_training.prepare.texts import read_text
+from captioner.errors import ConfigError, DataError, MissingExtraError
+from captioner.paths import did_you_mean, there_is_no
+from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.places import image_suffix
+from captioner_training.prepare.texts import parse_json, read_text
 
-__all__ = ["Columns", "read_csv", "read_jsonl"]
+__all__ = ["Columns", "read_table"]
+
+Rows = Iterable[tuple[str, Mapping[str, Any]]]
+"""Where each row stands, for messages, and its cells by their columns."""
 
 # What tables call these columns when the user does not say; capitals do not matter.
 _IMAGE = (
@@ -35,9 +33,17 @@ _CAPTION = (
     "alt_text",
 )  # fmt: skip
 _NUMBERED = re.compile(r"(caption|comment|sentence)[ _-]?\d+", re.IGNORECASE)  # caption_1, ...
-_SPLIT = "split"
-_DELIMITERS = {"\\t": "\t", "tab": "\t"}  # as they are typed in a shell
-_ROWS_LOOKED_AT = 50  # to tell which column of a table without a header is which
+_DELIMITERS = (",", ";", "\t", "|")
+_TYPED = {"\\t": "\t", "tab": "\t"}  # as a tab is typed in a shell
+_LONGEST_CELL = 1_000_000  # characters; a quotation mark that is never closed shows earlier
+
+
+class _Row(NamedTuple):
+    """A row of a CSV file: its first line, from 1; its cells; the text that they were cut from."""
+
+    line: int
+    cells: list[str]
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,7 @@ class Columns:
     split: str | None = None
 
     def named(self) -> list[str]:
-        """The columns that the user has named."""
+        """List the columns that the user has named."""
         return [name for name in (self.image, *self.captions, self.split) if name]
 
     def find(self, names: Sequence[str], path: Path) -> Columns:
@@ -72,7 +78,7 @@ class Columns:
             raise ConfigError(f"{have}: which one names the image? --image-column NAME")
         if not captions:
             raise ConfigError(f"{have}: which one is the caption? --caption-column NAME")
-        split = self.split or _first((_SPLIT,), names, (image, *captions))
+        split = self.split or _first(("split",), names, (image, *captions))
         return Columns(image=image, captions=captions, split=split)
 
 
@@ -81,194 +87,197 @@ def _first(usual: Sequence[str], names: Sequence[str], but: Sequence[str | None]
     return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
-def read_csv(
-    path: Path, columns: Columns, problems: Problems, *, delimiter: str | None = None
+def read_table(
+    path: Path, kind: str, columns: Columns, problems: Problems, *, delimiter: str | None = None
 ) -> list[ListedImage]:
-    """Read a CSV file; rows of the same image belong together.
+    """Read a table; rows of the same image belong together.
+
+    Args:
+        path: of the file.
+        kind: "csv", "jsonl" or "parquet".
+        columns: those that hold images, captions and splits.
+        problems: gets what is wrong.
+        delimiter: of a CSV file; None: found by its first row.
 
     Raises:
         ConfigError: the columns are not there, or the delimiter is not one character.
         DataError: the file cannot be read as such a table.
+        MissingExtraError: Parquet without pyarrow.
 
     """
+    if kind == "csv":
+        columns, rows = _csv(path, columns, problems, delimiter)
+    elif kind == "jsonl":
+        columns, rows = _jsonl(path, columns, problems)
+    else:
+        columns, rows = _parquet(path, columns)
+    return _listed(rows, columns, problems)
+
+
+def _csv(
+    path: Path, columns: Columns, problems: Problems, delimiter: str | None
+) -> tuple[Columns, Rows]:
     text = read_text(path, problems)
     if delimiter is None:
-        named = [name.lower() for name in columns.named()]
-        delimiter = find_delimiter(text, [*_IMAGE, *_CAPTION, *named])
-    delimiter = _DELIMITERS.get(delimiter, delimiter)
+        names = {*_IMAGE, *_CAPTION, *map(str.lower, columns.named())}
+        delimiter = _delimiter(text, names)
+    delimiter = _TYPED.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
-    rows = list(csv_rows(text, delimiter=delimiter))
+    rows = list(_csv_rows(text, delimiter=delimiter))
     if not rows:
         raise DataError(f"{path} is empty")
-    if any(map(names_image, rows[0].cells)):
-        names = [str(number) for number in range(1, headless_width(rows) + 1)]
-        columns = _headless(rows, names, columns, path, problems)
-    else:
-        names = [name.strip() for name in rows[0].cells]
-        columns, rows = columns.find(names, path), rows[1:]
-        if not columns.split:
-            _note_splits(rows, names, problems)
-    return _listed(_cells(rows, names, columns, problems), columns, problems)
-
-
-def _headless(
-    rows: Sequence[Row], names: Sequence[str], columns: Columns, path: Path, problems: Problems
-) -> Columns:
-    """Tell the columns of a table without a header by what is in them; they are called 1, 2, ..."""
-    looked_at = [row.cells for row in rows[:_ROWS_LOOKED_AT]]
-    values = {
-        name: [row[index].strip() for row in looked_at if index < len(row)]
-        for index, name in enumerate(names)
-    }
-    if columns.named():
-        found = columns
-    else:
-        image = max(names, key=lambda name: sum(map(names_image, values[name])))
-        split = next(
-            (name for name in names if {one.lower() for one in values[name]} <= SPLIT_NAMES), None
-        )
-        others = [name for name in names if name not in (image, split)]
-        longest = max(others, key=lambda name: sum(map(len, values[name])), default=None)
-        found = Columns(image=image, captions=(longest,) if longest else (), split=split)
-    if not (found.image and found.captions):
-        raise ConfigError(
-            f"{path} has no header, so its columns are called {', '.join(names)}: say which "
-            "ones to read: --image-column 1 --caption-column 2"
-        )
-    found = found.find(names, path)
-    split = f", {found.split} the split" if found.split else ""
-    used = {found.image, *found.captions, found.split}
-    rest = ", ".join(name for name in names if name not in used)
-    problems.note(
-        f"{path.name} has no header: column {found.image} is taken as the image, "
-        f"{' and '.join(found.captions)} as the caption{split}"
-        + (f"; not used: {rest}" if rest else "")
-    )
-    return found
-
-
-def _note_splits(rows: Sequence[Row], names: Sequence[str], problems: Problems) -> None:
-    """Say that a column has nothing but names of splits, and is not taken for one."""
-    for index, name in enumerate(names):
-        values = {row.cells[index].strip().lower() for row in rows if index < len(row.cells)}
-        if values - {""} and values - {""} <= SPLIT_NAMES:
-            problems.note(
-                f"column {name} is not used, but looks like splits: --split-column {name}"
+    if any(image_suffix(cell.strip()) for cell in rows[0].cells):
+        header = [str(number + 1) for number in range(min(len(row.cells) for row in rows))]
+        if not (columns.image and columns.captions):
+            raise ConfigError(
+                f"{path} has no header, so its columns are called {', '.join(header)}: say which "
+                "ones to read: --image-column 1 --caption-column 2"
             )
+    else:
+        header = [name.strip() for name in rows.pop(0).cells]
+    columns = columns.find(header, path)
+    return columns, _cells(rows, header, columns, problems, delimiter)
+
+
+def _delimiter(text: str, names: Container[str]) -> str:
+    """Choose the delimiter under which the first row has usual names, or that of an image."""
+    first = next(filter(str.strip, text.splitlines()), "")
+
+    def fits(delimiter: str) -> tuple[int, int]:
+        cells = [cell.strip(' "') for cell in first.split(delimiter)]
+        known = sum(cell.lower() in names or bool(image_suffix(cell)) for cell in cells)
+        return known * (len(cells) > 1), len(cells)
+
+    return max(_DELIMITERS, key=fits)  # of equals the first
 
 
 def _cells(
-    rows: Iterable[Row], names: Sequence[str], columns: Columns, problems: Problems
+    rows: Iterable[_Row],
+    names: Sequence[str],
+    columns: Columns,
+    problems: Problems,
+    delimiter: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Name the cells of each row; a caption in the last column may have unquoted delimiters."""
     last = len(names) - 1
-    for row in rows:
-        place, cells = f"line {row.line}", row.cells
+    problems.explain(
+        "row with too many cells",
+        f"there are {len(names)} columns; a text with {delimiter!r} in it needs quotation marks "
+        "around it",
+    )
+    for line, cells, text in rows:
+        place = f"line {line}"
         if any(cell.strip() for cell in cells[len(names) :]):
             if columns.captions != (names[last],):
                 problems.add("row with too many cells", f"{place} has {len(cells)}")
-                problems.explain(
-                    "row with too many cells",
-                    f"there are {len(names)} columns; a text with {row.delimiter!r} in it needs "
-                    "quotation marks around it",
-                )
                 continue
-            cells = [*cells[:last], row.tail(last)]
+            cells = [*cells[:last], _tail(text, delimiter, last)]
         yield place, dict(zip(names, cells, strict=False))
 
 
-def read_jsonl(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
-    """Read a JSON object a line, or a list of objects; rows of the same image belong together.
+def _tail(text: str, delimiter: str, first: int) -> str:
+    """Join cell `first` and all that follow, with the spaces behind the delimiters."""
+    cells = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    return delimiter.join(cells[first:]).strip()
 
-    Raises:
-        ConfigError: the columns are in none of the objects.
-        DataError: the file cannot be read.
 
+def _csv_rows(text: str, *, delimiter: str) -> Iterator[_Row]:
+    """Yield the rows that are not blank.
+
+    A quotation mark that is opened and never closed would swallow the rows behind it; such a row
+    is read as if quotation marks meant nothing.
     """
+    csv.field_size_limit(_LONGEST_CELL)
+    lines = io.StringIO(text, newline="").readlines()
+    begin = 0
+    while begin < len(lines):
+        for end, cells in _well_quoted(lines, begin, delimiter):
+            if any(map(str.strip, cells)):
+                yield _Row(begin + 1, cells, "".join(lines[begin:end]))
+            begin = end
+        if begin < len(lines):  # its quotation mark swallows other rows
+            cells = [cell.strip() for cell in lines[begin].split(delimiter)]
+            yield _Row(begin + 1, cells, lines[begin])
+            begin += 1
+
+
+def _well_quoted(
+    lines: Sequence[str], begin: int, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows from `begin` on, each with the line it ends before, up to one that is not."""
+    reader = csv.reader(islice(lines, begin, None), delimiter=delimiter, skipinitialspace=True)
+    start = begin
+    try:
+        for cells in reader:
+            end = begin + reader.line_num
+            swallowed = (
+                one for line in lines[start + 1 : end] for one in line.split(delimiter)[:-1]
+            )
+            if any(image_suffix(cell.strip()) for cell in swallowed):
+                return
+            yield end, cells
+            start = end
+    except csv.Error:  # a cell without an end
+        return
+
+
+def _jsonl(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+    """Read an object a line, or a list of objects, which is what many call JSON lines."""
     text = read_text(path, problems)
-    if text.lstrip().startswith("["):
-        rows = list(_array(text, problems))
+    if isinstance(items := parse_json(text), list):
+        places = [(f"item {number}", item) for number, item in enumerate(items, 1)]
     else:
-        rows = list(_objects(text.split("\n"), problems))  # JSON may have other line ends inside
+        lines = enumerate(text.split("\n"), 1)  # JSON may have other line ends inside
+        places = [(f"line {n}", parse_json(line)) for n, line in lines if line.strip()]
+    rows = [(place, row) for place, row in places if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{path} has no JSON objects: one a line is expected, or a list of them")
+    for place, row in places:
+        if not isinstance(row, dict):
+            problems.add("incomplete row", f"{place} is not a JSON object")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    columns = columns.find(names, path)
-    return _listed(iter(rows), columns, problems)
+    return columns.find(names, path), rows
 
 
-def _array(text: str, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read a JSON list of objects, which is what many call JSON lines."""
+def _parquet(path: Path, columns: Columns) -> tuple[Columns, Rows]:
     try:
-        items = json.loads(text)
-    except (ValueError, RecursionError):  # or lines, of which the first is not an object
-        yield from _objects(text.split("\n"), problems)
-        return
-    for number, item in enumerate(items, 1):
-        if isinstance(item, dict):
-            yield f"item {number}", item
-        else:
-            problems.add("incomplete row", f"item {number} is not a JSON object")
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", "parquet") from error
+    if not path.is_file():
+        raise DataError(there_is_no("file", path))
+    try:
+        columns = columns.find(parquet.read_schema(path).names, path)
+        rows = parquet.read_table(path, columns=columns.named()).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+    return columns, ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _objects(lines: Iterable[str], problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            yield f"line {number}", row
-        else:
-            problems.add("incomplete row", f"line {number} is not a JSON object")
-
-
-def _listed(
-    rows: Iterator[tuple[str, Mapping[str, Any]]], columns: Columns, problems: Problems
-) -> list[ListedImage]:
-    captions: dict[str, dict[str | None, list[str]]] = {}  # by image and split
-    empty: list[tuple[str, str]] = []
+def _listed(rows: Rows, columns: Columns, problems: Problems) -> list[ListedImage]:
+    """Put the rows of each image and split together."""
+    captions = defaultdict[tuple[str, str | None], list[str]](list)
     for place, row in rows:
         image = row.get(columns.image or "")
         if not isinstance(image, str) or not image.strip():
             problems.add("incomplete row", f"{place} names no image")
             continue
-        image = image.strip()
-        value = row.get(columns.split) if columns.split else None
-        split = value.strip() or None if isinstance(value, str) else None
+        split = row.get(columns.split) if columns.split else None
+        split = split.strip() if isinstance(split, str) else ""
         found = [one for name in columns.captions for one in _captions(row.get(name))]
-        captions.setdefault(image, {}).setdefault(split, []).extend(found)
-        if not found:
-            empty.append((place, image))
-    for place, image in empty:
-        if any(captions[image].values()):  # or the image is without a caption, and told as such
-            problems.add("incomplete row", f"{place} has no caption")
+        captions[image.strip(), split or None] += found or [""]
     return [
         ListedImage(id=image, file_name=image, captions=tuple(texts), split=split)
-        for image, by_split in captions.items()
-        for split, texts in _merged(by_split).items()
+        for (image, split), texts in captions.items()
     ]
-
-
-def _merged(by_split: dict[str | None, list[str]]) -> dict[str | None, list[str]]:
-    """Give rows without a split to the only split that others of the image have."""
-    named = [split for split in by_split if split is not None]
-    if None in by_split and len(named) == 1:
-        return {named[0]: [text for texts in by_split.values() for text in texts]}
-    return by_split
 
 
 def _captions(value: object) -> list[str]:
     """Read one caption, or a list of them; a CSV cell may hold a JSON list."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            decoded = json.loads(value)
-        except (ValueError, RecursionError):
-            decoded = value
-        value = decoded
+        value = parse_json(value, value)
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):

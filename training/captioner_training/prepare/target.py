@@ -21,8 +21,6 @@ from captioner_training.prepare.manifest import MANIFEST, WORK, ImageFormat, Man
 
 __all__ = ["Options", "claimed", "clear", "find_finished", "publish"]
 
-_REPLACED = "replaced.json"  # in DIR/.prepare: the files of data sets that make way
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -65,16 +63,11 @@ def claimed(to: Path) -> Iterator[Path]:
     with locked(work / "lock", verb="prepare", what=to):
         try:
             yield work
-        finally:
-            _tidy(work)
-
-
-def _tidy(work: Path) -> None:
-    """Leave no trace where nothing was done."""
-    with suppress(OSError):
-        if [path.name for path in work.iterdir()] == ["lock"]:
-            shutil.rmtree(work)
-            work.parent.rmdir()  # unless it has something in it
+        finally:  # leave no trace where nothing was done
+            with suppress(OSError):
+                if [path.name for path in work.iterdir()] == ["lock"]:
+                    shutil.rmtree(work)
+                    to.rmdir()  # unless it has something in it
 
 
 def find_finished(
@@ -105,53 +98,43 @@ def find_finished(
 
 
 def publish(manifest: Manifest, *, to: Path, work: Path) -> None:
-    """Move everything into place, the manifest last, and clear away another data set's files.
+    """Clear away another data set's files and move everything into place, the manifest last.
+
+    DIR/.prepare/manifest.json names at any time what lies in DIR and is ours: the files of the
+    set that makes way, then those of the new one. So an interruption leaves nothing that the next
+    run takes for somebody's own.
 
     Raises:
         OutputError: the folder cannot be written, or has somebody's own file under a name that is
             needed.
 
     """
+    names = {file.file for file in manifest.files}
     try:
-        ours = _files_before(to, work)
+        ours: set[str] = set()
+        for path in (to / MANIFEST, work / MANIFEST):
+            if path.exists():
+                ours |= {file.file for file in Manifest.read(path).files}
         # An earlier run may have been interrupted after moving some.
-        moving = [name for name in manifest.files if (work / name).exists()]
-        if others := [name for name in moving if name not in ours and (to / name).exists()]:
+        moving = {name for name in names if (work / name).exists()}
+        if others := sorted(name for name in moving - ours if (to / name).exists()):
             raise OutputError(
                 f"{to / others[0]} is in the way and is of no data set: move it elsewhere, and the "
                 "same command goes on from here"
             )
-        with replace_file(work / _REPLACED) as file:
-            file.write(json.dumps({"files": sorted(ours)}).encode())
+        if is_prepared(to):
+            (to / MANIFEST).replace(work / MANIFEST)  # from here on, it does not count
+        for name in ours - (names - moving):
+            (to / name).unlink(missing_ok=True)
         with replace_file(work / MANIFEST) as file:
             file.write(manifest.to_json())
-        (to / MANIFEST).unlink(missing_ok=True)  # from here on, it does not count
-        for name in moving:
+        for name in sorted(moving):
             (work / name).replace(to / name)
-        for name in ours - set(manifest.files):
-            (to / name).unlink(missing_ok=True)
-        (work / _REPLACED).unlink()  # what has one of its names from here on is somebody's own
         sync_folder(to)
         (work / MANIFEST).replace(to / MANIFEST)
         sync_folder(to)
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
-
-
-def _files_before(to: Path, work: Path) -> set[str]:
-    """Name the files of the data set that is there, and of those that were cut short."""
-    names = set[str]()
-    for path in (to / MANIFEST, work / MANIFEST):  # the latter was interrupted while it moved in
-        if path.exists():
-            names.update(Manifest.read(path).files)
-    if (work / _REPLACED).exists():
-        try:
-            names.update(map(str, json.loads((work / _REPLACED).read_bytes())["files"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise OutputError(
-                f"{work / _REPLACED} is damaged: remove it, and the same command goes on from here"
-            ) from error
-    return {name for name in names if Path(name).name == name}  # a folder's own files only
 
 
 def clear(work: Path, *, keep: str | None = None) -> None:

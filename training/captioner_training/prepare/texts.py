@@ -9,9 +9,9 @@ from typing import Any
 
 from captioner.errors import DataError
 from captioner.paths import there_is_no
-from captioner_training.prepare.problems import Problems
+from captioner_training.prepare.listing import Problems
 
-__all__ = ["has_word", "read_json", "read_text"]
+__all__ = ["has_word", "parse_json", "read_json", "read_text"]
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -40,7 +40,14 @@ def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str
 
     """
     name = name or str(path)
-    content = _read_bytes(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(there_is_no("file", path)) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder: name the file in it") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     marked = next((one for mark, one in _MARKS.items() if content.startswith(mark)), None)
     for encoding in (marked,) if marked else ("utf-8", "cp1252"):
         try:
@@ -57,15 +64,12 @@ def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str
     raise DataError(f"{name} is not a text in UTF-8: save it again as UTF-8")
 
 
-def _read_bytes(path: Path) -> bytes:
+def parse_json(text: str | bytes, default: Any = None) -> Any:
+    """Parse JSON; `default` for what is none, or is nested deeper than Python can read."""
     try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(there_is_no("file", path)) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder: name the file in it") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return default
 
 
 def read_json(path: Path, problems: Problems) -> Any:
