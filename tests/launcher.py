@@ -90,32 +90,6 @@ def run(
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def refuse(*lines: str, cwd: Path | None = None) -> list[tuple[str, bool, str]]:
-    """Run commands that are all refused: the status of each, whether it loaded torch, its words."""
-    script = (
-        "import sys; from captioner.cli import main\n"
-        "for line in sys.stdin:\n"
-        "    try: status = main(line.split())\n"
-        "    except SystemExit as end: status = end.code\n"
-        "    print(f'\\0{status}', 'torch' in sys.modules); print('\\0', file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        cwd=cwd,
-        check=False,
-    )
-    said = [text.strip() for text in done.stderr.split("\0")]
-    told = [line[1:].split() for line in done.stdout.splitlines() if line[:1] == "\0"]
-    return [
-        (status, torch == "True", text)
-        for (status, torch), text in zip(told, said[:-1], strict=True)
-    ]
-
-
 def _can_fork(options: dict[str, Any]) -> bool:
     given = options["env"]
     same = all(given.get(name) == os.environ.get(name) for name in _FIXED)

@@ -145,7 +145,7 @@ def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path
         (
             ("--encoder.name", "efficientnet_v2_b0", "--encoder_weights", "torchvision"),
             2,
-            "none fo",
+            "nobody has",
         ),
         (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
         (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
