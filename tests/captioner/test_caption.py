@@ -126,3 +126,19 @@ def test_pointing_at_a_word_puts_its_attention_on_the_photo(caption: Caption, br
         assert pictures.nth(4).bounding_box() == photo
         page.mouse.move(0, 690)
     page.close()
+
+
+def test_a_caption_is_made_of_its_record_again(caption: Caption) -> None:
+    heads = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]])
+    word = Word(text="a", probability=0.25, effect=-0.5, attention=heads.mean(0), heads=heads)
+    best = replace(caption, box=Box(-0.25, 0, 1.25, 1), familiarity=0.5, style="short")
+    other = Alternative(text="a", score=-0.9, words=(word,))
+    for whole in (best, replace(best, words=(word,), alternatives=(other,))):
+        record = whole.record(attention=True)
+        again = Caption.from_record(record, open_photo=whole.open_photo)
+        assert again.record(attention=True) == record
+        assert again.box == whole.box and again.note == whole.note
+        assert again.overlay().tobytes() == whole.overlay().tobytes()
+    spoiled = {**record, "words": [{**record["words"][0], "effect": float("nan")}]}
+    with pytest.raises(ConfigError, match="effect of 'a' is out of range"):
+        Caption.from_record(spoiled, open_photo=caption.open_photo)

@@ -13,7 +13,6 @@ from captioner.errors import (
     ConfigError,
     ImageError,
     ImageFormatError,
-    ImageTooLargeError,
 )
 from captioner_serving.server.batcher import BusyError, ClosedError
 
@@ -51,6 +50,7 @@ class RequestError(CaptionerError):
 
     type = "bad-request"
     title = "The request cannot be understood"
+    status = 400
 
 
 class UploadTooLargeError(CaptionerError):
@@ -58,6 +58,7 @@ class UploadTooLargeError(CaptionerError):
 
     type = "upload-too-large"
     title = "The upload is too large"
+    status = 413
 
 
 class MediaTypeError(CaptionerError):
@@ -65,6 +66,7 @@ class MediaTypeError(CaptionerError):
 
     type = "media-type"
     title = "The request is in another format"
+    status = 415
 
 
 class UnauthorizedError(CaptionerError):
@@ -72,6 +74,7 @@ class UnauthorizedError(CaptionerError):
 
     type = "unauthorized"
     title = "A user and a password are needed"
+    status = 401
 
 
 class ThrottledError(CaptionerError):
@@ -79,6 +82,7 @@ class ThrottledError(CaptionerError):
 
     type = "too-many-attempts"
     title = "Too many wrong passwords"
+    status = 429
     retry_after = 60  # the minute in which access.py counts them
 
 
@@ -87,6 +91,7 @@ class ForbiddenError(CaptionerError):
 
     type = "forbidden"
     title = "The request names what is not its own"
+    status = 403
 
 
 class CrossSiteError(CaptionerError):
@@ -94,6 +99,7 @@ class CrossSiteError(CaptionerError):
 
     type = "cross-site"
     title = "The request comes from another site"
+    status = 403
 
 
 class RouteError(CaptionerError):
@@ -101,6 +107,7 @@ class RouteError(CaptionerError):
 
     type = "no-such-route"
     title = "There is nothing at this path"
+    status = 404
 
 
 class MethodError(CaptionerError):
@@ -108,6 +115,7 @@ class MethodError(CaptionerError):
 
     type = "wrong-method"
     title = "The route has another method"
+    status = 405
 
 
 class SlowUploadError(CaptionerError):
@@ -115,6 +123,7 @@ class SlowUploadError(CaptionerError):
 
     type = "upload-too-slow"
     title = "The upload took too long"
+    status = 408
 
 
 class ClientGoneError(CaptionerError):
@@ -122,6 +131,7 @@ class ClientGoneError(CaptionerError):
 
     type = "client-gone"
     title = "The client has gone away"
+    status = 499  # nginx's own
 
 
 class PhotoFailedError(ImageError):
@@ -129,6 +139,7 @@ class PhotoFailedError(ImageError):
 
     type = "internal-error"
     title = "The server failed on this image"
+    status = 500
 
 
 class MemoryShortError(ImageError):
@@ -136,6 +147,7 @@ class MemoryShortError(ImageError):
 
     type = "out-of-memory"
     title = "The server is short of memory"
+    status = 503
 
     def __init__(
         self, detail: str = "there is no memory for this now: try again in a moment"
@@ -158,29 +170,16 @@ class NotReadyError(CaptionerError):
 
     type = "not-ready"
     title = "The model does not answer"
+    status = 503
 
 
+# Of errors that are not the server's own.
 _STATUS: dict[type[CaptionerError], int] = {
-    RequestError: 400,
-    UnauthorizedError: 401,
-    ForbiddenError: 403,
-    CrossSiteError: 403,
-    RouteError: 404,
-    MethodError: 405,
-    SlowUploadError: 408,
-    UploadTooLargeError: 413,
     ImageFormatError: 415,
-    MediaTypeError: 415,
-    ImageTooLargeError: 422,
     ImageError: 422,
     ConfigError: 422,
-    ThrottledError: 429,
-    ClientGoneError: 499,  # nginx's own
-    PhotoFailedError: 500,
     BusyError: 503,
     ClosedError: 503,
-    MemoryShortError: 503,
-    NotReadyError: 503,
     CaptionerError: 500,
 }
 
@@ -216,8 +215,9 @@ def http_problem(error: HTTPException) -> JSONResponse:
 
 
 def status_of(error: CaptionerError) -> int:
-    """Find the HTTP status of an error by its class, or the nearest one above."""
-    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+    """Find the HTTP status of an error: its own, or that of its class or the nearest one above."""
+    own: int | None = getattr(error, "status", None)
+    return own or next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
 def problem(error: CaptionerError, **members: Any) -> JSONResponse:

@@ -189,6 +189,21 @@ def test_a_photo_that_costs_more_takes_more_places_and_less_company(
     assert [levels for levels, _, _ in model.batches] == [[50], [1], [99], [2]]
 
 
+def test_whoever_stops_listening_leaves_the_queue(
+    url: str, model: Model, queued: list[object]
+) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(waiting(url, 1))
+        assert until(lambda: model.batches)
+        with waiting(url, 2):
+            assert until(lambda: len(queued) == 2)
+        with client(url) as made:
+            assert until(lambda: "captioner_queue_images 1.0" in made.get("/metrics").text)
+        model.going.set()
+        assert "caption" in last(first)
+    assert [levels for levels, _, _ in model.batches] == [[1]]
+
+
 def send(url: str, count: int, fields: dict[str, str] | None = None) -> httpx.Response:
     with client(url) as made:
         parts = [("image", ("x.png", grey(level))) for level in range(1, count + 1)]
