@@ -30,7 +30,6 @@ from statistics import median
 
 import numpy as np
 import torch
-from captioner_serving.batch.inputs.left_out import LeftOut
 from PIL import Image
 from straightforward import search
 

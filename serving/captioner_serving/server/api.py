@@ -17,9 +17,8 @@ from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner_serving.server.addresses import client_of
 from captioner_serving.server.batcher import OnPlace
-from captioner_serving.server.door import visit_of
+from captioner_serving.server.door import client_of, visit_of
 from captioner_serving.server.drawing import photo_and_record, read_record
 from captioner_serving.server.forms import Upload, read_form
 from captioner_serving.server.problems import ClientGoneError, problem

@@ -35,10 +35,9 @@ from captioner import __version__
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
-from captioner_serving.server.access import Access
+from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import make_api
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.credentials import Credentials
 from captioner_serving.server.door import Door
 from captioner_serving.server.drawing import make_drawing
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount

@@ -13,7 +13,7 @@ from annotated_types import Ge, Interval
 from captioner.errors import ConfigError
 from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.image import MAX_PIXELS
-from captioner_serving.server.addresses import parse_address
+from captioner_serving.server.door import parse_address
 
 __all__ = ["ServerConfig", "parse_size"]
 

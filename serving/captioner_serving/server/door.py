@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["Door", "Visit", "find_route", "visit_of"]
+__all__ = [
+    "Door",
+    "Visit",
+    "client_of",
+    "find_route",
+    "parse_address",
+    "visit_of",
+    "whole_client",
+]
 
 # By the name that log and metrics have for them, so that no client can make these grow.
 _ROUTES = [
@@ -124,3 +133,27 @@ def _is_believed(name: bytes) -> bool:
     Python's reader takes minutes for one of 60 kB of backslashes (CVE-2024-7592).
     """
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
+
+
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Read an address, in brackets or not; an IPv4 one inside IPv6 is IPv4. None if it is none."""
+    try:
+        address = ip_address(text.strip().removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address
+
+
+def whole_client(host: str) -> str:
+    """Name the client behind an address: with IPv6 everybody has a /64, and 2^64 addresses."""
+    address = parse_address(host)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
+
+
+def client_of(scope: Scope) -> str:
+    """Name the client of a request."""
+    return whole_client((scope.get("client") or ("",))[0])

@@ -17,7 +17,7 @@ from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ConfigError, ImageNotFoundError
-from captioner_serving.server.addresses import client_of
+from captioner_serving.server.door import client_of
 from captioner_serving.server.forms import read_form
 from captioner_serving.server.problems import RequestError
 from captioner_serving.server.service import CaptionService

@@ -19,9 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError
-from captioner_serving.server.addresses import whole_client
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import visit_of
+from captioner_serving.server.door import visit_of, whole_client
 from captioner_serving.server.page import page_head
 from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
 from captioner_serving.server.service import CaptionService

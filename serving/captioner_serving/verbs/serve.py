@@ -20,9 +20,9 @@ from captioner.vision.image import MAX_PIXELS
 from captioner_serving.allocator import bound_arenas
 
 if TYPE_CHECKING:
+    from captioner_serving.server.access import Credentials
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
-    from captioner_serving.server.credentials import Credentials
 
 # Of memory: for the model's two threads, the loop's and one more. With them, memory at rest was 1 %
 # larger after an attack than before it (tests/benchmarks/soak.py); with all that glibc makes, 14 %.
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
-    from captioner_serving.server.credentials import is_exposed, read_credentials
+    from captioner_serving.server.access import is_exposed, read_credentials
 
     if arguments.hash_password:
         return _hash_password()
@@ -129,7 +129,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def _hash_password() -> int:
-    from captioner_serving.server.credentials import hash_password
+    from captioner_serving.server.access import hash_password
 
     try:
         user, colon, password = sys.stdin.buffer.readline().decode().strip().partition(":")

@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from captioner.predictor import Captioner
+from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.credentials import Credentials
 from tests.serving.server.conftest import run_async
 
 

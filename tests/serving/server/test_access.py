@@ -16,8 +16,7 @@ from starlette.types import Message
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
-from captioner_serving.server.access import Access
-from captioner_serving.server.credentials import Credentials
+from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.door import Door
 from tests import launcher
 from tests.serving.server.conftest import SAMPLES, Server, run_async, serve

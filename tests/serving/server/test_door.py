@@ -16,9 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
-from captioner_serving.server.addresses import whole_client
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import Door, visit_of
+from captioner_serving.server.door import Door, visit_of, whole_client
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.verbs.serve import _say
