@@ -333,12 +333,7 @@ class Journal(Closing):
 
 
 def _cut(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
-    """Cut off what a killed run wrote behind its last commit, and nothing else.
-
-    Raises:
-        OutputError: the file is shorter, or has more in it than the run wrote.
-
-    """
+    """Cut off what a killed run wrote behind its last commit, and nothing else."""
     size = os.fstat(file.fileno()).st_size
     if size < end:
         raise _refused(path, f"has {size:,} bytes, and a run left {end:,}")
@@ -365,12 +360,7 @@ def _is_of_a_run(tail: bytes) -> bool:
 
 
 def _name_in(line: bytes, path: Path | None) -> bytes:
-    """Digest the name in a line, of which nothing else is read: there may be millions.
-
-    Raises:
-        OutputError: it is no line of a run.
-
-    """
+    """Digest the name in a line, of which nothing else is read: there may be millions."""
     end = line.find(b'", "')  # a quote in a name has a backslash before it
     if not line.startswith(_BEGINNING) or end < 0 or not line.endswith(b"\n"):
         raise _changed(path)

@@ -118,14 +118,7 @@ class _Records:
 
 
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
-    """Refuse before the work what cannot be done.
-
-    Raises:
-        ConfigError: nothing is asked for; an input is no output of captioner batch, has too
-            little for what is asked for, or would be overwritten.
-        OutputError: the output is there already, or has no place.
-
-    """
+    """Refuse before the work what cannot be done."""
     from captioner.files import refuse_input
     from captioner_serving.batch.outputs.tables import check_output
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 from captioner import Captioner, ImageNotFoundError
 from captioner.decoding.decoded import Decoded
-from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engines.local import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
@@ -51,7 +50,7 @@ def sparse(size: int) -> bytes:
 def photos(path: Path) -> list[Photo]:
     tracemalloc.start()
     try:
-        found = list(archive_photos(str(path), IMAGE_SUFFIXES))
+        found = list(archive_photos(str(path)))
         assert tracemalloc.get_traced_memory()[1] < 50_000_000
     finally:
         tracemalloc.stop()

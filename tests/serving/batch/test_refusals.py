@@ -96,8 +96,16 @@ def place(photos: Callable[..., Path], tmp_path: Path, tiny: Captioner, monkeypa
 
 
 def test_what_cannot_work_is_refused_and_leaves_no_trace(
-    place: Path, lively_file: Path, run_main: Run
+    place: Path, lively_file: Path, tiny: Captioner, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    load = Captioner.from_pretrained
+
+    def loaded(path: str, *, device: str, dtype: str, **options: Any) -> Captioner:
+        """Load the usual model but once."""
+        usual = (path, device, dtype) == (str(lively_file), "auto", "auto")
+        return tiny if usual else load(path, device=device, dtype=dtype, **options)
+
+    monkeypatch.setattr(Captioner, "from_pretrained", loaded)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     for line, (status, words) in REFUSED.items():
         given = line.split()

@@ -140,12 +140,7 @@ class RayEngine:
                 yield [replace(one, photo=ours) for ours, one in pairs]
 
     def _outcomes(self, window: list[Photo]) -> Iterator[list[Outcome]]:
-        """Caption on the cluster, in the order of the photos.
-
-        Raises:
-            CaptionerError: the cluster cannot; the detail says why.
-
-        """
+        """Caption on the cluster, in the order of the photos."""
         import ray
 
         captioner, together = self._captioner, _TOGETHER * (self._config.batch_size or _BATCH)

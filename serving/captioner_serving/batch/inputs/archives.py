@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import IO, Self, cast
 
 from captioner.digest import digest
+from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.links import Readable
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
@@ -67,18 +68,18 @@ def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
         yield photo if number == 1 else replace(photo, name=name)
 
 
-def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def archive_photos(path: str) -> Iterator[Photo]:
     """List an archive's images; what cannot be read is in the list as a LostPhoto."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is not a regular file")  # a pipe would wait for somebody to write
         if path.lower().endswith(".zip"):
-            yield from _numbered(_zip_photos(path, suffixes))
+            yield from _numbered(_zip_photos(path))
         elif path.lower().endswith(".tar"):
-            yield from _numbered(_tar_photos(path, suffixes))
+            yield from _numbered(_tar_photos(path))
         else:
             with open(path, "rb") as file:
-                yield from tar_stream_photos(file, path, suffixes)
+                yield from tar_stream_photos(file, path)
     except Exception as error:  # damaged headers end in almost any exception
         reason = getattr(error, "strerror", None) or error or type(error).__name__
         yield LostPhoto(
@@ -86,22 +87,22 @@ def archive_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
         )
 
 
-def tar_stream_photos(file: Readable, name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def tar_stream_photos(file: Readable, name: str) -> Iterator[Photo]:
     """List the images of a tar stream of any compression, each with its bytes."""
-    yield from _numbered(_streamed_photos(file, name, suffixes))
+    yield from _numbered(_streamed_photos(file, name))
 
 
-def _streamed_photos(file: Readable, name: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def _streamed_photos(file: Readable, name: str) -> Iterator[Photo]:
     packed = cast("IO[bytes]", file)  # of which tarfile asks for no more than Readable has
     with tarfile.open(fileobj=packed, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
         stream = cast("Readable", tar.fileobj)
-        for member in _members(tar, suffixes, skip=lambda end: _skip(stream, end, packed=file)):
+        for member in _members(tar, skip=lambda end: _skip(stream, end, packed=file)):
             yield _in_memory(tar, member, f"{name}/{member.name}")
 
 
-def _tar_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def _tar_photos(path: str) -> Iterator[Photo]:
     with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
-        for member in _members(tar, suffixes):
+        for member in _members(tar):
             name = f"{path}/{member.name}"
             if member.issparse():
                 yield _in_memory(tar, member, name)
@@ -144,7 +145,6 @@ def _check_end(tar: tarfile.TarFile, path: str) -> None:
 
 def _members(
     tar: tarfile.TarFile,
-    suffixes: tuple[str, ...],
     *,
     skip: Callable[[int], None] | None = None,
 ) -> Iterator[tarfile.TarInfo]:
@@ -153,19 +153,19 @@ def _members(
         if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
             raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
         offset = tar.offset
-        if member.isfile() and _is_image(member.name, suffixes):
+        if member.isfile() and _is_image(member.name):
             yield member
         if skip is not None:
             skip(tar.offset - 1)
         tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 
-def _zip_photos(path: str, suffixes: tuple[str, ...]) -> Iterator[Photo]:
+def _zip_photos(path: str) -> Iterator[Photo]:
     with zipfile.ZipFile(path) as archive:
         unpacked = 0
         most = max(_MOST_ZIPPED, _MOST_TIMES * os.path.getsize(path))
         for number, member in enumerate(archive.infolist()):
-            if not _is_image(member.filename, suffixes):
+            if not _is_image(member.filename):
                 continue
             name = f"{path}/{member.filename}"
             if reason := _too_packed(member, name):
@@ -193,7 +193,7 @@ def _too_large(name: str, size: int, most: int) -> str | None:
     return f"{name} has {size:,} bytes, and the limit here is {most:,}: unpack it"
 
 
-def _is_image(name: str, suffixes: tuple[str, ...]) -> bool:
+def _is_image(name: str) -> bool:
     parts = [part for part in name.split("/") if part != "."]
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)
-    return name.lower().endswith(suffixes) and not hidden
+    return name.lower().endswith(IMAGE_SUFFIXES) and not hidden

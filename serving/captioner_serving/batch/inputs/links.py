@@ -185,12 +185,7 @@ class _PiecewiseFile:
 
 
 def _read_up_to(file: IO[bytes] | _Answer, size: int, *, seconds: float = math.inf) -> bytes:
-    """Read so many bytes, or all that there are; a link itself gives what has come by now.
-
-    Raises:
-        TimeoutError: they did not come in time.
-
-    """
+    """Read so many bytes, or all that there are; a link itself gives what has come by now."""
     data, end = bytearray(), time.monotonic() + seconds
     while len(data) < size and (more := file.read(size - len(data))):
         data += more

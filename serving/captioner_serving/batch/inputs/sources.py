@@ -190,7 +190,7 @@ class Inputs:
         """List what lies at a path."""
         if not os.path.isdir(path):
             if path.lower().endswith(ARCHIVES):
-                yield from archive_photos(path, IMAGE_SUFFIXES)
+                yield from archive_photos(path)
             else:
                 yield PhotoFile(name=path, file=path)
         elif search:
@@ -241,7 +241,7 @@ class Inputs:
                 yield LostPhoto(name=url, reason=reason)
             elif bare.endswith(ARCHIVES):
                 with open_in_pieces(url, reach) as file:
-                    yield from tar_stream_photos(file, url, IMAGE_SUFFIXES)
+                    yield from tar_stream_photos(file, url)
             elif web or (bare.endswith(IMAGE_SUFFIXES) and not glob.has_magic(url)):
                 yield RemotePhoto(name=url, url=url, reach=reach)
             else:

@@ -105,12 +105,7 @@ def _path(folder: str, name: str) -> Path:
 
 
 def _place(path: Path, source: str) -> tuple[Path, bytes | None]:
-    """Find where a photo's map belongs, and read the one that an earlier run left there.
-
-    Raises:
-        OutputError: the place is somebody else's.
-
-    """
+    """Find where a photo's map belongs, and read the one that an earlier run left there."""
     for place in (path, path.with_name(f"{path.stem}~{source[:8]}.png")):
         try:
             old = read_existing(place, kind="a map", largest=_LARGEST)

@@ -174,12 +174,7 @@ def _item(scope: dict[str, str], language: str, text: str) -> str:
 
 
 def _tag(scope: dict[str, str], name: _Name) -> tuple[str, str, dict[str, str]]:
-    """Name an element by the prefix that the file uses for its namespace, or by a new one.
-
-    Returns:
-        The tag, the declaration that it needs, and the scope in it.
-
-    """
+    """Name an element by the prefix that the file uses for its namespace, or by a new one."""
     namespace, local = name
     known = [prefix for prefix, value in scope.items() if prefix and value == namespace]
     if known:
@@ -350,13 +345,7 @@ class _Document:
 
 
 def _decoded(data: bytes) -> tuple[bytes, str]:
-    """Give a file as UTF-8, and the name of its own encoding.
-
-    Raises:
-        ValueError: its bytes are not of the encoding that it says.
-        LookupError: that is unknown.
-
-    """
+    """Give a file as UTF-8, and the name of its own encoding."""
     wide = [name for mark, name in _WIDE if data.startswith(mark)]
     declared = _DECLARED.match(data)  # a byte order mark comes before it, and is UTF-8
     encoding = wide[0] if wide else declared[1].decode() if declared else "utf-8"
