@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,19 @@ from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.paths import expanded
-from captioner.vision.encoder import EncoderConfig
+from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
-from captioner.vocabulary import Vocabulary, check_style, is_fit
+from captioner.vocabulary import Vocabulary, is_fit
 
 __all__ = [
     "FORMAT_VERSION",
     "HEADER_KEY",
     "Checkpoint",
     "check_head",
-    "check_style_of",
     "load_checkpoint",
     "odd_header",
     "read_generation",
     "read_header",
-    "read_transform",
 ]
 
 FORMAT_VERSION = 1
@@ -202,33 +201,6 @@ def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
         raise odd_header(path, error) from error
 
 
-def check_style_of(path: str | os.PathLike[str], style: str) -> None:
-    """Refuse a style of captions that a checkpoint does not have.
-
-    Raises:
-        ConfigError: it has others, or none.
-        CheckpointError: as for read_header.
-
-    """
-    styles = read_header(path).get("styles", [])
-    if not isinstance(styles, list):
-        raise odd_header(path, TypeError("its styles are no list"))
-    check_style(style, styles)
-
-
-def read_transform(path: str | os.PathLike[str]) -> TransformConfig:
-    """Read how a checkpoint makes its square of a photo.
-
-    Raises:
-        CheckpointError: as for read_header.
-
-    """
-    try:
-        return TransformConfig(**read_header(path)["transform"])
-    except (ConfigError, KeyError, TypeError) as error:
-        raise odd_header(path, error) from error
-
-
 def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointFormatError:
     """Say that a header has fields or values that nobody here knows."""
     return CheckpointFormatError(
@@ -303,18 +275,11 @@ def _read_tensors(path: Path, wanted: Collection[str]) -> tuple[dict[str, Tensor
 
 def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
     """Make the model around the file's tensors."""
-
-    def make(device: str) -> CaptionModel:
-        try:
-            with torch.device(device):
-                return CaptionModel(config, vocabulary_size=vocabulary_size)
-        except ConfigError as error:  # of settings that only the parts can judge, as the stride
-            raise odd_header(path, error) from error
-
+    make = partial(CaptionModel, config, vocabulary_size=vocabulary_size)
     try:
-        model = make("meta")
-    except RuntimeError:  # a few networks compute with tensors while they are made
-        model = make("cpu")
+        model = without_weights(make)
+    except ConfigError as error:  # of settings that only the parts can judge, such as the stride
+        raise odd_header(path, error) from error
     expected = model.state_dict()
     tensors, strays = _read_tensors(path, expected)
     problems = [f"no {name}" for name in expected if name not in tensors]
@@ -341,7 +306,7 @@ def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionMode
     }
     model.load_state_dict(floats, assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):  # tables that a network does not save
-        model = make("cpu")
+        model = make()
         model.load_state_dict(floats)
     return model.requires_grad_(False).eval()
 

@@ -2,22 +2,23 @@
 
     size: Annotated[int, Ge(1)] = 224
 
-pydantic reads such an annotation when a recipe is loaded; `check_bounds` reads it when a
-configuration is made in Python, from flags or from a form.
+pydantic reads such an annotation when a recipe is loaded; `check_bounds` has it do so when a
+configuration is made in Python, from flags, from a form or from a checkpoint.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from annotated_types import Ge, Gt, Interval, Le, Lt
+from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = [
     "Fraction",
@@ -28,7 +29,6 @@ __all__ = [
     "Share",
     "Width",
     "check_bounds",
-    "problems_of",
 ]
 
 Positive = Annotated[int, Ge(1)]
@@ -49,6 +49,16 @@ class OneOf:
         """Give the names as choices, for a list of all fields of a recipe."""
         return {**handler(schema), "enum": [*self.names]}
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, name: str) -> str:
+        if name not in self.names:
+            raise ValueError(f"use {', '.join(self.names)}")
+        return name
+
 
 def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
     """Refuse a configuration whose values are outside their annotations.
@@ -61,108 +71,30 @@ def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
         ConfigError: the detail names every such field, its value and what is allowed.
 
     """
-    problems = list(problems_of(config)) or list(also or ())
+    problems = list(_problems(config)) or list(also or ())
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def problems_of(config: Any) -> Iterator[str]:
-    """Name each number, switch, choice or tuple of numbers that its annotation does not allow."""
-    kind: Any = type(config)
-    for name, allowed in _annotations(kind).items():
+def _problems(config: Any) -> Iterator[str]:
+    from pydantic import ValidationError
+
+    for name, field in _fields(config.__class__).items():
         value = getattr(config, name)
-        if not any(_fits(value, one) for one in allowed):
-            wanted = " or ".join(text for one in allowed if (text := _words(one)))
-            yield f"{name} {value!r} is out of range: use {wanted}"
+        try:
+            # JSON and YAML have lists for tuples.
+            field.validate_python(tuple(value) if isinstance(value, list) else value)
+        except ValidationError as error:
+            wanted = [one["msg"].removeprefix("Value error, ") for one in error.errors()]
+            allowed = " or ".join(dict.fromkeys(wanted)).replace("Input should", "it should")
+            yield f"{name} {repr(value)[:200]} is out of range: {allowed}"
 
 
 @cache
-def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Give the alternatives of each field that this module can judge."""
+def _fields(kind: type) -> dict[str, TypeAdapter[Any]]:
+    # Imported once a value is there to judge: processes that only decode photos have none.
+    from pydantic import ConfigDict, TypeAdapter
+
     hints = get_type_hints(kind, include_extras=True)
-    found = {field.name: _alternatives(hints[field.name]) for field in fields(kind)}
-    return {name: each for name, each in found.items() if all(map(_judged, each))}
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _judged(hint: Any) -> bool:
-    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if any(isinstance(mark, OneOf) for mark in marks):
-        return True
-    if get_origin(base) is tuple:
-        return Ellipsis not in get_args(base) and all(map(_judged, get_args(base)))
-    return base in (int, float, bool, NoneType) or get_origin(base) is Literal
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if get_origin(base) is Literal:
-        return value in get_args(base)
-    if base is str:
-        return isinstance(value, str) and all(value in mark.names for mark in marks)
-    if get_origin(base) is tuple:
-        # JSON and YAML have lists for tuples.
-        return (
-            isinstance(value, tuple | list)
-            and len(value) == len(get_args(base))
-            and all(map(_fits, value, get_args(base)))
-        )
-    if base in (bool, NoneType):
-        return isinstance(value, base)
-    kinds = (int,) if base is int else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        return False
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return all(_inside(value, bound) for mark in marks for bound in _simple(mark))
-
-
-def _simple(mark: Any) -> Iterator[Ge | Gt | Le | Lt]:
-    """Take an Interval apart; leave out what is not a bound."""
-    for bound in mark if isinstance(mark, Interval) else (mark,):
-        if isinstance(bound, Ge | Gt | Le | Lt):
-            yield bound
-
-
-def _inside(value: Any, bound: Ge | Gt | Le | Lt) -> bool:
-    match bound:
-        case Ge(ge=limit):
-            return bool(value >= limit)
-        case Gt(gt=limit):
-            return bool(value > limit)
-        case Le(le=limit):
-            return bool(value <= limit)
-        case Lt(lt=limit):
-            return bool(value < limit)
-
-
-def _words(hint: Any) -> str:
-    """Say what an alternative allows: "a whole number, at least 1"."""
-    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if get_origin(base) is Literal:
-        return ", ".join(map(str, get_args(base)))
-    if base is str:
-        return ", ".join(name for mark in marks for name in mark.names)
-    if get_origin(base) is tuple:
-        return f"{len(get_args(base))} values, each {_words(get_args(base)[0])}"
-    name = {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "null")
-    limits = [_limit(bound) for mark in marks for bound in _simple(mark)]
-    match marks:
-        case [Interval(gt=None, ge=low, lt=None, le=high)] if None not in (low, high):
-            limits = [f"{low} to {high}"]
-    return f"{name}, {' and '.join(limits)}" if limits else name
-
-
-def _limit(bound: Ge | Gt | Le | Lt) -> str:
-    match bound:
-        case Ge(ge=limit):
-            return f"at least {limit}"
-        case Gt(gt=limit):
-            return f"above {limit}"
-        case Le(le=limit):
-            return f"at most {limit}"
-        case Lt(lt=limit):
-            return f"below {limit}"
+    strict = ConfigDict(strict=True, allow_inf_nan=False)
+    return {field.name: TypeAdapter(hints[field.name], config=strict) for field in fields(kind)}

@@ -10,6 +10,7 @@ grid comes from its own place in the image. A name is one of
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, cast
 
 import torch
 from annotated_types import Ge
@@ -44,11 +45,11 @@ __all__ = [
     "Grid",
     "encoder_names",
     "prepare_encoder",
+    "without_weights",
 ]
 
 _REACH = 3.0  # x and y go from -3 to 3, so that a cell's place counts as its features do
 _TIMM: Final = "timm/"
-_SIZES = 256, 512  # pixels of the squares by which a stride is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +81,10 @@ class EncoderConfig:
     @property
     def stage_count(self) -> int:
         """How many stages of the network there are up to the grid."""
-        with torch.device("meta"):
-            return len(Encoder(self).stages)
+        return len(without_weights(lambda: Encoder(self)).stages)
 
     def _contradictions(self) -> Iterator[str]:
-        if not isinstance(self.name, str):
-            yield f"encoder name {self.name!r} is no name"
-        elif not self.name.startswith(_TIMM) and self.name not in encoder_names():
+        if not self.name.startswith(_TIMM) and self.name not in encoder_names():
             near = get_close_matches(self.name, encoder_names(), n=1)
             hint = f"; is it {near[0]}?" if near else ""
             yield (
@@ -187,6 +185,18 @@ class Encoder(nn.Module):
         return self
 
 
+Made = TypeVar("Made", bound=nn.Module)
+
+
+def without_weights(make: Callable[[], Made]) -> Made:
+    """Make a module on the meta device, which takes neither time nor memory, where that works."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except RuntimeError:  # a few networks compute with tensors while they are made
+        return make()
+
+
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
     """Turn an encoder into one for use: folded, in one dtype, on one device; it is used up.
 
@@ -216,12 +226,12 @@ class Family:
     cut: gives the stages of a network, whose last gives maps (B, D, rows, columns).
     dilates: whether its resolution falls by strided convolutions alone, so that dilation can undo
         the last of them.
-    size: the only size of images that it takes, in pixels; None: any.
+    size: pixels of a square that it takes; many transformers take only one.
     """
 
     cut: Callable[[Any], nn.Sequential]
     dilates: bool = False
-    size: int | None = None
+    size: int = 256
 
 
 class _VisionTransformer(nn.Module):
@@ -376,25 +386,17 @@ def _downloads(name: str) -> Iterator[None]:
         ) from error
 
 
-def _measure(stages: nn.Sequential, size: int | None) -> tuple[int, int]:
-    """Find pixels a cell, and D, without computing anything."""
-
-    def shape(pixels: int) -> torch.Size:
-        image = torch.empty(1, 3, pixels, pixels, device="meta")
-        return cast(Tensor, functional_call(stages, weights, image)).shape
-
+def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:
+    """Find pixels a cell, and D, from a square of that size, without computing anything."""
     parts = chain(stages.named_parameters(), stages.named_buffers())
     weights = {name: part.to("meta") for name, part in parts}
     with torch.no_grad():
-        stages.eval()
-        if size is not None:
-            found = shape(size)
-            stride = size // found[-1]
-        else:
-            small, found = map(shape, _SIZES)
-            stride = (_SIZES[1] - _SIZES[0]) // (found[-1] - small[-1])
-        stages.train()
-    return stride, found[1]
+        square = torch.empty(1, 3, size, size, device="meta")
+        maps = cast(Tensor, functional_call(stages.eval(), weights, square))
+    stages.train()
+    channels, rows = maps.shape[1:3]
+    # Some lose cells at the edge: theirs is a power of 2.
+    return size // rows if size % rows == 0 else 2 ** round(math.log2(size / rows)), channels
 
 
 def _no_stage(name: str, stage: int, count: int) -> ConfigError:

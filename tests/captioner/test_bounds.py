@@ -29,13 +29,13 @@ class Config:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"size": 0}, "size 0 is out of range: use a whole number, 1 to 9"),
+        ({"size": 0}, "size 0 is out of range: it should be greater than or equal to 1"),
         ({"size": 2.5}, "size 2.5 is out of range"),
         ({"size": True}, "size True is out of range"),
-        ({"rate": math.nan}, "rate nan is out of range: use a number, above 0 or null"),
+        ({"rate": math.nan}, "rate nan is out of range: it should be a finite number"),
         ({"rate": math.inf}, "rate inf"),
-        ({"mode": "stretch"}, "mode 'stretch' is out of range: use pad, crop"),
-        ({"on": 1}, "on 1 is out of range: use true or false"),
+        ({"mode": "stretch"}, "mode 'stretch' is out of range: it should be 'pad' or 'crop'"),
+        ({"on": 1}, "on 1 is out of range: it should be a valid boolean"),
     ],
 )
 def test_a_value_out_of_bounds_is_named(fields: dict[str, object], message: str) -> None:

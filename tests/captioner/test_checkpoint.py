@@ -263,7 +263,7 @@ def refuse_file(path: Path, header: bytes, body: bytes, *, length: int | None = 
     with pytest.raises(CheckpointError) as refused:
         load_checkpoint(path)
     assert str(path) in str(refused.value) and len(str(refused.value)) < 600
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 10  # and not minutes
 
 
 @pytest.mark.parametrize("name", ["café\u00a0noir", "狗\u3000猫", "a\u200db"])

@@ -15,7 +15,6 @@ from torch import Tensor
 from captioner import ConfigError, GenerationConfig, GenerationError
 from captioner.checkpoint import Checkpoint
 from captioner.decoders.state import State, StepOutput
-from captioner.generation import beam_search
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import draw, filter_top
@@ -312,16 +311,6 @@ def test_a_search_that_need_not_be_exact_stops_earlier() -> None:
     assert sum(score == pytest.approx(other) for score, other in zip(*best, strict=True)) > 20
 
 
-@pytest.mark.parametrize("numbers", [7, 64, 1280, 1281, 17870])
-def test_the_highest_of_a_row_are_those_of_topk(numbers: int) -> None:
-    count = min(10, numbers)
-    sums = torch.randn(50, numbers, generator=torch.Generator().manual_seed(numbers))
-    sums[::2, : numbers - count] = -torch.inf  # much is forbidden
-    values, places = beam_search._highest(sums, count)
-    wanted = sums.topk(count, dim=1)
-    assert torch.equal(values, wanted.values) and torch.equal(places, wanted.indices)
-
-
 def test_wider_beams_find_no_worse_sentences() -> None:
     # With the penalty 0 a beam as wide as the vocabulary's words dominates greedy on this model.
     model = Historian(words=12, scale=1.0)
@@ -589,7 +578,7 @@ def test_cold_sampling_is_greedy(temperature: float) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_named(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{field} {value}"):
+    with pytest.raises(ConfigError, match=rf"{field} {str(value)[:200]}"):
         GenerationConfig(**{field: value})  # type: ignore[arg-type]
 
 

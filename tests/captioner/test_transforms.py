@@ -309,7 +309,7 @@ def test_resize_belongs_to_crop(mode):
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(
-        ConfigError, match=r"mode .*; size .*; std .*: use 3 values, each a number, above 0"
+        ConfigError, match=r"mode .*; size .*; std .*: it should be greater than 0$"
     ):
         TransformConfig(mode="stretch", size=0, std=(0, 0, 0))
 
