@@ -83,12 +83,12 @@ def test_what_fails_in_one_process_keeps_no_other_waiting(
     (tmp_path / "miniature.yaml").write_text(RECIPE)
     monkeypatch.setattr("time.sleep", lambda _: None)
     none = tmp_path / "none.safetensors"
-    monkeypatch.setattr("captioner_training.ablation.train", lambda *_, **__: none)
     ablation = Ablation(
         load_recipe(str(tmp_path / "miniature.yaml"), {}),
         variants=("none-previous",),
         out=tmp_path / "out",
         processes=Processes(device=torch.device("cpu")),
+        train=lambda *_, **__: none,
     )
     Recorded.told.clear()
     ablation.processes = Recorded(device=torch.device("cpu"), rank=rank, world=2)

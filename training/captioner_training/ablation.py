@@ -40,7 +40,6 @@ from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split, scene_pointing
 from captioner_training.recipe import Recipe
 from captioner_training.state import plain, read_json, write_json
-from captioner_training.train import train
 
 __all__ = ["VARIANTS", "Ablation", "count_parameters", "decoder_variants", "equal_transformer"]
 
@@ -136,6 +135,7 @@ class Ablation:
         recipe: of every run, but for its decoder and seed.
         out: holds a folder for each run, and what they share.
         processes: that train together.
+        train: makes one run, as captioner_training.train does.
         variants: the names of those that are compared.
         seeds: each is a training of every variant; their spread is in the table.
         people: a data set with captions_val.json, its images, and person_boxes_val.json, to see
@@ -150,7 +150,7 @@ class Ablation:
     """
 
     def __init__(
-        self, recipe: Recipe, *, out: Path, processes: Processes,
+        self, recipe: Recipe, *, out: Path, processes: Processes, train: Callable[..., Path],
         variants: Sequence[str] = VARIANTS, seeds: Sequence[int] = (1,),
         people: Path | None = None, deletion: int = 500,
     ) -> None:  # fmt: skip
@@ -166,6 +166,7 @@ class Ablation:
                 "variants: an ablation trains each afresh; set --weights null"
             )
         self.out, self.processes, self.variants, self.seeds = out, processes, variants, seeds
+        self._train = train
         self._people, self._deletion, self._drawn = people, deletion, recipe.data.scenes is not None
         self._people_images = [] if people is None else _people_images(people)
         corpus = read_corpus(recipe, out=self._shared(recipe.seed))
@@ -220,7 +221,7 @@ class Ablation:
         if known.get("asked") == asked:
             measures: Measures = known["found"]
             return measures
-        best = train(recipe, out=folder, processes=self.processes, shared=shared)
+        best = self._train(recipe, out=folder, processes=self.processes, shared=shared)
 
         def measure() -> Measures:
             measures = self._measure(load_checkpoint(best), recipe)

@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_training.ablation import VARIANTS, Ablation
     from captioner_training.distributed import start_processes
     from captioner_training.recipe_file import load_recipe
+    from captioner_training.train import train
 
     people = None if arguments.people is None else expanded(arguments.people)
 
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             recipe,
             out=expanded(arguments.out or Path("runs") / f"ablate-{recipe.name}"),
             processes=processes,
+            train=train,
             variants=arguments.variants or VARIANTS,
             seeds=arguments.seeds,
             people=people,
