@@ -185,19 +185,6 @@ def test_keys_with_values_are_a_set_and_queries_a_list(name: str, heads: int) ->
     torch.testing.assert_close(moved_weights, weights[:, query_order][..., cell_order])
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_the_context_is_in_the_convex_hull_of_the_values(name: str) -> None:
-    """In every direction it lies between the values that reach furthest."""
-    attention = built(name)
-    grid = attention.project(torch.randn(2, 9, 8))
-    context, _ = attention(3 * torch.randn(2, 5, 8), grid)
-    directions = torch.randn(8, 200)
-    reach = grid.values @ directions
-    inside = context @ directions
-    assert (inside <= reach.amax(1, keepdim=True) + 1e-5).all()
-    assert (inside >= reach.amin(1, keepdim=True) - 1e-5).all()
-
-
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("name", SCORES)
 def test_only_no_attention_ignores_the_query(name: str, heads: int) -> None:

@@ -345,11 +345,3 @@ def test_the_command_takes_the_checkpoints_settings(
         result = run_captioner("caption", photo, "--checkpoint", path, *options)
         assert result.returncode == 0, result.stderr
         assert len(result.stdout.split()) == 7
-
-
-def test_home_is_expanded(
-    tiny_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_checkpoint.save(tmp_path / "mine.safetensors")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_checkpoint("~/mine.safetensors").name == tiny_checkpoint.name

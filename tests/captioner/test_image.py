@@ -145,12 +145,6 @@ def test_a_pil_image_is_turned_and_stays_as_it_is():
     assert own.size == (64, 48)
 
 
-def test_a_plain_pil_image_is_copied():
-    own = draw()
-    open_image(own).paste(BLACK, (0, 0, 64, 48))
-    assert difference(own, draw()) == 0
-
-
 @pytest.mark.parametrize("transparency", [0, b"\0\x80\xff"])
 def test_the_palette_of_a_pil_image_stays_as_it_is(transparency):
     own = draw().quantize(8)

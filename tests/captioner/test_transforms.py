@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import pickle
 
 import pytest
 import torch
@@ -224,17 +223,6 @@ def test_normalize_is_the_formula():
     torch.testing.assert_close(result, (pixels.float() / 255 - mean) / std, rtol=0, atol=1e-5)
 
 
-def test_a_cached_square_gives_the_same_tensor():
-    image = Image.effect_noise((300, 200), 60).convert("RGB")
-    transform = Transform(TransformConfig())
-    square = bytearray(transform.square(image).tobytes())
-    cached = torch.frombuffer(square, dtype=torch.uint8).view(224, 224, 3).permute(2, 0, 1)
-    pixels = transform(image)
-    assert torch.equal(transform.normalize(cached), pixels)
-    assert pixels.is_contiguous()
-    assert pixels.dtype == torch.float32
-
-
 def test_colours_keep_their_order():
     config = TransformConfig(size=4, mean=(0, 0, 0), std=(1, 1, 1))
     pixels = Transform(config)(Image.new("RGB", (9, 9), (255, 102, 51)))
@@ -248,18 +236,6 @@ def test_colours_keep_their_order():
 def test_normalize_takes_pixels_only(wrong):
     with pytest.raises(ValueError, match="uint8"):
         Transform(TransformConfig()).normalize(wrong)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_normalize_stays_on_its_device():
-    pixels = torch.zeros(3, 4, 4, dtype=torch.uint8, device="cuda")
-    assert Transform(TransformConfig()).normalize(pixels).device == pixels.device
-
-
-def test_a_transform_travels_to_a_worker():
-    image = Image.effect_noise((300, 200), 60).convert("RGB")
-    transform = Transform(CONFIGS["pad"])
-    assert torch.equal(pickle.loads(pickle.dumps(transform))(image), transform(image))
 
 
 # Settings
