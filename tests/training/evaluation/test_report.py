@@ -193,7 +193,8 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     assert page.problems == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390  # on a phone too
     loaded = page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
-    assert loaded and page.locator("svg.plot").count() >= 6
+    assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 6
+    assert page.locator("svg.plot.wide polyline.whisker").count() >= 12  # scores of both
     page.locator("summary").click()
     page.locator("#find").fill("2.jpg")
     assert page.locator("#images tbody tr:visible").count() == 1
