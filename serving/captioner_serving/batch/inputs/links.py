@@ -196,7 +196,8 @@ def _read_up_to(file: IO[bytes] | _Answer, size: int, *, seconds: float = math.i
 
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code >= 500
-    lasting = FileNotFoundError | PermissionError | ValueError | httpx.UnsupportedProtocol
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    lasting = FileNotFoundError | PermissionError | ValueError
+    lasting |= httpx.InvalidURL | httpx.UnsupportedProtocol
     private = isinstance(error.__cause__, ValueError)  # of an address that was looked at
     return not isinstance(error, lasting) and not private

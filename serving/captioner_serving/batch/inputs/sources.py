@@ -233,7 +233,7 @@ class Inputs:
     def _behind(self, url: str) -> Iterator[Photo]:
         """List what an input that is a link stands for: a photo, a tar file, a glob, a bucket."""
         reach: Reach = "any" if self.allow_private else "own"
-        web = is_web_address(url)
+        web, matching = is_web_address(url), any(sign in url for sign in "*[")
         bare = re.split(r"[?#]", url)[0].lower() if web else url.lower()
         try:
             if bare.endswith(".zip"):
@@ -242,20 +242,20 @@ class Inputs:
             elif bare.endswith(ARCHIVES):
                 with open_in_pieces(url, reach) as file:
                     yield from tar_stream_photos(file, url)
-            elif web or (bare.endswith(IMAGE_SUFFIXES) and not glob.has_magic(url)):
+            elif web or (bare.endswith(IMAGE_SUFFIXES) and not matching):
                 yield RemotePhoto(name=url, url=url, reach=reach)
             else:
-                yield from self._in_bucket(url)
+                yield from self._in_bucket(url, matching=matching)
         except CaptionerError:
             raise
         except Exception as error:  # every file system has exceptions of its own
             reason = f"{url} cannot be listed ({reason_of(error)}): check the link"
             yield LostPhoto(name=url, reason=reason)
 
-    def _in_bucket(self, url: str) -> Iterator[Photo]:
+    def _in_bucket(self, url: str, *, matching: bool) -> Iterator[Photo]:
         system, path = file_system(url)
         found: Iterable[str]
-        if glob.has_magic(url):
+        if matching:
             found = sorted(system.glob(path))
             if not found:
                 raise FileNotFoundError(url)
