@@ -254,7 +254,8 @@ def test_a_file_of_lines_that_is_cut_anywhere(
                 except OutputError:
                     kept = {name: data for name, data in made(torn).items() if data}
                     assert kept.items() <= read_tree(disk.root).items()
-                    assert end < len(synced.get(name, b"")), (name, end)
+                    if not name.endswith(".run.json"):  # which is replaced: no crash cuts it
+                        assert end < len(synced.get(name, b"")), (name, end)
                 else:
                     if name.endswith(NOTES):  # to which the run has added
                         assert list(run(output)) == []
