@@ -18,6 +18,7 @@ from PIL import Image, ImageChops
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
+from captioner_serving.server.sentence import check_sentence
 from tests.serving.server.conftest import SAMPLES, Server
 
 
@@ -283,6 +284,18 @@ def test_the_words_of_a_record_are_checked_as_they_stand(api: httpx.Client) -> N
         assert record["caption"] == sentence["caption"]
         effects = [word["effect"] for word in record["words"]]
         assert effects == pytest.approx([word["effect"] for word in sentence["words"]], abs=2e-4)
+
+
+def test_a_given_sentence_gets_the_effects_of_a_sentence_that_was_found() -> None:
+    """Of a model that looks at something: the tiny one's words do not mind."""
+    captioner = Captioner.from_pretrained(dtype="float32")
+    photo = SAMPLES / "coffee.jpg"
+    found = captioner.caption(photo, check_attention=True)
+    bare = replace(found, words=tuple(replace(word, effect=None) for word in found.words))
+    (checked,) = check_sentence(captioner, [captioner.prepare(photo)], bare)
+    wanted = [word.effect for word in found.words]
+    assert max(wanted) > 0.1
+    assert [word.effect for word in checked.words] == pytest.approx(wanted, abs=1e-3)
 
 
 def spoiled(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
