@@ -159,8 +159,16 @@ def test_the_figure_of_the_pulses_is_that_of_the_code() -> None:
 
 
 @pytest.mark.slow
-def test_pulses_need_attention_and_sides_need_places(tmp_path: Path) -> None:
-    hold_what_is_claimed(example("pulse_equalisation").run(tmp_path))
+def test_a_fresh_run_makes_blocks_of_attention() -> None:
+    """The two models of shapes; three runs had 0.70, 0.78 and 0.83 of triangles on triangles."""
+    pulse = example("pulse_equalisation")
+    torch.manual_seed(1)
+    convolutional, attentive = (
+        pulse.train(model(), by_place=False, steps=pulse.STEPS)
+        for model in (pulse.convolutional, pulse.attentive)
+    )
+    assert convolutional.error > 4 * attentive.error
+    assert pulse.share_on_triangles(attentive) > 0.6
 
 
 @pytest.mark.slow
