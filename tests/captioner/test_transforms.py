@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 
 import pytest
@@ -54,24 +53,14 @@ def to_photo(box: Box, x: float, y: float) -> tuple[float, float]:
 
 @every_config
 @pytest.mark.parametrize("size", [(300, 900), (900, 300), (600, 600), (640, 479), (1201, 333)])
-@pytest.mark.parametrize("place", [(0.5, 0.5), (0.45, 0.6), (0.58, 0.41)])
-def test_a_place_in_the_square_maps_back_to_the_photo(config, size, place):
-    transform = Transform(config)
+def test_a_place_in_the_square_maps_back_to_the_photo(config, size):
+    transform, place = Transform(config), (0.58, 0.41)
     image = with_patch(size, *place)
     box = transform.box(*size)
     found = to_photo(box, *brightest(transform(image)))
     # One pixel of the square, or of the photo where that is the coarser.
     assert found[0] == pytest.approx(place[0], abs=max((box.right - box.left) / 97, 1 / size[0]))
     assert found[1] == pytest.approx(place[1], abs=max((box.bottom - box.top) / 97, 1 / size[1]))
-
-
-@pytest.mark.parametrize("config", [CONFIGS["pad"], CONFIGS["squash"]], ids=["pad", "squash"])
-@pytest.mark.parametrize("place", [(0.1, 0.1), (0.9, 0.1), (0.1, 0.9), (0.9, 0.85)])
-@pytest.mark.parametrize("size", [(300, 900), (900, 300)])
-def test_the_corners_are_seen_by_pad_and_squash(config, place, size):
-    transform = Transform(config)
-    found = to_photo(transform.box(*size), *brightest(transform(with_patch(size, *place))))
-    assert found == pytest.approx(place, abs=0.01)
 
 
 @every_config
@@ -119,12 +108,6 @@ def test_any_shape_works(config, size):
     if config.mode != "pad":
         assert min(box) >= 0
         assert max(box) <= 1
-
-
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-1, 1)])
-def test_no_photo_has_no_box(size):
-    with pytest.raises(ValueError, match="box"):
-        Transform(TransformConfig()).box(*size)
 
 
 # The square
@@ -193,22 +176,6 @@ def test_like_torchvision(mode):
     assert (Transform(config)(photo) - pixels).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize(
-    "wrong", [Image.new("L", (9, 9)), Image.new("RGBA", (9, 9)), Image.new("RGB", (0, 9))]
-)
-def test_only_rgb_with_pixels(wrong):
-    with pytest.raises(ValueError, match="open_image"):
-        Transform(TransformConfig())(wrong)
-
-
-def test_the_photo_is_not_changed():
-    image = Image.effect_noise((300, 200), 60).convert("RGB")
-    before = image.tobytes()
-    for config in CONFIGS.values():
-        Transform(config)(image)
-    assert image.tobytes() == before
-
-
 # Numbers
 
 
@@ -221,21 +188,6 @@ def test_normalize_is_the_formula():
     assert result.dtype == torch.float32
     assert result.shape == (2, 3, 16, 16)
     torch.testing.assert_close(result, (pixels.float() / 255 - mean) / std, rtol=0, atol=1e-5)
-
-
-def test_colours_keep_their_order():
-    config = TransformConfig(size=4, mean=(0, 0, 0), std=(1, 1, 1))
-    pixels = Transform(config)(Image.new("RGB", (9, 9), (255, 102, 51)))
-    assert [round(float(channel.mean()), 4) for channel in pixels] == [1.0, 0.4, 0.2]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [torch.zeros(3, 4, 4), torch.zeros(4, 4, 3).byte(), torch.zeros(4, 4).byte()],
-)
-def test_normalize_takes_pixels_only(wrong):
-    with pytest.raises(ValueError, match="uint8"):
-        Transform(TransformConfig()).normalize(wrong)
 
 
 # Settings
@@ -252,23 +204,12 @@ def test_at_least():
     ("field", "value"),
     [
         ("mode", "stretch"),
-        ("mode", None),
-        ("mode", ["crop"]),
         ("size", 0),
-        ("size", -224),
         ("size", 224.0),
-        ("size", True),
-        ("size", "224"),
         ("resize", 223),
-        ("resize", 256.5),
         ("mean", (0.5, 0.5)),
         ("mean", (0.5, 0.5, float("nan"))),
-        ("mean", 0.5),
-        ("mean", None),
         ("std", (0.5, 0.5, 0.0)),
-        ("std", (0.5, -0.5, 0.5)),
-        ("std", (0.5, float("inf"), 0.5)),
-        ("std", "abc"),
     ],
 )
 def test_a_wrong_setting_is_named(field, value):
@@ -281,19 +222,3 @@ def test_a_wrong_setting_is_named(field, value):
 def test_resize_belongs_to_crop(mode):
     with pytest.raises(ConfigError, match=r"resize 256 with mode .*: only crop has a resize"):
         TransformConfig(mode=mode, resize=256)
-
-
-def test_all_that_is_wrong_is_said_at_once():
-    with pytest.raises(
-        ConfigError, match=r"mode .*; size .*; std .*: it should be greater than 0$"
-    ):
-        TransformConfig(mode="stretch", size=0, std=(0, 0, 0))
-
-
-def test_settings_survive_json_and_cannot_be_changed():
-    config = TransformConfig(mean=(0, 0.5, 1))
-    again = TransformConfig(**{**dataclasses.asdict(config), "mean": [0, 0.5, 1]})
-    assert again == config
-    assert hash(again) == hash(config)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.size = 5
