@@ -108,9 +108,11 @@ def test_grids_are_those_of_the_encoder_which_stays_as_it_is(
 
 
 def test_a_picture_replaced_under_its_name_is_encoded_again(
-    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path
-) -> None:
+    tiny_checkpoint: Checkpoint, images: list[CaptionedImage], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Files that are done are taken over; those of other pictures are not."""
+    monkeypatch.setattr(grids_module, "GRIDS_A_FILE", 2)
 
     def compute() -> tuple[torch.Tensor, set[str]]:
         grids = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)
@@ -129,9 +131,3 @@ def test_a_picture_replaced_under_its_name_is_encoded_again(
     assert len(more) == 6
     changed = [not torch.equal(one, two) for one, two in zip(before, other, strict=True)]
     assert changed == [False, False, True, False, False]
-
-
-@pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "replaced" in request.node.name:
-        monkeypatch.setattr(grids_module, "GRIDS_A_FILE", 2)
