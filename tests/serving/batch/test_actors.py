@@ -10,9 +10,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from captioner import Captioner, predictor
+from captioner import Captioner
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.sources import Inputs
@@ -62,53 +61,35 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return reserved
 
 
-def caption_on_ray(folder: Path, captioner: Captioner) -> list[dict[str, Any]]:
-    inputs = Inputs(sources=(str(folder),))
-    with BatchRun(
-        inputs, output=None, config=BatchConfig(), captioner=captioner, ray="local"
-    ) as run:
-        return list(run.records())
-
-
-def test_an_actor_looks_for_a_device_where_it_is(
+@pytest.mark.parametrize(
+    ("options", "found", "gpus"),
+    [({}, ["auto"], 1), ({"device": "cpu", "dtype": "float32"}, ["cpu"], None)],
+)
+def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     photos: Callable[..., Path],
     lively_file: Path,
     reserved: list[Any],
     monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    found: list[str],
+    gpus: int | None,
 ) -> None:
     """The process that was started may have no GPU, and the actors' nodes have."""
     folder = photos(3)
-    captioner = Captioner.from_pretrained(lively_file)
+    captioner = Captioner.from_pretrained(lively_file, **options)
     wanted = list(caption_batch(folder, captioner=captioner))
-    looked_for: list[object] = []
-
-    def elsewhere(name: object) -> torch.device:
-        looked_for.append(name)
-        return torch.device("cpu")
-
-    monkeypatch.setattr(predictor, "find_device", elsewhere)
-    records = caption_on_ray(folder, captioner)
-    assert looked_for == ["auto"]
-    assert reserved == [1]
-    told = [(record["image"], record["caption"]) for record in records]
-    assert told == [(record["image"], record["caption"]) for record in wanted]
-
-
-def test_an_asked_device_and_dtype_stay_and_a_cpu_reserves_no_gpu(
-    photos: Callable[..., Path],
-    lively_file: Path,
-    reserved: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    captioner = Captioner.from_pretrained(lively_file, device="cpu", dtype="float32")
     made: list[tuple[object, object]] = []
     before = Captioner.__init__
 
-    def noted(self: Captioner, *arguments: Any, **options: Any) -> None:
-        made.append((options["device"], options["dtype"]))
-        before(self, *arguments, **options)
+    def noted(self: Captioner, *arguments: Any, **given: Any) -> None:
+        made.append((given["device"], given["dtype"]))
+        before(self, *arguments, **{**given, "device": "cpu"})
 
     monkeypatch.setattr(Captioner, "__init__", noted)
-    assert len(caption_on_ray(photos(2), captioner)) == 2
-    assert made == [("cpu", "float32")]
-    assert reserved == [None]
+    inputs, config = Inputs(sources=(str(folder),)), BatchConfig()
+    with BatchRun(inputs, output=None, config=config, captioner=captioner, ray="local") as run:
+        records = list(run.records())
+    assert [device for device, _ in made] == found and reserved == [gpus]
+    assert options.get("dtype") in (None, made[0][1])
+    texts = [(record["image"], record["caption"]) for record in records]
+    assert texts == [(record["image"], record["caption"]) for record in wanted]

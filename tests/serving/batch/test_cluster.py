@@ -126,12 +126,3 @@ def test_an_actor_that_always_ends_ends_the_run_with_a_sentence(
     assert process.returncode == 1, said
     assert "an actor of the Ray cluster ended again and again" in said
     assert "Traceback" not in said
-
-
-def test_what_ray_cannot_explain_is_told_all_the_same() -> None:
-    from ray.exceptions import RayTaskError
-
-    from captioner_serving.batch.engines.cluster import _reason
-
-    error = RayTaskError("map", "a traceback", None)
-    assert _reason(error).startswith("the Ray cluster cannot continue (RayTaskError: ")

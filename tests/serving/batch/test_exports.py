@@ -96,5 +96,5 @@ def test_two_photos_of_one_coco_id_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"x/0007\.jpg and y/7\.jpg would both have .* 7"):
         write(output, "x/0007.jpg", "y/7.jpg")
     assert not output.exists()
-    write(tmp_path / "d.json", "x/8.jpg", "y/9.jpg")
-    assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 9]
+    write(tmp_path / "d.json", "x/8.jpg", "COCO_val2014_000000391895.jpg")
+    assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 391895]

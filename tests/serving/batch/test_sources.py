@@ -1,4 +1,4 @@
-"""What people name as inputs, and the photos it stands for."""
+"""What people name as inputs, and the photos that they are."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import pytest
 from captioner import Captioner, ConfigError, DataError, ImageNotFoundError
 from captioner.decoding.reader import Reader
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
 from captioner_serving.batch.inputs.sources import Inputs
 
@@ -132,7 +133,7 @@ def make_tar(path: Path, folder: Path, mode: str = "w") -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", [".tar", ".tar.gz", ".tgz", ".tar.xz", ".zip"])
+@pytest.mark.parametrize("kind", [".tar", ".tgz", ".tar.xz", ".zip"])
 def test_archives_are_read_in_place(
     kind: str, tiny: Captioner, photos: Photos, tmp_path: Path
 ) -> None:
@@ -304,8 +305,8 @@ def redirecting(place: str) -> Iterator[int]:
 
 
 @contextmanager
-def slow(*pieces: bytes, ends: bool = False) -> Iterator[str]:
-    """A server that says no length, lets each piece be read by itself, and may never end."""
+def slow(*pieces: bytes) -> Iterator[str]:
+    """A server that says no length, lets each piece be read by itself, and never ends."""
     over = threading.Event()
 
     class Slow(BaseHTTPRequestHandler):
@@ -319,8 +320,7 @@ def slow(*pieces: bytes, ends: bool = False) -> Iterator[str]:
                 for piece in pieces:
                     self.wfile.write(piece)
                     over.wait(0.05)
-                if not ends:
-                    over.wait()
+                over.wait()
 
         def log_message(self, *_: object) -> None:
             return
@@ -356,11 +356,6 @@ def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
     assert error["detail"].startswith("a.jpg takes more than 1 s to fetch and decode, as its link")
 
 
-def test_a_link_that_comes_in_pieces_is_read_whole() -> None:
-    with slow(b"one", b"two", b"three", ends=True) as server:
-        assert first(sources=(f"{server}/a.jpg",)).read() == b"onetwothree"
-
-
 def first(**inputs: Any) -> Photo:
     (photo,) = Inputs(**inputs).photos()
     return photo
@@ -394,8 +389,6 @@ def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
 def test_an_address_in_another_form_is_refused(host: str) -> None:
-    from captioner_serving.batch.inputs import networks
-
     with pytest.raises(ValueError, match=f"{host} is not an IPv4 address in full"):
         networks.check_address(host, host)
 
@@ -411,8 +404,6 @@ def test_an_address_in_another_form_is_refused(host: str) -> None:
     ],
 )  # fmt: skip
 def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
-    from captioner_serving.batch.inputs import networks
-
     assert networks._is_public(ipaddress.ip_address(address)) is public
 
 
@@ -420,8 +411,6 @@ def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
     monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
 ) -> None:
     """A name that has a public address when it is looked up, and a private one the next time."""
-    from captioner_serving.batch.inputs import links, networks
-
     photos(1)
     port = int(urlsplit(server).port or 0)
     real, answers = socket.getaddrinfo, ["127.0.0.2", "127.0.0.1", "127.0.0.1"]

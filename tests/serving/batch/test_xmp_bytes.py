@@ -153,10 +153,3 @@ def test_entities_are_refused() -> None:
 def test_what_would_take_all_memory_or_time_is_refused(old: bytes, said: str) -> None:
     with pytest.raises(OutputError, match=said):
         merged(old)
-
-
-def test_a_new_sidecar_is_laid_out() -> None:
-    new = merge_xmp(None, "a dog", language="en", existing="skip", path="x")
-    assert new is not None
-    *_, first, second, _, _, _, _ = new.decode().splitlines()
-    assert first.startswith("   <dc:description ") and second.startswith("   <Iptc4xmpCore:Alt")
