@@ -5,7 +5,7 @@ bundled checkpoint; the transformer as wide as gives it as many parameters. Ever
 timed in turn, round by round, so that a disturbance meets all of them; the median of its rounds
 counts.
 
-    PYTHONPATH=.:training python tests/benchmarks/attention.py --threads 2
+    python -m tests.benchmarks.attention --threads 2
 
 The bars: the dot family takes at most 0.8 of the time of additive, the transformer at most 1.5.
 """
@@ -13,8 +13,7 @@ The bars: the dot family takes at most 0.8 of the time of additive, the transfor
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
 from captioner_training.ablation import count_parameters, equal_transformer
+from tests.benchmarks.measuring import in_turns
 
 IMAGES, BEAM, STEPS = 16, 5, 10
 SIZES: dict[str, Any] = {
@@ -47,16 +47,14 @@ PLACES = {"grid_dim": 1280, "vocabulary_size": 3574}
 
 
 @torch.inference_mode()
-def seconds(decoder: Decoder, features: torch.Tensor) -> float:
-    """Time STEPS steps of the decoder, each with the choice of parents that a beam makes."""
+def steps(decoder: Decoder, features: torch.Tensor) -> None:
+    """Take STEPS steps of the decoder, each with the choice of parents that a beam makes."""
     state = decoder.start(features).expand(BEAM)
     parents = torch.randint(BEAM, (IMAGES, BEAM))
     tokens = torch.randint(4, 3000, (IMAGES, BEAM))
-    begin = time.perf_counter()
     for _ in range(STEPS):
         output = decoder.step(tokens, state)
         state = output.state.select(parents)
-    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -73,19 +71,16 @@ def main() -> None:
         configs["additive"], parameters=wanted, **PLACES
     )
     decoders = {name: build_decoder(config, **PLACES).eval() for name, config in configs.items()}
-    times: dict[str, list[float]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.tabulate()
-    for _ in range(arguments.rounds):
-        for name, decoder in decoders.items():
-            times[name].append(seconds(decoder, features))
-    base = statistics.median(times["additive"])
+    ways = {name: partial(steps, decoder, features) for name, decoder in decoders.items()}
+    times = in_turns(ways, rounds=arguments.rounds)
     print(f"{arguments.threads} threads, {IMAGES} images x {BEAM} hypotheses, float32")
     print(f"{'':22}  parameters  ms a step  of additive")
     for name, decoder in decoders.items():
+        relative = times[name] / times["additive"]
         parameters = sum(p.numel() for p in decoder.parameters()) / 1e6
-        median = statistics.median(times[name])
-        print(f"{name:22} {parameters:9.2f} M {1e3 * median / STEPS:9.2f} {median / base:11.2f}")
+        print(f"{name:22} {parameters:9.2f} M {1e3 * times[name] / STEPS:9.2f} {relative:11.2f}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Measure the memory of batch captioning, and how fast it goes on.
 
-    python tests/benchmarks/batch_memory.py ../shared/data --part inputs|resume|million
+    python -m tests.benchmarks.batch_memory ../shared/data --part inputs|million
 
 inputs    peak PSS of the process tree for 1,000 photos and for 20,000, all different (photos of the
           tar files in DATA, and mirrored ones where they do not suffice)
-resume    `captioner batch` on a folder of 200,000 files that are done: from its start to its end
 million   peak PSS on a list of 1,000,000 paths that are done but for 1,000, less that of the first
           1,000 photos alone
 
 Every number is of the command as people run it. Memory does not depend on what else the machine
-does; the time of `resume` does.
+does; the seconds do.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -34,7 +31,7 @@ from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.journal import RECORDS, Journal
-from tests.process_tree import family
+from tests.benchmarks.measuring import Watch, seconds
 
 WORD = {"word": "something", "probability": 0.1234, "gate": 0.5678}
 RECORD = {  # as long as a usual one
@@ -46,37 +43,15 @@ RECORD = {  # as long as a usual one
 }
 
 
-def proportional_size(pid: int) -> int:
-    """PSS of a process tree, in bytes: shared pages are counted once."""
-    total = 0
-    for member in family(pid):
-        with suppress(OSError):
-            for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += 1024 * int(line.split()[1])
-    return total
-
-
-def duration(arguments: Sequence[object]) -> float:
-    """Run `captioner batch` unwatched, since watching its memory slows it: the seconds it took."""
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "captioner", "batch", *map(str, arguments)]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - started
-
-
 def peak(arguments: Sequence[object]) -> tuple[int, float]:
     """Run `captioner batch`: the peak of its memory in bytes, and the seconds it took."""
-    started = time.perf_counter()
     command = [sys.executable, "-m", "captioner", "batch", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    most = 0
-    while process.poll() is None:
-        most = max(most, proportional_size(process.pid))
-        time.sleep(0.2)
+    with Watch(process.pid) as watch:
+        took = seconds(process.wait)
     if process.returncode:
         raise SystemExit(f"status {process.returncode}")
-    return most, time.perf_counter() - started
+    return watch.all, took
 
 
 def mirrored(photos: Iterator[Photo], path: Path, count: int) -> None:
@@ -102,8 +77,8 @@ def measure_inputs(tars: list[str], folder: Path, most: int) -> bool:
     copy(islice(photos.photos(), 1000), few)
     small, _ = peak([few, "--output", folder / "few.jsonl"])
     print(f"1,000 photos: {small / 1e6:.0f} MB", flush=True)
-    large, seconds = peak([*tars, extra, "--output", folder / "many.jsonl"])
-    print(f"{len(every):,} photos: {large / 1e6:.0f} MB, {seconds:.0f} s")
+    large, took = peak([*tars, extra, "--output", folder / "many.jsonl"])
+    print(f"{len(every):,} photos: {large / 1e6:.0f} MB, {took:.0f} s")
     print(f"{large / small - 1:+.1%}, target within 5 %")
     return large <= 1.05 * small
 
@@ -132,27 +107,6 @@ def pretend(output: Path, names: Iterator[str]) -> None:
             journal.commit()
 
 
-def measure_resume(folder: Path, count: int) -> bool:
-    """Time a run with nothing left to do."""
-    photos = folder / "photos"
-    photos.mkdir()
-    names = [f"{photos}/{number:06}.jpg" for number in range(count)]
-    for name in names:
-        os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
-    output = folder / "done.jsonl"
-    pretend(output, iter(names))
-    seconds = duration([photos, "--output", output])
-    bare = duration([photos / "000000.jpg", "--output", output])
-    most, _ = peak([photos, "--output", output])
-    nothing, _ = peak([photos / "000000.jpg", "--output", output])
-    size = output.stat().st_size
-    print(
-        f"{count:,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, {most / 1e6:.0f} MB; "
-        f"start alone {bare:.1f} s, {nothing / 1e6:.0f} MB; target 10 s"
-    )
-    return seconds < 10
-
-
 def measure_million(tars: list[str], folder: Path, count: int) -> bool:
     """Compare the memory with and without a million paths before the photos."""
     few = folder / "few.tar"
@@ -166,10 +120,10 @@ def measure_million(tars: list[str], folder: Path, count: int) -> bool:
             file.write(name + "\n")
     output = folder / "million.jsonl"
     done = (photo.name for photo in Inputs(lists=(str(listed),)).photos())
-    pretend(output, chain(done))
-    large, seconds = peak(["--list", listed, few, "--output", output])
+    pretend(output, done)
+    large, took = peak(["--list", listed, few, "--output", output])
     print(
-        f"and {count:,} paths: {large / 1e6:.0f} MB in {seconds:.0f} s, "
+        f"and {count:,} paths: {large / 1e6:.0f} MB in {took:.0f} s, "
         f"{(large - small) / 1e6:.0f} MB more; target 1,000 MB"
     )
     return large - small < 1e9
@@ -179,16 +133,14 @@ def main() -> int:
     """Measure a part and print; 1 where a target was missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="a folder with tar files of photos")
-    parser.add_argument("--part", choices=("inputs", "resume", "million"), default="inputs")
-    parser.add_argument("--count", type=int, help="default: 20,000, 200,000 or 1,000,000")
+    parser.add_argument("--part", choices=("inputs", "million"), default="inputs")
+    parser.add_argument("--count", type=int, help="default: 20,000 or 1,000,000")
     arguments = parser.parse_args()
     tars = sorted(map(str, arguments.data.rglob("*.tar")))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if arguments.part == "inputs":
             met = measure_inputs(tars, folder, arguments.count or 20_000)
-        elif arguments.part == "resume":
-            met = measure_resume(folder, arguments.count or 200_000)
         else:
             met = measure_million(tars, folder, arguments.count or 1_000_000)
     print("met" if met else "MISSED")

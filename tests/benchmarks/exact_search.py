@@ -1,6 +1,6 @@
 """Count what the exact end of a beam search costs, and how many captions it changes.
 
-    python tests/benchmarks/exact_search.py PHOTOS --photos 160
+    python -m tests.benchmarks.exact_search PHOTOS --photos 160
 
 PHOTOS is a folder or a tar file; the first photos by name are captioned by the bundled checkpoint.
 At each length penalty it prints the rows that the decoder's steps had, one for each image that was
@@ -14,13 +14,13 @@ import argparse
 from pathlib import Path
 
 import torch
-from decoding import read_photos
 from torch import Tensor
 
 from captioner import Captioner
 from captioner.decoders.state import State, StepDecoder, StepOutput
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
+from tests.benchmarks.measuring import photos
 
 PENALTIES = (0.5, 1.0)
 
@@ -65,10 +65,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     captioner = Captioner.from_pretrained(device="cpu", dtype=arguments.dtype)
-    photos = read_photos(arguments.place, arguments.photos)
-    pixels = torch.stack([captioner.prepare(photo).pixels for photo in photos])
+    prepared = map(captioner.prepare, photos(arguments.place, arguments.photos))
+    pixels = torch.stack([photo.pixels for photo in prepared])
     grids = [captioner.encode(part).features for part in pixels.split(arguments.images)]
-    print(f"{len(photos)} photos, {arguments.images} at once, {arguments.dtype}, 1 caption each")
+    print(f"{len(pixels)} photos, {arguments.images} at once, {arguments.dtype}, 1 caption each")
     for penalty in PENALTIES:
         ways = [GenerationConfig(length_penalty=penalty, exact=exact) for exact in (False, True)]
         (few, early), (many, exact) = (search(captioner, grids, way) for way in ways)

@@ -1,6 +1,6 @@
 """What COCO in full takes of memory and disk, without having it.
 
-    python tests/benchmarks/footprint.py PREPARED [--decode 20000]
+    python -m tests.benchmarks.footprint PREPARED [--decode 20000]
 
 PREPARED is a prepared data set of real photos. From it a data set of COCO's numbers is made up:
 123,287 images with five captions each, COCO's file names, and an index whose rows point at the
@@ -14,29 +14,24 @@ the memory of all processes is watched:
 Memory is told apart into what the processes need (anonymous and shared, each page counted once)
 and what they have mapped of files, which the system takes back when it needs room.
 
-The disk is extrapolated: bytes a pixel of the real photos, encoded at the quality that `captioner
-prepare` uses, by the mean size of COCO's photos. Photos that were JPEGs of lower quality before
-encode smaller than fresh ones; by how much is measured on assets/samples and made up for.
+The disk is extrapolated from the mean size of PREPARED's photos.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import os
 import random
 import resource
 import shutil
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import torch
-from PIL import Image
 from pydantic import TypeAdapter
 
 from captioner.vision.transform import Transform, TransformConfig
@@ -48,15 +43,11 @@ from captioner_training.data.loader import make_loader
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.prepare.manifest import IndexRow, Manifest, StoredFile
-from tests.process_tree import family
+from tests.benchmarks.measuring import Watch
 
 SPLITS = {"train": 113_287, "val": 5_000, "test": 5_000}  # Karpathy's
 IMAGES = sum(SPLITS.values())
-# COCO's photos are 640 pixels on the long side; over the 123,287 of 2014 and 2017, the mean of
-# width and height is 578 x 484 (the zip files' 20.2 GB are 163 kB a photo).
-MEAN_WIDTH, MEAN_HEIGHT = 578, 484
 GRIDS = {"bundled encoder, 7 x 7 x 1,280": 49 * 1280, "ResNet-101, 8 x 8 x 2,048": 64 * 2048}
-SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "samples"
 
 
 def make_up(real: Path, folder: Path) -> None:
@@ -92,45 +83,6 @@ def make_up(real: Path, folder: Path) -> None:
     (folder / "manifest.json").write_bytes(replace(manifest, splits=splits).to_json())
 
 
-class Watch:
-    """Samples the memory of a process (this one) and its children; keeps the highest."""
-
-    def __init__(self, pid: int | None = None) -> None:
-        self.pid = pid or os.getpid()
-        self.needed = self.mapped = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._end.wait(0.5):
-            needed = mapped = 0
-            for pid in family(self.pid):
-                sums = _smaps(pid)
-                needed += sums.get("Pss_Anon", 0) + sums.get("Pss_Shmem", 0)
-                mapped += sums.get("Pss_File", 0)
-            self.needed, self.mapped = max(self.needed, needed), max(self.mapped, mapped)
-
-    def __str__(self) -> str:
-        return f"{self.needed / 1e6:.2f} GB needed, {self.mapped / 1e6:.2f} GB of files mapped"
-
-
-def _smaps(pid: int) -> dict[str, int]:
-    """Read the sums in kB; a process that has ended has none."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:
-        return {}
-    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
-
-
 def walk(
     dataset: ImageDataset | GridDataset, images: list[CaptionedImage], vocabulary: Vocabulary,
     *, batch_size: int, limit: int,
@@ -149,7 +101,7 @@ def walk(
     )
     seen = 0
     started = time.perf_counter()
-    with Watch() as watch:
+    with Watch(os.getpid()) as watch:
         for batch in loader:
             seen += len(batch.tokens)
             if limit and seen >= limit:
@@ -158,53 +110,16 @@ def walk(
     return f"{watch}; {seen:,} images at {seen / seconds:,.0f} a second"
 
 
-def bytes_a_photo(real: Path, quality: int) -> tuple[float, float]:
-    """Extrapolate the stored bytes of one of COCO's photos: as measured, and made up for."""
-    images = read_dataset(real, split="train")
-    size = pixels = 0
-    for image in random.Random(1).sample(images, min(1000, len(images))):
-        photo = Image.open(io.BytesIO(image.store.read(image.name))).convert("RGB")
-        size += _encoded(photo, quality)
-        pixels += photo.width * photo.height
-    wanted = MEAN_WIDTH * MEAN_HEIGHT * (256 / min(MEAN_WIDTH, MEAN_HEIGHT)) ** 2
-    fresh = again = 0
-    for path in SAMPLES.glob("*.jpg"):
-        photo = Image.open(path).convert("RGB")
-        scale = 256 / min(photo.size)
-        photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
-        fresh += _encoded(photo, quality)
-        lower = io.BytesIO()
-        photo.save(lower, "JPEG", quality=75)
-        again += _encoded(Image.open(lower).convert("RGB"), quality)
-    measured = size / pixels * wanted
-    return measured, measured * fresh / again
-
-
-def _encoded(photo: Image.Image, quality: int) -> int:
-    data = io.BytesIO()
-    photo.save(data, "JPEG", quality=quality)
-    return data.tell()
-
-
 def report_disk(real: Path, made_up: Path) -> None:
-    manifest = Manifest.load(real)
-    train = manifest.splits["train"]
-    stored = sum(row.size for row in manifest.rows(real, "train"))
-    around = (sum(shard.bytes for shard in train.shards) - stored) / train.images
+    """Tell what COCO would take on a disk if its photos were as large as those of `real`."""
+    train = Manifest.load(real).splits["train"]
+    photo = sum(shard.bytes for shard in train.shards) / train.images
     index = sum(split.index.bytes for split in Manifest.load(made_up).splits.values())
-    measured, photo = bytes_a_photo(real, manifest.image.quality)
-    images = IMAGES * (photo + around) + index
-    print(
-        f"disk, {IMAGES:,} images of short side 256, JPEG quality {manifest.image.quality}: "
-        f"{photo / 1e3:.1f} kB a photo ({measured / 1e3:.1f} measured on photos that were JPEGs "
-        f"of quality 75), {around / 1e3:.1f} kB around it, index {index / 1e6:.0f} MB: "
-        f"{images / 1e9:.2f} GB"
-    )
+    images = IMAGES * photo + index
+    print(f"disk: {photo / 1e3:.1f} kB a photo, index {index / 1e6:.0f} MB: {images / 1e9:.2f} GB")
     for name, features in GRIDS.items():
-        for count, which in (SPLITS["train"], "train alone, as training does"), (IMAGES, "all"):
-            grids = 2 * features * count
-            total = (images + grids) / 1e9
-            print(f"  and cached grids of {name}, {which}: {grids / 1e9:.1f}, {total:.1f} GB")
+        grids = 2 * features * SPLITS["train"]
+        print(f"  and grids of {name}, train alone: {(images + grids) / 1e9:.1f} GB")
 
 
 def main() -> None:

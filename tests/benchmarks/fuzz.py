@@ -1,6 +1,6 @@
 """Mutated images through the reader; fuzz_archives.py is for archives.
 
-    python tests/benchmarks/fuzz.py --images 20000
+    python -m tests.benchmarks.fuzz --images 20000
 
 Every mutation must end as pixels or as an error that names the file, within the deadline; the
 processes must not grow. What is found is printed, and the exit status is 1 if anything was.
@@ -26,7 +26,7 @@ from captioner.vision.transform import TransformConfig
 from tests.process_tree import children
 
 SECONDS = 20.0
-KINDS = (
+KINDS = [
     "JPEG",
     "progressive",
     "PNG",
@@ -37,7 +37,7 @@ KINDS = (
     "TIFF",
     "TIFF-LZW",
     "TIFF-JPEG",
-)
+]
 NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x01", b"\x80\0\0\0")
 
 
@@ -103,12 +103,17 @@ def encoded(kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Change a few bytes or numbers, mostly near the beginning; repeat, cut, or drop a part."""
+def mutated(data: bytes, chance: random.Random, *, at_ends: bool = False) -> bytes:
+    """Change bytes or numbers, mostly near the beginning; repeat, cut, or drop a part.
+
+    at_ends: near the end as often, where a zip file has its list of members.
+    """
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         most = min(len(changed), chance.choice((64, 600, len(changed)))) or 1
         at = chance.randrange(most)
+        if at_ends and chance.random() < 0.4:
+            at = max(0, len(changed) - 1 - at)
         what = chance.randrange(6)
         if what == 0:
             changed[at : at + 1] = bytes([chance.randrange(256)])

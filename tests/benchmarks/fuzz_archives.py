@@ -1,6 +1,6 @@
 """Mutated archives through the whole command, a folder of them at a time.
 
-    PYTHONPATH=.:training:serving python tests/benchmarks/fuzz_archives.py \
+    python -m tests.benchmarks.fuzz_archives \
         --archives 2000 --checkpoint tiny.safetensors
 
 Every command must end by itself, with captions or with errors that name the photo or the archive;
@@ -32,11 +32,11 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from tests.benchmarks.fuzz import NUMBERS, mutated
 from tests.launcher import environment
 
 SECONDS = 5.0  # that an archive may take, on an otherwise idle machine in a small part of one
 GROWTH = 96 << 20  # bytes; batches of several sizes leave that much between two runs
-NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x01", b"\x80\0\0\0")
 SIZES = (b"00000000000\0", b"77777777777\0", b"00000000777\0", b"\x80" + b"\xff" * 11, b"-1 \0")
 TYPES = b"0123456789xgXLKSDVMN\0\xff"
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -164,16 +164,20 @@ def mutation(chance: random.Random) -> tuple[str, bytes]:
     """Make one archive with a few changes, and its suffix."""
     suffix = chance.choice((".tar", ".tar", ".zip", *COMPRESSIONS))
     if suffix == ".zip":
-        return suffix, changed(zipped(chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))),
-                               chance)  # fmt: skip
+        method = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+        return suffix, mutated(zipped(method), chance, at_ends=True)
     data = tar(chance.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)))
     inside = suffix == ".tar" or chance.random() < 0.8
     if inside:
-        data = changed_headers(data, chance) if chance.random() < 0.6 else changed(data, chance)
+        data = (
+            changed_headers(data, chance)
+            if chance.random() < 0.6
+            else mutated(data, chance, at_ends=True)
+        )
     if suffix == ".tar":
         return suffix, data
     data = COMPRESSIONS[suffix](data)
-    return suffix, data if inside else changed(data, chance)
+    return suffix, data if inside else mutated(data, chance, at_ends=True)
 
 
 def changed_headers(data: bytes, chance: random.Random) -> bytes:
@@ -198,28 +202,6 @@ def changed_headers(data: bytes, chance: random.Random) -> bytes:
             new[place : place + 4] = chance.choice(NUMBERS)
         new[at + 148 : at + 156] = b" " * 8
         new[at + 148 : at + 156] = b"%06o\0 " % sum(new[at : at + 512])
-    return bytes(new)
-
-
-def changed(data: bytes, chance: random.Random) -> bytes:
-    """Change bytes or numbers anywhere, mostly at the ends; repeat, cut, or drop a part."""
-    new = bytearray(data)
-    for _ in range(chance.choice((1, 1, 2, 4, 16))):
-        most = min(len(new), chance.choice((64, 600, len(new)))) or 1
-        at = chance.randrange(most)
-        if chance.random() < 0.4:  # a zip file has its list of members there
-            at = max(0, len(new) - 1 - at)
-        what = chance.randrange(5)
-        if what == 0:
-            new[at : at + 1] = chance.randbytes(1)
-        elif what == 1:
-            new[at : at + 4] = chance.choice(NUMBERS)
-        elif what == 2:
-            new[at:at] = new[at : at + chance.randrange(1, 600)] * chance.randrange(1, 9)
-        elif what == 3:
-            del new[at : at + chance.randrange(1, 600)]
-        elif chance.random() < 0.2:
-            del new[at:]
     return bytes(new)
 
 

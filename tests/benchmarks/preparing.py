@@ -1,6 +1,6 @@
 """What `captioner prepare coco` takes of memory and time for COCO's numbers, without COCO.
 
-    python tests/benchmarks/preparing.py CAPTIONS [--images 123287]
+    python -m tests.benchmarks.preparing CAPTIONS [--images 123287]
 
 A web server on this machine offers what COCO's and Karpathy's hosts have, with 123,287 images and
 five captions each, drawn from the json file CAPTIONS. The images are tiny, so that only what grows
@@ -26,8 +26,9 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from footprint import Watch
 from PIL import Image
+
+from tests.benchmarks.measuring import Watch
 
 PARTS = {"train": 82_783, "val": 40_504}
 

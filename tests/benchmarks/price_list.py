@@ -1,6 +1,6 @@
 """What each single choice of a recipe is worth, from the plainest one there is.
 
-    python tests/benchmarks/price_list.py ~/flickr8k ~/coco --encoder-weights FILE --out runs/prices
+    python -m tests.benchmarks.price_list ~/flickr8k ~/coco --encoder-weights FILE --out runs/prices
 
 A decoder is trained on cached grids of an ImageNet encoder by a plain recipe: no term on its
 attention, nothing smoothed, values as they are. Then the same training is done with one thing
@@ -20,10 +20,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from runs import captioner, train
+import yaml
+
+from tests.launcher import environment
 
 PLAIN: dict[str, Any] = {
     "encoder": {"name": "efficientnet_v2_b0", "stride": 32},
@@ -120,6 +124,29 @@ def has_styles(change: dict[str, Any]) -> bool:
 def place(out: Path, name: str, seed: int) -> Path:
     """Name the folder of a run."""
     return out / f"{name.replace(' ', '-').replace(',', '')}-{seed}"
+
+
+def train(recipe: dict[str, Any], folder: Path, *, device: str) -> None:
+    """Train, or go on, on grids that the neighbours of `folder` share; what is finished stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "finished.json").exists():
+        return
+    (folder.parent / "grids").mkdir(exist_ok=True)
+    if not (folder / "cache").exists():
+        (folder / "cache").symlink_to((folder.parent / "grids").resolve())
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    captioner("train", file, "--out", folder, "--device", device)
+
+
+def captioner(*arguments: object) -> None:
+    """Run the command."""
+    command = [sys.executable, "-m", "captioner", *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment(PYTHONWARNINGS="default"), stdout=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with exit status {done.returncode}")
 
 
 def write_half(data: Path, out: Path) -> None:

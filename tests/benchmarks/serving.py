@@ -1,12 +1,10 @@
 """The server against the library, on one machine in one run.
 
-    python tests/benchmarks/serving.py [--seconds 60] [--clients 32]
+    python -m tests.benchmarks.serving [--seconds 60] [--clients 32]
 
 1. One photo over HTTP against the same caption in process.
 2. Many clients at once against captioning in process in batches of 16, and against a server that
    takes one image at a time (`--max-batch 1`).
-3. The page: time to the first useful view, and from pointing at a word to its overlay (needs
-   playwright and chromium).
 
 Everything runs on the same cores, so the load generator takes some of them from the server; it
 sends prepared bytes over bare sockets, and its own CPU time is printed.
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -50,8 +47,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         one_photo(captioner, photos["coffee"], Path(folder))
         many_clients(captioner, list(photos.values()), Path(folder), arguments)
-        with serve(Path(folder)) as server:
-            page(server)
 
 
 def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 12) -> None:
@@ -156,46 +151,6 @@ async def ask(server: Server, body: bytes) -> bool:
     finally:
         writer.close()
     return answer.startswith(b"HTTP/1.1 200") and b'"caption"' in answer
-
-
-def page(server: Server) -> None:
-    chromium = shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        chromium = None
-    if chromium is None:
-        print("the page: not measured, playwright or chromium is missing")
-        return
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        views, hovers = [], []
-        for _ in range(5):
-            tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-            start = time.perf_counter()
-            tab.goto(server.url)
-            tab.wait_for_function("+(document.querySelector('.heat')?.dataset.word ?? -1) >= 0")
-            views.append(time.perf_counter() - start)
-            hovers += tab.evaluate(
-                """async () => {
-                  const times = [];
-                  for (const word of document.querySelectorAll('.word')) {
-                    const start = performance.now();
-                    word.dispatchEvent(new PointerEvent('pointerenter', { pointerType: 'mouse' }));
-                    document.querySelector('.heat').getContext('2d').getImageData(0, 0, 1, 1);
-                    times.push(performance.now() - start);
-                    await new Promise(requestAnimationFrame);
-                  }
-                  return times;
-                }"""
-            )
-        browser.close()
-    print(
-        f"the page in headless chromium, 1280 x 900: first view {statistics.median(views):.2f} s, "
-        f"slowest {max(views):.2f} (target: under 2), with a cold cache; a word's overlay "
-        f"{statistics.median(hovers):.1f} ms after pointing at it, slowest {max(hovers):.1f} "
-        "(target: under 50)"
-    )
 
 
 if __name__ == "__main__":

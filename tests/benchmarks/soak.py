@@ -1,6 +1,6 @@
 """The server under attack: do honest photos come through, and does it come back to rest?
 
-    PYTHONPATH=.:training:serving python tests/benchmarks/soak.py \
+    python -m tests.benchmarks.soak \
         [--minutes 20] [--clients 32] [--hostile 8] [--output soak] [--proxy]
 
 1. All clients together, hostile ones too, for 15 % of the time (at least a minute): the server
@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.attacks import PASSWORD, Client, honest_photos, hostile_photos, make_attacks
+from tests.benchmarks.measuring import Memory
 from tests.process_tree import children
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.proxy import nginx
@@ -229,33 +230,16 @@ def bars(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The result for people."""
-    lines = [
-        f"{found['minutes']:g} minutes, {found['cores']} cores, bundled checkpoint, "
-        f"{found['honest_clients']} honest clients with a photo at a time and about "
-        f"{found['pause_s']:g} s between, {found['hostile_clients']} hostile ones"
-        f"{', through nginx' if found['proxy'] else ''}"
-    ]
-    for name in ("alone", "under_attack"):
-        part = found[name]
-        lines.append(
-            f"honest, {name.replace('_', ' ')}: {part['answered']} photos answered, {part['lost']} "
-            f"lost {part['lost_by_reason'] or ''}; median {1000 * part['median_s']:.0f} ms, 95 % "
-            f"within {1000 * part['p95_s']:.0f} ms, slowest {part['slowest_s']:.1f} s; "
-            f"{part['asked_to_come_again']} asked to come again"
-        )
-    attacks = found["under_attack"]["attacks"]
-    lines.append(f"attacks: {sum(attacks.values())}: {attacks}")
-    sizes = found["memory_mb"]
-    lines.append(
-        f"memory: {sizes['fresh']} MB fresh, {sizes['before']} MB before, {sizes['highest']} MB at "
-        f"most, {sizes['after']} MB after; {found['decoding_processes_replaced']} decoding "
-        "processes replaced"
-    )
-    lines += [
-        f"{'PASS' if good else 'FAIL'}  {bar}: {figure}"
-        for bar, (figure, good) in bars(found).items()
-    ]
+    """The result for people: the figures in short, and the bars."""
+    lines = []
+    for part in ("alone", "under_attack"):
+        figures = found[part].items()
+        lines.append(f"{part}: { ({k: v for k, v in figures if not k.startswith('attacks')}) }")
+    lines.append(f"attacks: {sum(found['under_attack']['attacks'].values())}")
+    sizes = {k: v for k, v in found["memory_mb"].items() if isinstance(v, int)}
+    lines.append(f"memory in MB: {sizes}")
+    for bar, (figure, good) in bars(found).items():
+        lines.append(f"{'PASS' if good else 'FAIL'}  {bar}: {figure}")
     return "\n".join(lines)
 
 
@@ -266,15 +250,7 @@ def memory(server: Server) -> float:
 
 def memory_of_each(server: Server) -> list[float]:
     """Megabytes of the server, and of each of its decoding processes."""
-    found = []
-    for pid in (server.process.pid, *sorted(processes(server))):
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:  # it has just ended
-            continue
-        size = re.search(r"^Pss: *(\d+) kB", rollup, re.MULTILINE)
-        found.append(int(size[1]) * 1024 / 1e6 if size else 0.0)
-    return found
+    return [Memory(pid).all / 1e6 for pid in (server.process.pid, *sorted(processes(server)))]
 
 
 def processes(server: Server) -> set[int]:

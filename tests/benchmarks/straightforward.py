@@ -1,4 +1,4 @@
-"""The straightforward way to caption: what decoding.py measures captioner.generation against.
+"""The straightforward way to caption: what Captioner is measured against.
 
 Beam search as the usual tutorials of Show, Attend and Tell write it (caption.py of "a PyTorch
 Tutorial to Image Captioning"): one image at a time, the grid copied for every beam, and the
@@ -25,9 +25,8 @@ from captioner.vocabulary import END, PAD, START, UNK
 class Sentence(NamedTuple):
     """The likeliest sentence of one image.
 
-    tokens: its words, without <end>; score: log-probability, in `caption` the mean over the words
-    and <end>;
-    attention: (words, L), which captioner gives with every word too.
+    tokens: its words, without <end>; score: log-probability, <end> included; attention: (words, L),
+    which captioner gives with every word too.
     """
 
     tokens: list[int]
@@ -45,41 +44,19 @@ class Step(NamedTuple):
 
 
 @torch.inference_mode()
-def caption(decoder: LSTMDecoder, grid: Tensor, *, beam: int, words: int) -> Sentence:
-    """Search for the likeliest sentence of exactly `words` words for one grid (1, L, D)."""
-    copies = grid.expand(beam, -1, -1).contiguous()
-    mean = copies.mean(dim=1)
-    hidden = torch.tanh(decoder.initial_hidden(mean))
-    cell = torch.tanh(decoder.initial_cell(mean))
-    tokens = torch.full((beam,), START)
-    totals = torch.zeros(beam)
-    sequences = torch.zeros(beam, 0, dtype=torch.long)
-    attention = torch.zeros(beam, 0, grid.shape[1])
-    for position in range(words):
-        step = advance(decoder, copies, tokens, hidden, cell)
-        scores = totals.unsqueeze(1) + step.logs
-        scores[:, [PAD, START, END, UNK]] = -torch.inf
-        # All beams are the same at first, so the first one alone has something to say.
-        totals, flat = (scores[0] if position == 0 else scores.flatten()).topk(beam)
-        parents, tokens = flat // scores.shape[1], flat % scores.shape[1]
-        sequences = torch.cat([sequences[parents], tokens.unsqueeze(1)], dim=1)
-        attention = torch.cat([attention[parents], step.attention[parents].unsqueeze(1)], dim=1)
-        hidden, cell = step.hidden[parents], step.cell[parents]
-    # <end> is forced, and counts.
-    totals = totals + advance(decoder, copies, tokens, hidden, cell).logs[:, END]
-    winner = int(totals.argmax())
-    score = float(totals[winner]) / (words + 1)
-    return Sentence(sequences[winner].tolist(), score, attention[winner])
-
-
-@torch.inference_mode()
 def search(
-    decoder: LSTMDecoder, grid: Tensor, *, beam: int, longest: int, start: int = START
+    decoder: LSTMDecoder,
+    grid: Tensor,
+    *,
+    beam: int,
+    words: int,
+    start: int = START,
+    until_end: bool = False,
 ) -> Sentence:
-    """Search until every beam of one grid (1, L, D) has said <end>, as the tutorial does.
+    """Search for the likeliest sentence of one grid (1, L, D), of exactly `words` words.
 
-    A beam that ends leaves, and the search goes on with one less; the best of those that ended is
-    the caption. After `longest` words it stops.
+    With `until_end` until every beam has said <end>, as the tutorial does, and after `words` words
+    at the latest: a beam that ends leaves, and the search goes on with one less.
     """
     copies = grid.expand(beam, -1, -1).contiguous()
     mean = copies.mean(dim=1)
@@ -89,23 +66,28 @@ def search(
     sequences = torch.zeros(beam, 0, dtype=torch.long)
     attention = torch.zeros(beam, 0, grid.shape[1])
     ended: list[Sentence] = []
-    for position in range(longest + 1):
+    for position in range(words + 1):
         step = advance(decoder, copies, tokens, hidden, cell)
         scores = totals.unsqueeze(1) + step.logs
+        scores[:, [PAD, START, UNK]] = -torch.inf
+        if position == words:  # <end> is forced, and counts
+            scores[:, :END] = scores[:, END + 1 :] = -torch.inf
+        elif not until_end:
+            scores[:, END] = -torch.inf
+        # All beams are the same at first, so the first one alone has something to say.
         totals, flat = (scores[0] if position == 0 else scores.flatten()).topk(len(tokens))
         parents, tokens = flat // scores.shape[1], flat % scores.shape[1]
         sequences = torch.cat([sequences[parents], tokens.unsqueeze(1)], dim=1)
         attention = torch.cat([attention[parents], step.attention[parents].unsqueeze(1)], dim=1)
-        over = tokens == END if position < longest else torch.ones_like(tokens, dtype=torch.bool)
-        for number in over.nonzero().flatten().tolist():
-            words = sequences[number, :-1].tolist()
-            ended.append(Sentence(words, float(totals[number]), attention[number, :-1]))
-        going = (~over).nonzero().flatten()
-        if not len(going):
+        for number in (tokens == END).nonzero().flatten().tolist():
+            said = sequences[number, :-1].tolist()
+            ended.append(Sentence(said, float(totals[number]), attention[number, :-1]))
+        alive = (tokens != END).nonzero().flatten()
+        if not len(alive):
             break
-        tokens, totals = tokens[going], totals[going]
-        sequences, attention, copies = sequences[going], attention[going], copies[parents[going]]
-        hidden, cell = step.hidden[parents[going]], step.cell[parents[going]]
+        tokens, totals = tokens[alive], totals[alive]
+        sequences, attention, copies = sequences[alive], attention[alive], copies[parents[alive]]
+        hidden, cell = step.hidden[parents[alive]], step.cell[parents[alive]]
     return max(ended, key=lambda sentence: sentence.score)
 
 

@@ -1,6 +1,6 @@
 """Pictures that are no photos of scenes: drawings, textures, logos, scans and instruments' images.
 
-    python tests/benchmarks/strange_pictures.py DIR
+    python -m tests.benchmarks.strange_pictures DIR
 
 Writes them into DIR, for `captioner evaluate ... --unlike DIR`: 40 scenes that Captioner draws, and
 what comes with scikit-image (pip install scikit-image), but for its photos.

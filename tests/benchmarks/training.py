@@ -1,6 +1,6 @@
 """Measure training steps against the straightforward way, and how long they wait for data.
 
-    python tests/benchmarks/training.py --threads 2
+    python -m tests.benchmarks.training --threads 2
 
 The straightforward way is the usual tutorials': every caption is an example of its own, so that a
 photo with five captions is encoded five times, a frozen encoder runs in every step all the same,
@@ -21,14 +21,10 @@ import json
 import platform
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import torch
-from straightforward import advance
 from torch import Tensor, nn
 
 from captioner.bundled import bundled_checkpoint
@@ -49,6 +45,8 @@ from captioner_training.recipe_file import load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from captioner_training.train import train
+from tests.benchmarks.measuring import in_turns
+from tests.benchmarks.straightforward import advance
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has
 CAPTIONS = 5  # of each photo
@@ -184,10 +182,8 @@ def compare(case: Case, *, repeat: int, folder: Path) -> bool:
 
     if not case.fine_tune:
         grids = cache(model, transform, batch.images, folder / f"{case.encoder}.f16")
-    baseline = timed(
-        lambda: straightforward_step(other, optimizer, transform, batch), repeat=repeat
-    )
-    product = timed(ours, repeat=repeat)
+    ways = {"slow": lambda: straightforward_step(other, optimizer, transform, batch), "fast": ours}
+    baseline, product = in_turns(ways, rounds=repeat).values()
     captions = case.images * CAPTIONS
     ratio = baseline / product
     print(
@@ -207,17 +203,6 @@ def cache(model: CaptionModel, transform: Transform, images: Tensor, path: Path)
         grid = model.encode(transform.normalize(images)).features
     path.write_bytes(grid.half().numpy().tobytes())
     return CachedGrids([path], (grid.shape[0], grid.shape[1], grid.shape[2]))
-
-
-def timed(step: Callable[[], None], *, repeat: int) -> float:
-    """Give the median seconds of a step, after one that does not count."""
-    step()
-    times = []
-    for _ in range(repeat):
-        started = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - started)
-    return median(times)
 
 
 def waiting(folder: Path, *, fine_tune: bool) -> bool:

@@ -1,0 +1,112 @@
+"""What the benchmarks share: ways timed in turns, photos to time them on, memory, ratios."""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+
+from PIL import Image
+
+from captioner.vision.image import open_image
+from tests.process_tree import family
+
+__all__ = ["Memory", "Watch", "in_turns", "photos", "reached", "seconds"]
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def in_turns(ways: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Median seconds of each way, after a call of each that does not count.
+
+    In every round each way has its turn, so that a disturbance meets all of them.
+    """
+    for way in ways.values():
+        way()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            times[name].append(seconds(way))
+    return {name: median(each) for name, each in times.items()}
+
+
+def reached(name: str, value: float, target: float, *, at_most: bool = False) -> bool:
+    """Print a figure beside its target, and say whether that is met."""
+    met = value <= target if at_most else value >= target
+    bound = "at most" if at_most else "at least"
+    print(f"{value:8.2f} {name} ({bound} {target:g}: {'met' if met else 'MISSED'})", flush=True)
+    return met
+
+
+def photos(place: Path, count: int) -> list[Image.Image]:
+    """Open the first photos of a folder, or of a tar file, in the order of their names."""
+    if place.is_dir():
+        files = sorted(path for path in place.rglob("*") if path.suffix.lower() in _SUFFIXES)
+        return [open_image(file) for file in files[:count]]
+    with tarfile.open(place) as tar:
+        names = sorted(name for name in tar.getnames() if Path(name).suffix.lower() in _SUFFIXES)
+        members = [tar.extractfile(name) for name in names[:count]]
+        return [open_image(BytesIO(member.read())) for member in members if member is not None]
+
+
+class Memory:
+    """Memory of a process in bytes, each page that it shares counted in part (PSS).
+
+    Attributes:
+        needed: anonymous and shared memory.
+        mapped: of files, which the system takes back when it needs room.
+
+    """
+
+    def __init__(self, *pids: int) -> None:
+        sums = {"Pss_Anon": 0, "Pss_Shmem": 0, "Pss_File": 0}
+        for pid in pids:
+            with suppress(OSError):  # it has just ended
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    if (name := line.partition(":")[0]) in sums:
+                        sums[name] += 1024 * int(line.split()[1])
+        self.needed, self.mapped = sums["Pss_Anon"] + sums["Pss_Shmem"], sums["Pss_File"]
+
+    @property
+    def all(self) -> int:
+        """Both."""
+        return self.needed + self.mapped
+
+
+class Watch:
+    """Sample the memory of a process and all below it; keep the highest, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.needed = self.mapped = self.all = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.3):
+            now = Memory(*family(self.pid))
+            self.needed, self.mapped = max(self.needed, now.needed), max(self.mapped, now.mapped)
+            self.all = max(self.all, now.all)
+
+    def __str__(self) -> str:
+        return f"{self.needed / 1e9:.2f} GB needed, {self.mapped / 1e9:.2f} GB of files mapped"
