@@ -30,7 +30,7 @@ PROGRAMS = {
     "curl": (("curl",), "curl"),
     "exiftool": (("exiftool",), "libimage-exiftool-perl"),
     "java": (("java",), "default-jre-headless"),
-    "nginx": (("nginx", "/usr/sbin/nginx"), "nginx-light"),
+    "nginx": (("nginx",), "nginx-light"),
 }
 BROWSER_FLAGS = [
     "--no-sandbox",

@@ -29,6 +29,9 @@ def test_of_java(server): ...
 
 @pytest.mark.needs("exiftool")
 def test_of_exiftool(server): ...
+
+@pytest.mark.needs("nginx")
+def test_of_nginx(server): ...
 """
 
 
@@ -63,7 +66,7 @@ def run_tests(folder: Path, text: str, **variables: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "4 skipped"), ("true", 1, "4 errors")])
+@pytest.mark.parametrize(("ci", "status", "ends"), [("", 0, "5 skipped"), ("true", 1, "5 errors")])
 def test_what_is_missing_is_skipped_with_its_reason_and_in_ci_an_error(
     tmp_path: Path, ci: str, status: int, ends: str
 ) -> None:

@@ -184,8 +184,8 @@ class Stage:
     """Weighs what asks words for an object to look at its boxes (data.boxes); see
     losses/attention.py."""
     objectives: dict[str, Any] = field(default_factory=dict)
-    """Further objectives, each with its setting, such as its weight: `my_package.my_file:MyTerm`,
-    or a name in losses/table.py."""
+    """Objectives of one's own, each with its setting, such as its weight:
+    `my_package.my_file:MyTerm`; see losses/objective.py."""
     accumulate: Positive = 1
     """Parts that a batch is computed in, one by one: less memory."""
     scheduled_sampling: Share = 0.0

@@ -261,8 +261,11 @@ class Journal(Closing):
             file = self._files[number]
             if file is None:
                 file = self._files[number] = lock(path)
-            _cut(path, file, self._state.ends[number], ended=state.ended)
-            sync_folder(path.absolute().parent)  # or a power cut could take a new file
+            _check_end(path, file, self._state.ends[number], ended=state.ended)
+        for path, file, end in zip(self._paths, self._files, self._state.ends, strict=True):
+            if path is not None and file is not None:
+                file.truncate(end)
+                sync_folder(path.absolute().parent)  # or a power cut could take a new file
 
     def _shorten_errors(self) -> None:
         """Take down that the errors that were tried again are gone from their file."""
@@ -332,8 +335,13 @@ class Journal(Closing):
             ) from error
 
 
-def _cut(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
-    """Cut off what a killed run wrote behind its last commit, and nothing else."""
+def _check_end(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
+    """Refuse a file of which more would be cut off than a killed run wrote after its last commit.
+
+    Raises:
+        OutputError: it is shorter than that, or somebody has changed it.
+
+    """
     size = os.fstat(file.fileno()).st_size
     if size < end:
         raise _refused(path, f"has {size:,} bytes, and a run left {end:,}")
@@ -343,7 +351,6 @@ def _cut(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
         or not _is_of_a_run(os.pread(file.fileno(), size - end, end))
     ):
         raise _changed(path)
-    file.truncate(end)
 
 
 def _is_of_a_run(tail: bytes) -> bool:

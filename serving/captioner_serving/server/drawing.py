@@ -32,7 +32,7 @@ _MOST_WORDS = 64  # a panel or a frame each
 class DrawingFields(BaseModel):
     """The form fields beside the image: its record, and how it is drawn."""
 
-    record: str
+    record: str = ""
     smooth: bool = True
     strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
     colors: str = DEFAULT_COLORS
@@ -58,12 +58,18 @@ def read_record(text: str) -> Caption:
         ConfigError: a number of it is out of range.
 
     """
+    if not text:
+        raise RequestError("there is no record: send one, as curl -F 'record=<file.json' does")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError("the record is not JSON: send it as it came") from error
+        raise RequestError(
+            "the record is not JSON: send one of the `records` of /api/caption"
+        ) from error
     if not isinstance(record, dict) or not {"caption", "words"} <= record.keys():
-        raise RequestError("the record has no caption with words: send it as it came")
+        raise RequestError(
+            "the record has no caption with words: send one of the `records` of /api/caption"
+        )
     caption = Caption.from_record(record, open_photo=_no_photo)
     if len(caption.words) > _MOST_WORDS:
         raise ConfigError(f"the record has more than {_MOST_WORDS} words")

@@ -74,7 +74,13 @@ async def read_form(
     except (HTTPException, LookupError, ValueError) as error:
         reason = str(getattr(error, "detail", "it does not follow its own boundary"))
         if "Too many files" in reason:
-            raise UploadTooLargeError(f"send at most {max_files} images in a request") from error
+            raise UploadTooLargeError(
+                f"send at most {max_files} images in a request, and other fields as text"
+            ) from error
+        if "Part exceeded" in reason:
+            raise UploadTooLargeError(
+                f"a field beside the images may have {_LONGEST_FIELD:,} bytes"
+            ) from error
         raise RequestError(f"the multipart body is broken: {reason}") from error
     if sum(len(file.data) for file in files) > max_bytes:
         raise too_large(max_bytes)

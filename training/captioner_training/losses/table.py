@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from importlib import import_module
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from captioner.errors import ConfigError
 from captioner_training.data.corpus import Corpus
@@ -33,7 +34,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> list[Objec
     """Make the objectives of a stage; their sum is what it minimises.
 
     Raises:
-        ConfigError: there is no objective of a name.
+        ConfigError: there is no objective of a name, or its setting is not what it takes.
         CaptionerError: the data are not as one needs them.
 
     """
@@ -42,25 +43,30 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> list[Objec
     found: list[Objective] = []
     if weight > 0:
         found.append(CrossEntropy(weight, label_smoothing=recipe.label_smoothing))
-    return found + [
-        _find(name).build(setting, recipe, corpus) for name, setting in _asked(stage) if setting
-    ]
-
-
-def _asked(stage: Stage) -> Iterator[tuple[str, Any]]:
-    for name in OBJECTIVES:
-        yield name, getattr(stage, name, None)
-    yield from stage.objectives.items()
+    for name, kind in OBJECTIVES.items():
+        if setting := getattr(stage, name):
+            found.append(kind.build(setting, recipe, corpus))
+    for name, setting in stage.objectives.items():
+        kind = _find(name)
+        try:
+            found.append(kind.build(setting, recipe, corpus))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"objectives {name}: {setting!r} does not fit ({error})") from error
+    return found
 
 
 def _find(name: str) -> type[Objective]:
+    """Find a class by module:Class, also of a file in the current folder."""
     module, colon, attribute = name.partition(":")
+    if not colon:
+        fields = f"; {name} is a field of the stage itself" if name in OBJECTIVES else ""
+        raise ConfigError(f"objectives {name!r}: name module:Class{fields}")
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
-        kind = getattr(import_module(module), attribute) if colon else OBJECTIVES[name]
-    except (ImportError, AttributeError, KeyError) as error:
-        raise ConfigError(
-            f"objective {name!r} is not known: name module:Class, or one of {', '.join(OBJECTIVES)}"
-        ) from error
+        kind = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError(f"objectives {name!r} cannot be imported: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Objective)):
-        raise ConfigError(f"objective {name!r} is no subclass of Objective")
+        raise ConfigError(f"objectives {name!r} is no subclass of Objective")
     return kind
