@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw
 from tests import launcher
 
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
+    from captioner import Captioner
     from captioner.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -193,6 +194,14 @@ def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_file(saved_tiny: Path, tmp_path: Path) -> Path:
     """The tiny model as a checkpoint file of the test's own."""
     return Path(shutil.copy(saved_tiny, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def captioner(saved_tiny: Path) -> Captioner:
+    """The tiny model, ready, for one file of tests."""
+    from captioner import Captioner
+
+    return Captioner.from_pretrained(saved_tiny)
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
-"""What the documents name is there."""
+"""What the documents name is there, and their Python runs beside the sample photos."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from captioner import errors
+from captioner import Caption, ImageNotFoundError, errors
 from captioner.errors import CaptionerError
 from captioner_serving.server import problems
 from captioner_serving.server.app import Application
@@ -59,3 +60,23 @@ def test_every_error_of_a_photo_is_listed() -> None:
     text = (ROOT / "docs/batch.md").read_text()
     photos = {kind.type for kind in _kinds(errors.ImageError) if kind.__module__ == errors.__name__}
     assert all(f"`{kind}`" in text for kind in photos - {"image-type", "image-error"})
+
+
+def test_the_python_of_the_documents_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    monkeypatch.chdir(tmp_path)
+    first, second = (run(name) for name in ("README.md", "docs/records.md"))
+    assert capsys.readouterr().out.startswith(str(first["caption"]))
+    assert (tmp_path / "cup.png").exists() and (tmp_path / "sheet.png").exists()
+    good, bad = second["results"]
+    assert isinstance(good, Caption) and len(good.alternatives) == 2
+    assert isinstance(bad, ImageNotFoundError)
+
+
+def run(document: str) -> dict[str, Any]:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    return names

@@ -23,11 +23,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lstm-scaled_dot-4": {"score": "scaled_dot", "heads": 4},
-    "lstm-dot-current": {"score": "dot", "query": "current"},
     "lstm-none": {"score": "none"},
     "top_down-multiplicative-2": {"kind": "top_down", "score": "multiplicative", "heads": 2},
     "transformer-additive-4": {"kind": "transformer", "score": "additive", "heads": 4},
-    "transformer-dot": {"kind": "transformer", "score": "dot", "positions": "sine"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from PIL import Image
 
 from captioner.caption import Alternative, Caption, ModelName
 from captioner.errors import ConfigError
+from captioner.json_line import json_line
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
 from captioner.word import Word
@@ -142,3 +144,46 @@ def test_a_caption_is_made_of_its_record_again(caption: Caption) -> None:
     spoiled = {**record, "words": [{**record["words"][0], "effect": float("nan")}]}
     with pytest.raises(ConfigError, match="effect of 'a' is out of range"):
         Caption.from_record(spoiled, open_photo=caption.open_photo)
+
+
+@pytest.mark.parametrize(
+    ("gate", "effect", "guessed"),
+    [
+        # Where nobody checked it, the gate decides: docs/attention.md, "Did it matter?".
+        (None, None, False), (0.0999, None, True), (0.1, None, False), (0.9, None, False),
+        # Where it was checked, the effect alone does.
+        (0.01, 0.05, False), (0.01, 2.0, False), (0.99, 0.0499, True), (None, 0.0499, True),
+        (None, 0.05, False), (0.5, -0.3, True), (0.5, 0.0, True),
+    ],
+)  # fmt: skip
+def test_a_word_is_guessed_by_its_effect_or_else_by_its_gate(
+    gate: float | None, effect: float | None, guessed: bool
+) -> None:
+    assert Word(text="of", probability=0.5, gate=gate, effect=effect).guessed is guessed
+
+
+NAMES = [
+    "Müller.jpg",
+    "日本.jpg",
+    "a\u2028b\x85c",
+    "\udcff\ud800",
+    "\x9b2J",
+    "\u202egpj.exe",
+    '"\\\n\x1b',
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("encoding", ["UTF8", "latin-1"])
+def test_a_record_is_a_line_that_any_program_reads(name: str, encoding: str) -> None:
+    record = {"image": name, "words": [{"word": name}]}
+    line = json_line(record, encoding=encoding)
+    assert json.loads(line.encode(encoding)) == record  # no surrogate is left to fail
+    assert len(line.splitlines()) == 1
+    assert not any(0x7F <= ord(letter) < 0xA0 or ord(letter) == 0x202E for letter in line)
+
+
+def test_letters_stay_where_the_stream_holds_them() -> None:
+    assert json_line({"image": "日本 ü.jpg"}) == '{"image": "日本 ü.jpg"}'
+    for other in ("latin-1", None):  # a StringIO has none
+        assert json_line({"image": "ü"}, encoding=other) == r'{"image": "\u00fc"}'

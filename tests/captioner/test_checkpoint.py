@@ -333,15 +333,3 @@ def test_a_checkpoint_says_how_it_makes_captions(
     rewrite(path, lambda document: document.update(generation={"beam_size": 0}))
     with pytest.raises(CheckpointFormatError, match="beam_size 0"):
         load_checkpoint(path)
-
-
-def test_the_command_takes_the_checkpoints_settings(
-    run_captioner: Callable[..., Any], tiny_checkpoint: Checkpoint, photo: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.safetensors"
-    generation = GenerationConfig(beam_size=2, minimum_length=7, maximum_length=7)
-    replace(tiny_checkpoint, generation=generation).save(path)
-    for options in ((), ("--beam-size", 3)):
-        result = run_captioner("caption", photo, "--checkpoint", path, *options)
-        assert result.returncode == 0, result.stderr
-        assert len(result.stdout.split()) == 7

@@ -28,23 +28,20 @@ def test_version(run_main: Run) -> None:
     assert (result.returncode, result.stdout.strip()) == (0, f"captioner {__version__}")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_is_short_has_examples_and_imports_no_torch(verb: str) -> None:
+def test_help_is_short_has_examples_and_imports_no_torch() -> None:
     script = (
         "import sys; from captioner.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
+        "for verb in sys.argv[1:]:\n"
+        "    try: main([verb, '--help'])\n"
+        "    except SystemExit as stop: print('torch' in sys.modules, stop.code, end='\\f')"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script, verb, "--help"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    assert result.returncode == 0
-    assert result.stderr.strip() == "False"
-    assert f"captioner {verb} " in result.stdout.split("examples:")[1]
-    assert len(result.stdout.splitlines()) < 60
+    command = [sys.executable, "-c", script, *VERBS]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert result.stderr == ""
+    for verb, told in zip(VERBS, result.stdout.split("\f"), strict=False):
+        assert told.endswith("False 0")
+        assert f"captioner {verb} " in told.split("examples:")[1]
+        assert len(told.splitlines()) < 61
 
 
 def test_wrong_usage_is_a_sentence(
@@ -66,7 +63,6 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --word dog": (2, "it needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "put {name} into it"),
         f"caption {name} --colors viridis": (2, "--colors is for pictures"),
-        f"caption {name} --sheet s.png --colors red": (2, "invalid choice: 'red'"),
         f"caption {name} --sheet nowhere/s.png": (2, "there is no folder nowhere"),
         f"caption {name} --sheet s.tiff": (2, ".png"),
         f"caption {name} --animation a.mp4": (2, ".gif"),
@@ -74,8 +70,6 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --sheet {{number}}-{{name.png": (2, "a brace is left open"),
         f"caption {name} --overlay {name}": (2, "would overwrite"),
         f"caption {name} {tiny} --beam-size 0": (2, "captioner: --beam-size 0 is out of range"),
-        f"caption {name} {tiny} --beam-size 21": (2, "--beam-size 21 is out of range"),
-        f"caption {name} {tiny} --beam-size many": (2, "invalid int value"),
         f"caption {name} {tiny} --beam-size 5 --captions 9": (
             2,
             "captioner: --captions 9 is out of range; it is at most --beam-size, 5: "
@@ -86,7 +80,6 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} {tiny} --sheet s.png --head 2": (2, "--head 2: the model tiny has one"),
         f"caption {name} {tiny} --dtype float8": (2, "--dtype 'float8' is not one of auto, float"),
         f"caption {name} {tiny} --device quantum": (1, "device 'quantum' cannot be used here"),
-        f"caption {name} {tiny} --device cpu:x": (1, "device 'cpu:x' cannot be used here"),
         f"caption {tiny} missing.jpg": (1, "missing.jpg cannot be read"),
         f"caption {tiny} . --sheet a/{{name}}.png": (
             1,
@@ -98,7 +91,6 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --checkpoint pipe": (1, "pipe is a pipe: write the checkpoint"),
         f"caption {name} --checkpoint ~nobody-of-that-name/x": (1, "there is no checkpoint ~nobo"),
         "train nonsense": (2, "there is no recipe 'nonsense'"),
-        "train smoke --seed": (2, "--seed: expected one argument"),
         "train smoke --seed=1 extra": (2, "unrecognized arguments: extra"),
     }.items():
         result = run_main(*line.split())
@@ -189,26 +181,26 @@ def test_a_word_that_is_not_there(run_main: Run, tiny_file: Path, photo: Path) -
     assert result.stdout and not target.exists()  # the caption itself was made
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_closed_output_loses_nothing_else(closed: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("--version >&-", 0), ("caption nowhere.jpg 2>&-", 1), ("caption nowhere.jpg >&- 2>&-", 1)],
+)
+def test_a_closed_output_loses_nothing_else(arguments: str, status: int) -> None:
     """Shells and cron can start a command without them: Python then has None in their place."""
-    for arguments, status in (("--version", 0), ("caption nowhere.jpg", 1)):
-        line = f"{shlex.quote(sys.executable)} -m captioner {arguments} {closed}"
-        result = subprocess.run(
-            line, shell=True, capture_output=True, text=True, env=environment(), timeout=300
-        )
-        assert result.returncode == status
-        assert "Traceback" not in result.stdout + result.stderr
+    line = f"{shlex.quote(sys.executable)} -m captioner {arguments}"
+    result = subprocess.run(line, shell=True, capture_output=True, text=True, env=environment())
+    assert result.returncode == status
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_file_names_that_are_no_text(
-    run_captioner: Run, tiny_file: Path, photo: Path, tmp_path: Path
+    run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path
 ) -> None:
     odd = os.fsencode(tmp_path) + b"/caf\xe9\nnew 'line'.jpg"
     with open(odd, "wb") as file:  # noqa: PTH123  # pathlib has no bytes paths
         file.write(photo.read_bytes())
     name = os.fsdecode(odd)
-    result = run_captioner("caption", name, "--json", "--checkpoint", tiny_file)
+    result = run_main("caption", name, "--json", "--checkpoint", tiny_file)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)["image"] == name
 

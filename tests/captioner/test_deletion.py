@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioner.decoders.config import DecoderConfig
-from captioner.decoders.decoder import build_decoder
 from captioner.decoders.state import State, StepOutput
 from captioner.deletion import (
     attended_cells,
@@ -63,6 +61,18 @@ def test_a_model_that_looks_at_the_box_falls_by_what_is_in_it() -> None:
     assert word.entropy == pytest.approx(0) and word.gate is None
 
 
+def test_a_batch_of_photos_gives_the_effects_place_by_place() -> None:
+    words = word_effects(
+        Looker(BOX), grid(3), [[5, 4], [4], [4, 5]], draws=every_cell, starts=[START] * 3
+    )
+    assert [(one.place, one.caption) for one in words] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)]
+    fall = log_probability(SEEN) - log_probability(SEEN / 4)
+    of_5 = [one.effect for one in words if (one.place, one.caption) in ((0, 0), (1, 2))]
+    assert of_5 == pytest.approx([0.75 * fall] * 2, abs=1e-5)
+    others = [one.effect for one in words if (one.place, one.caption) not in ((0, 0), (1, 2))]
+    assert max(others) < 0  # what is seen speaks for word 5, and against the others
+
+
 def test_a_model_that_looks_elsewhere_gains_by_deletion() -> None:
     (word,) = word_effects(Looker(ELSEWHERE), grid(), [[5]], draws=every_cell, starts=[START])
     fall = log_probability(0) - log_probability(SEEN / 4)  # below 0: the mean holds some of it
@@ -93,32 +103,3 @@ def test_cells_are_the_fewest_that_hold_half() -> None:
     masks = random_cells(torch.Generator().manual_seed(0), draws=400)(torch.tensor([1, 3]), 4)
     assert masks.sum(-1).unique(dim=0).tolist() == [[1, 3]]
     assert masks[:, 0].float().mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.08)
-
-
-@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
-def test_words_of_a_batch_are_those_of_their_photos_alone(kind: str) -> None:
-    torch.manual_seed(0)
-    config = DecoderConfig(kind=kind, embedding_dim=16, hidden_dim=16, attention_dim=8)  # type: ignore[arg-type]
-    decoder = build_decoder(config, grid_dim=6, vocabulary_size=9).eval()
-    features, captions = torch.randn(3, 4, 6), [[5, 6, 7], [8], [4, 5]]
-
-    # Cells by a rule instead of chance, the same in a batch and alone.
-    def first(counts: Tensor, cells: int) -> Tensor:
-        return (torch.arange(cells) < counts[:, None])[None]
-
-    together = word_effects(decoder, features, captions, draws=first, starts=[START] * 3)
-    assert [(one.place, one.caption) for one in together] == [
-        (0, 0),
-        (0, 1),
-        (0, 2),
-        (1, 0),
-        (1, 2),
-        (2, 0),
-    ]
-    for at in range(3):
-        alone = word_effects(
-            decoder, features[at : at + 1], [captions[at]], draws=first, starts=[START]
-        )
-        mine = [one for one in together if one.caption == at]
-        for one, other in zip(alone, mine, strict=True):
-            assert one[2:8] == pytest.approx(other[2:8], abs=1e-4)

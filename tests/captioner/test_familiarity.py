@@ -142,36 +142,36 @@ def write_data(data: Path, *, photos: int) -> None:
             Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
 
 
-def test_the_command_lets_records_say_it(run_captioner: Run, seeing_file: Path) -> None:
+def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> None:
     data = seeing_file.parent / "data"
     write_data(data, photos=100)
     photo, strange = data / "val" / "50.png", seeing_file.parent / "strange.png"
     Image.radial_gradient("L").convert("RGB").save(strange)
     caption = ("caption", photo, "--checkpoint", seeing_file, "--json")
-    before = json.loads(run_captioner(*caption).stdout)
+    before = json.loads(run_main(*caption).stdout)
     assert "familiarity" not in before
     # The command mends a file that nothing else can read.
     familiarity_file(seeing_file).write_bytes(b"no statistics")
-    done = run_captioner(*caption)
+    done = run_main(*caption)
     assert done.returncode == 1 and "again with `captioner familiarity`" in done.stderr
-    done = run_captioner("familiarity", seeing_file, data, "--device", "cpu")
+    done = run_main("familiarity", seeing_file, data, "--device", "cpu")
     assert done.stdout.strip() == str(familiarity_file(seeing_file)), done.stderr
-    record = json.loads(run_captioner(*caption).stdout)
+    record = json.loads(run_main(*caption).stdout)
     assert 0 <= record.pop("familiarity") <= 1 and record == before
     captioner = Captioner.from_pretrained(seeing_file, device="cpu")
     alike, unlike = (captioner.caption(path).familiarity for path in (photo, strange))
     assert alike is not None and unlike is not None and unlike < 0.01 < alike
-    told = run_captioner("caption", photo, strange, "--checkpoint", seeing_file)
+    told = run_main("caption", photo, strange, "--checkpoint", seeing_file)
     assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
     (line,) = told.stderr.splitlines()
     assert line.startswith(f"captioner: {strange} is unlike the photos")
-    done = run_captioner("familiarity", seeing_file, data, "--photos", "5")
+    done = run_main("familiarity", seeing_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
 
 
-def test_a_few_photos_say_nothing(run_captioner: Run, tiny_file: Path) -> None:
+def test_a_few_photos_say_nothing(run_main: Run, tiny_file: Path) -> None:
     data = tiny_file.parent / "few"
     write_data(data, photos=6)
-    done = run_captioner("familiarity", tiny_file, data, "--device", "cpu")
+    done = run_main("familiarity", tiny_file, data, "--device", "cpu")
     assert done.returncode == 1 and "6 training photos are too few" in done.stderr
     assert not familiarity_file(tiny_file).exists()

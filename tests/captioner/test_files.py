@@ -1,16 +1,18 @@
-"""Replacing a file: the old one or the new one, whole, with the rights of its neighbours."""
+"""Files: the old one or the new one, whole; and no command writes over what it reads."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from captioner import OutputError
-from captioner.files import replace_file
+from captioner import ConfigError, OutputError
+from captioner.files import refuse_input, replace_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,3 +106,29 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
     (temporary, named), last = happened
     assert temporary.startswith(".captioner-") and not named
     assert last == (tmp_path.name, True)
+
+
+def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.tar").touch()
+    (tmp_path / "boxes.json").touch()
+    (tmp_path / "link.json").symlink_to("boxes.json")
+    read = (data, None, tmp_path / "boxes.json")
+    for name in ("boxes.json", "link.json", "data/train.tar", "data/../boxes.json"):
+        with pytest.raises(ConfigError, match=f"--predictions .*{name} would overwrite"):
+            refuse_input("--predictions", tmp_path / name, read)
+    for name in ("new.json", "data/new.json", "other/boxes.json"):
+        refuse_input("--predictions", tmp_path / name, read)
+
+
+def test_predictions_are_not_written_over_what_evaluate_reads(
+    run_main: Callable[..., Any], tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("[]")
+    options = ("--captions", kept, "--images", tmp_path)
+    for option in ("--captions", "--checkpoint", "--boxes"):
+        result = run_main("evaluate", *options, option, kept, "--predictions", kept)
+        assert result.returncode == 2 and "would overwrite" in result.stderr
+    assert kept.read_text() == "[]"

@@ -183,14 +183,6 @@ def test_alpha_lies_over_white():
     assert colours(open_image(image)) == expected
 
 
-@pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBa", "RGBA"])
-def test_every_mode_with_alpha(mode):
-    image = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
-    image.putpixel((1, 0), (0, 0, 0, 0))
-    image = image.convert("LA").convert(mode) if mode == "La" else image.convert(mode)
-    assert colours(open_image(image)) == [BLACK, WHITE]
-
-
 def test_palette_with_transparency():
     image = Image.new("P", (3, 1))
     image.putpalette([*RED, *BLACK, 0, 0, 255])
@@ -504,12 +496,6 @@ def test_other_files_renamed(data, tmp_path):
     path.write_bytes(data)
     with pytest.raises(ImageFormatError, match=r"photo\.jpg is not a JPEG, PNG, .*convert"):
         open_image(path)
-
-
-def test_a_pillow_without_webp(monkeypatch):
-    monkeypatch.setattr(captioner.readers.features, "check", lambda name: name != "webp")
-    with pytest.raises(ImageFormatError, match="WEBP"):
-        open_image(b"RIFF\x10\0\0\0WEBPVP8 " + bytes(20))
 
 
 @pytest.mark.parametrize("kind", FORMATS)

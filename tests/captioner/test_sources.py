@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -102,11 +102,6 @@ def test_all_else_is_refused_with_what_is_taken(image: Any, error: Any, said: st
         open_image(as_source(image))
 
 
-@pytest.fixture
-def captioner(tiny_file: Path) -> Captioner:
-    return Captioner.from_pretrained(tiny_file)
-
-
 def test_long_lists_go_through_in_batches(
     captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,21 +176,11 @@ def test_addresses_are_downloaded(captioner: Captioner, photo: Path, host: str) 
     assert caption.text == captioner.caption(photo).text
     assert caption.image == f"{host}/photo.jpg"
     assert caption.contact_sheet().width > 120  # the photo is kept, not downloaded again
-    assert captioner.caption(f"{host}/moved").text == caption.text
+    for address in (f"{host}/moved", f"{host.upper()}/photo.jpg"):
+        assert captioner.caption(address).text == caption.text
     # Front ends that are given addresses by strangers follow none.
     with pytest.raises(ImageNotFoundError, match="not followed"):
         captioner.prepare(f"{host}/photo.jpg")
-
-
-def test_the_command_takes_an_address_in_capitals(
-    run_captioner: Callable[..., Any], saved_tiny: Path, photo: Path, host: str
-) -> None:
-    address = f"{host.upper()}/photo.jpg"
-    by_name, by_address = (
-        run_captioner("caption", name, "--checkpoint", saved_tiny) for name in (photo, address)
-    )
-    assert by_address.returncode == 0, by_address.stderr
-    assert by_address.stdout == by_name.stdout
 
 
 def test_downloads_that_fail_say_why(host: str, monkeypatch: pytest.MonkeyPatch) -> None:

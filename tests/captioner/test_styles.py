@@ -15,7 +15,6 @@ from safetensors.torch import save
 
 from captioner import Caption, Captioner, CheckpointFormatError, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.deletion import repeated_cells, sentence_effects, word_effects
 from captioner.generation.generate import generate
 from captioner.vocabulary import END, START, UNK, Vocabulary
 from tests.conftest import make_tiny
@@ -80,31 +79,6 @@ def test_the_caption_says_in_which_style_it_is(styled: Checkpoint, photo: Path) 
     assert "style" not in Captioner(make_tiny()).caption(photo).record()
 
 
-def test_the_effect_of_a_word_is_measured_behind_the_token_that_began(styled: Checkpoint) -> None:
-    decoder, features = styled.model.decoder, torch.randn(1, 9, 576)
-    effects = [
-        sentence_effects(decoder, features, [[[4, 5]]], start=styled.vocabulary.start(style))
-        for style in STYLES
-    ]
-    for (effect,), style in zip(effects, STYLES, strict=True):
-        alone = word_effects(
-            decoder, features, [[4, 5]], draws=repeated_cells(), insertion=False,
-            starts=[styled.vocabulary.start(style)],
-        )  # fmt: skip
-        assert effect == [[one.effect for one in alone]]
-    assert effects[0] != effects[1]
-
-
-def test_a_checkpoint_keeps_its_styles_and_the_usual_one(
-    styled: Checkpoint, tmp_path: Path
-) -> None:
-    path = tmp_path / "styled.safetensors"
-    replace(styled, generation=GenerationConfig(style="short")).save(path)
-    back = load_checkpoint(path)
-    assert back.vocabulary.styles == tuple(STYLES) and back.generation.style == "short"
-    assert back.fingerprint() != replace(back, vocabulary=make_tiny().vocabulary).fingerprint()
-
-
 def test_a_checkpoint_whose_usual_style_it_does_not_have_is_refused(
     styled: Checkpoint, tmp_path: Path
 ) -> None:
@@ -128,7 +102,7 @@ def test_a_checkpoint_whose_usual_style_it_does_not_have_is_refused(
     ],
 )
 def test_headers_that_make_no_sense_are_the_file_s_fault(
-    run_captioner: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path,
+    run_main: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path,
     field: str, value: object,
 ) -> None:  # fmt: skip
     good, odd = tmp_path / "good.safetensors", tmp_path / "odd.safetensors"
@@ -138,15 +112,15 @@ def test_headers_that_make_no_sense_are_the_file_s_fault(
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     metadata = {"captioner": json.dumps({**header, field: value})}
     odd.write_bytes(save(tensors, metadata=metadata))
-    result = run_captioner("caption", photo, "--checkpoint", odd)
+    result = run_main("caption", photo, "--checkpoint", odd)
     assert result.returncode == 1 and str(odd) in result.stderr
-    result = run_captioner("caption", photo, "--checkpoint", odd, "--style", "x")
+    result = run_main("caption", photo, "--checkpoint", odd, "--style", "x")
     assert result.returncode in (1, 2) and result.stderr.startswith("captioner: ")
     assert "Traceback" not in result.stderr
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(
-    run_captioner: Callable[..., Any],
+    run_main: Callable[..., Any],
     styled: Checkpoint,
     saved_tiny: Path,
     photo: Path,
@@ -157,16 +131,17 @@ def test_the_command_captions_in_the_style_that_is_asked_for(
     said = {}
     for style in STYLES:
         options = ("--checkpoint", path, "--style", style, "--json")
-        result = run_captioner("caption", photo, *options)
+        result = run_main("caption", photo, *options)
         assert result.returncode == 0, result.stderr
         said[style] = json.loads(result.stdout)
         assert said[style]["style"] == style
     assert said["long"]["caption"] != said["short"]["caption"]
-    result = run_captioner("caption", photo, "--checkpoint", path, "--style", "loud")
+    result = run_main("caption", photo, "--checkpoint", path, "--style", "loud")
     assert result.returncode == 2 and "the model has 'long', 'short'" in result.stderr
     replace(styled, generation=GenerationConfig(style="short")).save(path)
+    assert load_checkpoint(path).vocabulary.styles == tuple(STYLES)
     for options in ((), ("--style", "")):  # the checkpoint's own, which is not the first
-        result = run_captioner("caption", photo, "--checkpoint", path, "--json", *options)
+        result = run_main("caption", photo, "--checkpoint", path, "--json", *options)
         assert json.loads(result.stdout) == said["short"]
-    result = run_captioner("caption", photo, "--checkpoint", saved_tiny, "--style", "long")
+    result = run_main("caption", photo, "--checkpoint", saved_tiny, "--style", "long")
     assert result.returncode == 2 and "has one style of captions only" in result.stderr

@@ -29,20 +29,16 @@ SIZES: dict[str, Any] = {
     "attention_dim": 16,
     "value_dim": 8,
 }
+HEADS = {"additive": 4, "scaled_dot": 4}
 VARIANTS: list[dict[str, Any]] = [
-    *({"kind": "lstm", "score": score} for score in SCORES),
-    *({"kind": "lstm", "score": score, "query": "current"} for score in SCORES),
-    *({"kind": kind, "score": score} for kind in ("top_down", "transformer") for score in SCORES),
+    {"kind": "lstm", "score": "dot", "query": "current"},
     *(
-        {"kind": kind, "score": score, "heads": 4}
+        {"kind": kind, "score": score, "heads": HEADS.get(score, 1)}
         for kind in ("lstm", "top_down", "transformer")
-        for score in ("additive", "scaled_dot")
+        for score in SCORES
     ),
-    *(
-        {"kind": kind, "positions": positions}
-        for kind in ("lstm", "top_down", "transformer")
-        for positions in POSITIONS[1:]
-    ),
+    *({"kind": "lstm", "positions": positions} for positions in POSITIONS[1:]),
+    *({"kind": kind, "positions": "sine"} for kind in ("top_down", "transformer")),
     {"kind": "lstm", "score": "scaled_dot", "heads": 2, "query": "current", "positions": "binary"},
     {"kind": "lstm", "value_dim": None},
     {"kind": "top_down", "value_dim": None, "positions": "binary"},
