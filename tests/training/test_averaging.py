@@ -32,35 +32,29 @@ def shifted(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shares", "by_hand"),
-    [((), 0.5), (("--shares", "1", "3"), 0.75), (("--shares", "6", "2"), 0.25)],
-)
+    ("more", "by_hand"),
+    [
+        ((), 1 / 2), (("--shares", "6", "2"), 1 / 4), (("--shares", "1e308", "1e308"), 1 / 2),
+        (("{saved}", "--version", "2"), 1 / 3),
+    ],
+)  # fmt: skip
 def test_the_mean_is_that_of_the_weights(
     run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path,
-    shares: tuple[str, ...], by_hand: float,
+    more: tuple[str, ...], by_hand: float,
 ) -> None:  # fmt: skip
     out = tmp_path / "mean.safetensors"
-    result = run_main("average", saved_tiny, shifted, "--out", out, *shares)
+    # A run may drop out other units than the one that it went on from (recipe coco-scst does).
+    other = changed(shifted, tmp_path / "other.safetensors", decoder={"dropout": 0.25})
+    more = tuple(one.format(saved=saved_tiny) for one in more)
+    result = run_main("average", saved_tiny, other, *more, "--out", out)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{out}\n", "")
     first, mean = load_checkpoint(saved_tiny), load_checkpoint(out)
     assert (mean.name, mean.vocabulary.words) == (first.name, first.vocabulary.words)
-    assert mean.metrics == {}
+    assert mean.metrics == {} and mean.version == ("2" if "--version" in more else first.version)
     before, after = first.model.state_dict(), mean.model.state_dict()
     for name, tensor in before.items():
         added = by_hand if tensor.is_floating_point() and tensor.ndim == 1 else 0
         torch.testing.assert_close(after[name], tensor + added, rtol=1e-3, atol=1e-5)
-
-
-def test_three_checkpoints_count_alike(
-    run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "mean.safetensors"
-    files = (saved_tiny, shifted, saved_tiny)
-    result = run_main("average", *files, "--out", out, "--version", "2")
-    assert (result.returncode, load_checkpoint(out).version) == (0, "2")
-    before, after = (load_checkpoint(path).model.state_dict() for path in (saved_tiny, out))
-    name = next(name for name, one in before.items() if one.is_floating_point() and one.ndim == 1)
-    torch.testing.assert_close(after[name], before[name] + 1 / 3, rtol=1e-5, atol=1e-5)
 
 
 def test_runs_that_began_with_other_random_numbers_are_told_apart(
@@ -81,7 +75,6 @@ def test_runs_that_began_with_other_random_numbers_are_told_apart(
 def test_runs_that_went_on_far_from_one_start_are_averaged(
     run_main: Run, saved_tiny: Path, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    before = load_checkpoint(saved_tiny).model.state_dict()
     torch.manual_seed(1)
     with torch.no_grad():
         for tensor in tiny_checkpoint.model.decoder.parameters():
@@ -91,13 +84,10 @@ def test_runs_that_went_on_far_from_one_start_are_averaged(
     tiny_checkpoint.save(other)
     result = run_main("average", saved_tiny, other, "--out", out)
     assert result.returncode == 0, result.stderr
-    after, mean = (load_checkpoint(path).model.state_dict() for path in (other, out))
-    moved = 0
-    for name, tensor in before.items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(mean[name], (tensor + after[name]) / 2, rtol=1e-3, atol=1e-5)
-            moved += not torch.equal(tensor, after[name])
-    assert moved > 5
+    before, after, mean = (
+        load_checkpoint(path).model.decoder.embedding.weight for path in (saved_tiny, other, out)
+    )
+    torch.testing.assert_close(mean, (before + after) / 2, rtol=1e-3, atol=1e-5)
 
 
 def changed(path: Path, out: Path, **header: Any) -> Path:
@@ -124,13 +114,10 @@ def test_what_has_no_mean_is_refused(
     for arguments, status, told in (
         ((saved_tiny,), 2, "name two or more"),
         ((saved_tiny, shifted, "--shares", "1"), 2, "--shares 1: give each of the 2 checkpoints"),
-        ((saved_tiny, shifted, "--shares", "1", "-1"), 2, "each is a number above 0"),
         ((saved_tiny, shifted, "--shares", "1", "nan"), 2, "each is a number above 0"),
         ((saved_tiny, shifted, "--shares", "1", "1e-300"), 2, "one would be lost"),
         ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "is empty or not plain text"),
-        ((saved_tiny, shifted, "--version", ""), 2, "is empty or not plain text"),
         ((saved_tiny, tmp_path / "none.safetensors"), 1, "none.safetensors"),
-        ((saved_tiny, "~nobody-of-that-name/x"), 1, "~nobody-of-that-name/x"),
         ((saved_tiny, broken), 1, f"{broken} is cut off"),
         ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' there and "),
         ((saved_tiny, words), 1, "their words differ"),
@@ -144,19 +131,6 @@ def test_what_has_no_mean_is_refused(
         assert not out.exists()
 
 
-def test_dropout_and_huge_shares_change_nothing(
-    run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
-) -> None:
-    """A run may drop out other units than the one that it went on from (recipe coco-scst does)."""
-    other = changed(shifted, tmp_path / "other.safetensors", decoder={"dropout": 0.25})
-    out = tmp_path / "mean.safetensors"
-    result = run_main("average", saved_tiny, other, "--shares", "1e308", "1e308", "--out", out)
-    assert (result.returncode, result.stderr) == (0, "")
-    before, after = (load_checkpoint(path).model.state_dict() for path in (saved_tiny, out))
-    name = next(name for name, one in before.items() if one.is_floating_point() and one.ndim == 1)
-    torch.testing.assert_close(after[name], before[name] + 0.5, rtol=1e-5, atol=1e-5)
-
-
 def test_nothing_is_written_over(
     run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
 ) -> None:
@@ -164,11 +138,6 @@ def test_nothing_is_written_over(
     result = run_main("average", saved_tiny, shifted, "--out", shifted)
     assert (result.returncode, shifted.read_bytes() == before) == (1, True)
     assert "is there already: choose another name" in result.stderr
-    for out, told in (
-        (tmp_path / "no" / "mean", "No such file or directory"),
-        (tmp_path / ("long" * 90), "cannot be written: File name too long"),
-        ("~nobody-of-that-name/mean", "No such file or directory"),
-    ):
-        result = run_main("average", saved_tiny, shifted, "--out", out)
-        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-        assert told in result.stderr
+    result = run_main("average", saved_tiny, shifted, "--out", tmp_path / "no" / "mean")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "No such file or directory" in result.stderr

@@ -92,7 +92,7 @@ def same(one: Path, two: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("step", "workers"), [(3, 2), (15, 0), (15, 2), (22, 0)])
+@pytest.mark.parametrize(("step", "workers"), [(3, 2), (15, 2), (22, 0)])
 def test_killed_within_a_step(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], step: int, workers: int
 ) -> None:
@@ -222,18 +222,17 @@ def test_killed_at_random_moments(recipe: Path, unbroken: Path, tmp_path: Path) 
 
 
 def test_killed_between_its_last_stage_and_its_end(
-    run_captioner: Run, recipe: Path, unbroken: Path, tmp_path: Path
+    recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     """Nothing is left to do but to say so."""
     out = Path(shutil.copytree(unbroken, tmp_path / "run"))
     assert b'"finished"' in (out / "log.jsonl").read_bytes().splitlines()[-1]
     (out / "finished.json").unlink()
-    result = run_captioner("train", recipe, "--out", out, timeout=300)
-    assert result.returncode == 0, result.stderr
+    go(recipe, out)
     same(unbroken, out)
 
 
-@pytest.mark.parametrize("kept", [None, 0, 5])
+@pytest.mark.parametrize("kept", [None, 5])
 def test_a_log_that_was_taken_away_is_begun_anew(
     recipe: Path, unbroken: Path, killed: Callable[[int], Path], kept: int | None
 ) -> None:
@@ -253,14 +252,14 @@ def test_a_log_that_was_taken_away_is_begun_anew(
         assert (unbroken / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_two_runs_do_not_share_a_folder(run_captioner: Run, recipe: Path, tmp_path: Path) -> None:
+def test_two_runs_do_not_share_a_folder(run_main: Run, recipe: Path, tmp_path: Path) -> None:
     first = start("train", recipe, "--out", tmp_path / "out")
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "out" / "log.jsonl").exists():
             assert first.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        second = run_captioner("train", recipe, "--out", tmp_path / "out")
+        second = run_main("train", recipe, "--out", tmp_path / "out")
         assert second.returncode == 1 and "Traceback" not in second.stderr
         assert f"another `captioner train` is at work in {tmp_path / 'out'}" in second.stderr
     finally:
@@ -302,51 +301,15 @@ def test_a_loader_that_the_system_kills_ends_in_a_sentence(
     same(unbroken, out)
 
 
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[None]:
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a small disk can be mounted by root only")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_disk_full_while_saving(
-    recipe: Path, unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A disk that holds one state of the frozen stage, but not two."""
-    out = tmp_path / "run"
-    with small_disk(out / "state", 7_000_000):
-        process = start("train", recipe, "--out", out, "--data.workers", 0)
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 1
-        assert "cannot be written (No space left on device)" in errors
-        assert "is whole" in errors and "Traceback" not in errors
-        (left,) = (out / "state").iterdir()
-        state = newest_state(out)
-        assert state["progress"]["total"] == 4 and str(left) in errors
-        kept = left.read_bytes()
-    (out / "state" / left.name).write_bytes(kept)  # the same state on a disk with room
-    go(recipe, out)
-    assert "going on after step 4 " in capsys.readouterr().err
-    same(unbroken, out)
-
-
 def test_file_too_large_while_saving(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
     """The states of the frozen stage can be written; those of fine-tuning are larger."""
     out = tmp_path / "run"
     process = start("train", recipe, "--out", out, "--data.workers", 0, file_size=8_000_000)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert "cannot be written (File too large)" in errors and "Traceback" not in errors
-    assert newest_state(out)["progress"]["stage"] == 1
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert "cannot be written (File too large)" in errors and "is whole" in errors
+    left = max((out / "state").iterdir())
+    assert str(left) in errors and newest_state(out)["progress"]["stage"] == 1
     assert not list((out / "state").glob(".*"))
     go(recipe, out)
     same(unbroken, out)

@@ -79,9 +79,8 @@ def listen(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> list[torch.Tensor]:
     return heard
 
 
-@pytest.mark.parametrize("own_words", [0.0, 0.5])
 def test_every_weight_of_the_decoder_has_a_gradient(
-    tiny_checkpoint: Checkpoint, batch: Batch, own_words: float
+    tiny_checkpoint: Checkpoint, batch: Batch
 ) -> None:
     """Autocast keeps its copies of the weights between the pass without gradients and the other.
 
@@ -89,7 +88,7 @@ def test_every_weight_of_the_decoder_has_a_gradient(
     """
     model = tiny_checkpoint.model.requires_grad_(True)
     with autocast_of(recipe(precision="bfloat16"), CPU.device):
-        total = read(tiny_checkpoint, batch, own_words)
+        total = read(tiny_checkpoint, batch, 0.5)
     total.backward()
     without = [
         name

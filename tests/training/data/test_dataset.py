@@ -72,6 +72,10 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
     (data / "captions.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"images without a caption: 1, 2\.png the first"):
         read_coco(data / "captions.json", data / "images-00.tar")
+    content["images"][2] = content["images"][0]
+    (data / "captions.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="images whose id comes twice: 2, 0"):
+        read_coco(data / "captions.json", data / "images-00.tar")
     (data / "captions.json").write_text("{}")
     with pytest.raises(DataError, match="not in COCO's captions format"):
         read_coco(data / "captions.json", data / "images")

@@ -29,7 +29,6 @@ from captioner_training.evaluation.captioned import Captioned
         ([0.52, 0.58, 0.95], [1, 0, 0], 0.35),
         # The means agree (0.5 and 0.5), the bins are off by 0.8 each.
         ([0.2, 0.8], [1, 0], 0.8),
-        ([0.0], [0.0], 0),
         ([1.0], [1.0], 0),
     ],
 )

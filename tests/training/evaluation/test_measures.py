@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -157,34 +156,6 @@ def test_the_deletion_test_begins_each_caption_as_its_style_does(
         test.add(grid, captioned)
         found.append(test.result())
     assert found[0] == found[2] != found[1]
-
-
-def test_the_deletion_test_ends_where_it_is_told_to(
-    images: list[CaptionedImage], captioner: Captioner
-) -> None:
-    captioned = CaptionedSplit(captioner, images[:9], beam_size=1).captioned
-    pixels = torch.stack(
-        [captioner.prepare(one.image.store.read(one.image.name)).pixels for one in captioned]
-    )
-    grid = captioner.encode(pixels)
-    exact = torch.autocast("cpu", enabled=False)
-    found = []
-    for most, cuts in ((7, (0, 5, 9)), (None, (0, 7))):
-        test = DeletionTest(
-            captioner.model.decoder,
-            vocabulary=captioner.vocabulary,
-            autocast=exact,
-            images=most,
-        )
-        for first, end in pairwise(cuts):
-            part = grid._replace(features=grid.features[first:end])
-            test.add(part, captioned[first:end])
-        found.append(test.result())
-    for kind, whole in found[1].items():  # all but what is drawn by chance
-        cut = found[0][kind]
-        assert isinstance(whole, dict) and isinstance(cut, dict)
-        for name in ("words", "deletion", "insertion", "cells", "entropy"):
-            assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-5)
 
 
 def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:

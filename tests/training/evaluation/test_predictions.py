@@ -102,9 +102,9 @@ def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
         ("[1]", "entry 1 is not a JSON object"),
         ('{"caption": "a"}', "line 1 names no image"),
         ('{"image_id": 7}', "line 1 has no caption"),
-        ("a dog", "neither a JSON list"),
         ('{"image_id": 1, "caption": "a"}', "none of the 3 images"),
         ("", "none of the 3 images"),
+        ("[" * 100_000, "neither a JSON list"),  # deeper than Python can read
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -112,11 +112,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str)
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         read_predictions(path, SPLIT)
-
-
-def test_the_hash_names_the_split_and_not_its_order() -> None:
-    assert hash_split(SPLIT) == hash_split(SPLIT[::-1])
-    assert hash_split(SPLIT) != hash_split(SPLIT[1:])
 
 
 def test_captions_are_described_by_hand_counts() -> None:
@@ -208,7 +203,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         # Nothing is written over but predictions and reports.
         *(
             (f"{PHOTOS} --predictions {name}", 1, [f"{name} is there, and no file of predictions"])
-            for name in ("photos/1.jpg", "batch.jsonl", "note.json")
+            for name in ("photos/1.jpg", "batch.jsonl")
         ),
         (f"{PHOTOS} --report mine", 1, ["mine/report.html is there, and no report"]),
         (f"{PHOTOS} --report other", 1, ["other/report.json is there, and no"]),

@@ -81,25 +81,6 @@ def test_attention_entropy_by_hand(decoder: Decoder) -> None:
     assert attention.grad is not None and attention.grad.isfinite().all()  # also where it is 0
 
 
-def test_losses_of_parts_add_up_to_the_loss_of_the_batch(decoder: Decoder) -> None:
-    generator = torch.Generator().manual_seed(2)
-    attention = torch.rand(4, 2, 3, 5, generator=generator).softmax(dim=-1)
-    made = DecoderOutput(torch.randn(4, 2, 3, 6, generator=generator), attention, attention[..., 0])
-    targets = torch.randint(4, 9, (4, 2, 3), generator=generator)
-    targets[0, 1], targets[2, 0, 2] = PAD, PAD  # parts of different sizes
-    asked = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(0.5), AttentionEntropy(0.3))
-    whole = loss(decoder, made, targets, *asked)
-
-    def part(rows: slice, wanted: torch.Tensor) -> float:
-        cut = DecoderOutput(*(tensor[rows] for tensor in made))
-        return loss(decoder, cut, wanted, *asked, counts=count(targets)).item()
-
-    parts = [part(rows, targets[rows]) for rows in (slice(0, 1), slice(1, 4))]
-    assert sum(parts) == pytest.approx(whole.item(), abs=1e-6)
-    # The share of a process may be padding alone.
-    assert part(slice(0, 1), torch.full((1, 2, 3), PAD)) == 0
-
-
 def test_nothing_is_asked_of_an_attention_that_is_not_there(decoder: Decoder) -> None:
     made = output(torch.full((1, 2, 3, 4), 0.25))._replace(attention=None)
     targets = torch.tensor([[[5, 6, 2], [4, 2, PAD]]])

@@ -102,13 +102,6 @@ def test_a_busy_server_is_asked_again_when_it_says(server: Any, folder: Path) ->
     assert [code for _, code in server.gets("file.zip")] == [503, 429, 500, 200]
 
 
-def test_a_server_that_stays_busy_is_given_up_on(server: Any, folder: Path) -> None:
-    server.behave("file.zip", statuses=[503] * 9)
-    with pytest.raises(DownloadError, match=r"answers 503, 4 times in a row.*goes on where"):
-        fetch(folder, remote(server))
-    assert len(server.gets("file.zip")) == 4
-
-
 def test_a_wrong_checksum_is_fetched_once_more_and_never_kept(server: Any, folder: Path) -> None:
     with pytest.raises(DownloadError, match=r"not the file that was published: its sha256 is"):
         fetch(folder, remote(server, checksum=sha256(b"other")))
@@ -116,11 +109,6 @@ def test_a_wrong_checksum_is_fetched_once_more_and_never_kept(server: Any, folde
     assert not (folder / "file.zip").exists() and not (folder / "file.zip.part").exists()
     with pytest.raises(DownloadError, match="it has 300,000 bytes, not 7"):
         fetch(folder, remote(server, size=7))
-
-
-def test_damage_on_the_way_heals_by_the_checksum(server: Any, folder: Path) -> None:
-    (folder / "file.zip.part").write_bytes(b"damage" * 100)
-    assert fetch(folder, remote(server, checksum=sha256(DATA))).read_bytes() == DATA
 
 
 def test_what_cannot_be_had_is_said_at_once(server: Any, folder: Path) -> None:

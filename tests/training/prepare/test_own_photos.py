@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tarfile
 import unicodedata
 import zipfile
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner.paths import there_is_no
 from captioner_training.prepare.manifest import Manifest
 from tests.captioner.test_readers import HEIC
 
@@ -80,12 +77,6 @@ def test_a_folder_that_leads_into_itself_is_read_once(
     assert Manifest.load(tmp_path / "to").splits["train"].images == 8
 
 
-def test_eight_photos_have_a_val_split(run_main: Run, photos: Path, tmp_path: Path) -> None:
-    prepare(run_main, tmp_path / "to", "folder", photos)
-    splits = Manifest.load(tmp_path / "to").splits
-    assert splits["val"].images >= 1 and splits["train"].images >= 4
-
-
 def test_subfolders_are_searched_and_missing_images_say_where(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
@@ -130,7 +121,7 @@ def books(photos: Path) -> Path:
     return photos
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "coco-json", "flickr8k", "folder", "zip", "tar"])
+@pytest.mark.parametrize("kind", ["csv", "flickr8k", "folder", "zip"])
 @pytest.mark.parametrize("listed", [str, by_macos])
 def test_names_that_look_the_same_are_the_same(
     run_main: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
@@ -142,11 +133,6 @@ def test_names_that_look_the_same_are_the_same(
     if kind == "csv":
         table.write_text("image,caption\n" + "".join(f"{each},a\n" for each in names))
         arguments[0] = "csv"
-    elif kind == "coco-json":
-        images = [{"id": n, "file_name": each} for n, each in enumerate(names)]
-        captions = [{"image_id": n, "caption": "a"} for n in range(8)]
-        table.write_text(json.dumps({"images": images, "annotations": captions}))
-        arguments[0] = kind
     elif kind == "flickr8k":
         texts = "".join(f"Bück {n}.jpg#0\ta\n" for n in range(8))
         (books / "Flickr8k.token.txt").write_text(texts)
@@ -162,10 +148,6 @@ def test_names_that_look_the_same_are_the_same(
         with zipfile.ZipFile(arguments[-1], "w") as archive:
             for photo in books.glob("*.jpg"):
                 archive.write(photo, photo.name)
-    elif kind == "tar":
-        arguments[-1] = tmp_path / "photos.tar"
-        with tarfile.open(arguments[-1], "w") as tar:
-            tar.add(books, "inner")
     said = prepare(run_main, tmp_path / "to", *arguments)
     assert len(rows(tmp_path / "to")) == 8
     assert not [line for line in said.splitlines() if line.startswith("note: images")]
@@ -206,9 +188,8 @@ def test_where_the_file_system_folds_names_capital_letters_do_not_count(
     assert rows(tmp_path / "folder")["A.jpg"] == ("caption 1",)
 
 
-@pytest.mark.parametrize("kind", ["coco-json", "jsonl"])
 def test_a_table_fetches_no_photo_from_elsewhere(
-    run_main: Run, photos: Path, tmp_path: Path, kind: str
+    run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
     private = tmp_path / "private"
     private.mkdir()
@@ -219,13 +200,8 @@ def test_a_table_fetches_no_photo_from_elsewhere(
     names = [f"{private}/secret 0.jpg", "../private/secret 1.jpg", "link.jpg", "album/secret 3.jpg"]
     names += [f"{photos}/4.jpg", "../photos/5.jpg", "6.jpg"]
     table = tmp_path / "table"
-    if kind == "jsonl":
-        table.write_text("\n".join(json.dumps({"image": one, "caption": "a"}) for one in names))
-    else:
-        images = [{"id": n, "file_name": one} for n, one in enumerate(names)]
-        captions = [{"image_id": n, "caption": "a"} for n in range(len(names))]
-        table.write_text(json.dumps({"images": images, "annotations": captions}))
-    command = (kind, table, "--images", photos)
+    table.write_text("\n".join(json.dumps({"image": one, "caption": "a"}) for one in names))
+    command = ("jsonl", table, "--images", photos)
     said = prepare(run_main, tmp_path / "no", *command, status=1)
     told = "; ".join(
         f"{one} (outside: {private}/secret {n}.jpg)" for n, one in enumerate(names[:4])
@@ -256,46 +232,6 @@ def test_a_name_without_a_suffix_is_told_as_such_and_drawn_as_with_it(
     assert "note: images found by another name: 1 (Bück 0.jpg is Bück 0.JPG)" in said
 
 
-def test_nothing_was_prepared_by_a_run_that_says_so(
-    run_main: Run, photos: Path, tmp_path: Path
-) -> None:
-    (photos / "train").mkdir()
-    (photos / "val").mkdir()
-    for n in range(8):
-        for suffix in ("jpg", "txt"):
-            (photos / f"{n}.{suffix}").rename(
-                photos / ("val" if n > 5 else "train") / f"{n}.{suffix}"
-            )
-    shutil.copy(photos / "val" / "7.jpg", photos / "train" / "0.jpg")
-    command = ("folder", photos, "--shard-images", 3)
-    said = prepare(run_main, tmp_path / "to", *command, status=1)
-    assert "has problems, and nothing was prepared from it" in said
-    said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
-    assert "7 of 7 images were resized by an earlier run\n" in said and "were prepared" not in said
-    # This one has no run before it.
-    said = prepare(run_main, tmp_path / "once", *command, "--skip-bad")
-    assert "left out: image in two splits: 1" in said and "earlier run" not in said
-    assert sorted(rows(tmp_path / "once")) == sorted(rows(tmp_path / "to"))
-
-
-def test_archives_are_searched_by_name_and_nothing_is_guessed(
-    run_main: Run, photos: Path, tmp_path: Path
-) -> None:
-    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
-        archive.write(photos / "0.jpg", "inner/b/0.jpg")
-        archive.write(photos / "1.jpg", "inner/1.jpg")
-    table = tmp_path / "captions.csv"
-    places = ("--images", tmp_path / "photos.zip", "--val", 0)
-    table.write_text("image,caption\ninner/b/0.jpg,a red square\na/1.jpg,a\n")
-    prepare(run_main, tmp_path / "to", "csv", table, *places)
-    rows = Manifest.load(tmp_path / "to").rows(tmp_path / "to", "train")
-    assert [row.file_name for row in rows] == ["inner/b/0.jpg", "a/1.jpg"]
-    # A file that another row names by its path, or that two names could mean, is not taken.
-    table.write_text("image,caption\ninner/b/0.jpg,a\na/0.jpg,b\nx/1.jpg,c\ny/1.jpg,d\n")
-    said = prepare(run_main, tmp_path / "no", "csv", table, *places, status=1)
-    assert "missing image: 3 (a/0.jpg; x/1.jpg; y/1.jpg)" in said
-
-
 def test_wrong_paths_say_what_is_there(run_main: Run, photos: Path, tmp_path: Path) -> None:
     said = prepare(run_main, tmp_path / "to", "folder", tmp_path / "photo", status=1)
     assert said == f"captioner: there is no folder {tmp_path}/photo, did you mean {photos}?\n"
@@ -312,12 +248,3 @@ def test_wrong_paths_say_what_is_there(run_main: Run, photos: Path, tmp_path: Pa
     said = prepare(run_main, tmp_path / "to", "csv", photos, status=1)
     assert f"{photos} is a folder: name the file in it" in said
     assert not (tmp_path / "to").exists()
-
-
-def test_there_is_no(tmp_path: Path) -> None:
-    (tmp_path / "Photos" / "summer").mkdir(parents=True)
-    assert there_is_no("folder", tmp_path / "photo" / "summer") == (
-        f"there is no folder {tmp_path}/photo/summer: {tmp_path}/photo does not exist, did you "
-        f"mean {tmp_path}/Photos?"
-    )
-    assert there_is_no("folder", tmp_path / "zzz") == f"there is no folder {tmp_path}/zzz"

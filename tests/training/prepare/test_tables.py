@@ -88,29 +88,6 @@ def test_columns_of_a_table_without_a_header_are_numbered(
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
 
 
-def test_an_empty_cell_in_a_split_column_is_drawn(tmp_path: Path, problems: Problems) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text("image,caption,split\n1.jpg,a,train\n2.jpg,b,\n1.jpg,c, \n3.jpg,d,val\n")
-    found = [
-        (one.file_name, one.split, one.captions)
-        for one in read_table(table, "csv", Columns(), problems)
-    ]
-    assert found == [
-        ("1.jpg", "train", ("a",)), ("2.jpg", None, ("b",)), ("1.jpg", None, ("c",)),
-        ("3.jpg", "val", ("d",)),
-    ]  # fmt: skip
-    lines = tmp_path / "t.jsonl"
-    lines.write_text(
-        '{"image": "1.jpg", "caption": "a", "split": null}\n'
-        '{"image": "2.jpg", "caption": "b\\u2028c", "split": "val"}\n'
-        '{"image": "3.jpg", "caption": "d"}\n'
-    )
-    listed = read_table(lines, "jsonl", Columns(), problems)
-    splits = {one.file_name: one.split for one in listed}
-    assert splits == {"1.jpg": None, "2.jpg": "val", "3.jpg": None}
-    assert not problems
-
-
 def test_encodings(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption\n1.jpg,a café – open\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
@@ -140,3 +117,13 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
 def test_numbered_captions(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption_1,Caption 2,part\n1.jpg,a,b,train\n2.jpg,c,d,\n"
     assert read(tmp_path, table, problems) == {"1.jpg": ("a", "b"), "2.jpg": ("c", "d")}
+
+
+def test_what_is_nested_too_deep_is_no_json_and_a_caption_in_a_cell(
+    tmp_path: Path, problems: Problems
+) -> None:
+    deep = "[" * 100_000
+    (tmp_path / "t.jsonl").write_text(deep)
+    with pytest.raises(DataError, match="has no JSON objects"):
+        read_table(tmp_path / "t.jsonl", "jsonl", Columns(), problems)
+    assert read(tmp_path, f"image,caption\n1.jpg,{deep}\n", problems) == {"1.jpg": (deep,)}
