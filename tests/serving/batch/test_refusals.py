@@ -39,7 +39,6 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --style loud": (2, "loud"),
     "photos --review p.jpg --min-score -1": (2, "does not end in .jsonl"),
     "photos --review u.jsonl --min-score -1 --output -": (2, "needs an output that is a file"),
-    "photos --maps sheet --maps-to photos/maps": (2, "--maps-to photos/maps: the maps would"),
     "photos --ray --workers 2": (2, "decodes on each of its CPUs: leave --workers out"),
     "photos --ray --maps sheet --maps-to maps": (2, "draws no maps"),
     "photos --dtype float8": (2, "--dtype 'float8' is not one of"),
