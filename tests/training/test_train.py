@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from captioner import ConfigError
@@ -48,6 +49,36 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "miniature.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.mark.parametrize("fine_tune_from", ["null", "0"])
+def test_a_broken_photo_ends_the_run_and_its_workers(
+    run_captioner: Run, tmp_path: Path, fine_tune_from: str
+) -> None:
+    """A worker leaves SIGTERM to the main process, which must not wait for it at its end."""
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        names = [f"{number}.jpg" for number in range(8)]
+        for name in names:
+            Image.effect_noise((80, 80), 60).convert("RGB").save(tmp_path / split / name)
+        images = [{"id": number, "file_name": name} for number, name in enumerate(names)]
+        captions = [
+            {"id": number, "image_id": number, "caption": "a grey square"} for number in range(8)
+        ]
+        text = json.dumps({"images": images, "annotations": captions})
+        (tmp_path / f"captions_{split}.json").write_text(text)
+    broken = tmp_path / "train" / "5.jpg"
+    broken.write_bytes(broken.read_bytes()[:800])
+    (tmp_path / "recipe.yaml").write_text(
+        "encoder_weights: random\nencoder: {name: mobilenet_v3_small}\n"
+        "transform: {mode: squash, size: 64}\n"
+        'data: {train: ["."], validation: ["."], minimum_count: 1, workers: 2}\n'
+        f"stages: [{{epochs: 1, batch_size: 4, fine_tune_from: {fine_tune_from}}}]\n"
+    )
+    options = ("--data.root", tmp_path, "--out", tmp_path / "run")
+    result = run_captioner("train", tmp_path / "recipe.yaml", *options, timeout=300)
+    assert result.returncode == 1
+    assert "5.jpg" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_run_from_recipe_to_scored_checkpoint(

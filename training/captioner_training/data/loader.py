@@ -56,10 +56,14 @@ class Loader(Generic[Loaded]):
     def __iter__(self) -> Iterator[Loaded]:
         with _signals_held():
             batches = iter(self._loader)
-        for batch in batches:
-            if isinstance(batch, CaptionerError):
-                raise batch
-            yield batch
+        try:
+            for batch in batches:
+                if isinstance(batch, CaptionerError):
+                    raise batch
+                yield batch
+        finally:
+            # An error holds this frame, and so the workers, which Python would wait for at its end.
+            del batches
 
 
 class _Caught(Dataset["Item | CaptionerError"]):
