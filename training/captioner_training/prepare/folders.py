@@ -174,6 +174,6 @@ def _pairs(folder: Path, about: dict[str, Path], problems: Problems) -> list[tup
         lines = (line.partition("\t") for line in read_text(token, problems).splitlines())
         return [(name, caption) for name, _, caption in lines if name.strip()]
     if kaggle := about.get("captions.txt"):
-        listed = read_table(kaggle, "csv", Columns(), problems, delimiter=",")
+        listed = read_table(kaggle, "csv", Columns(delimiter=","), problems)
         return [(image.file_name, caption) for image in listed for caption in image.captions]
     raise DataError(f"{folder} has none of dataset_flickr8k.json, Flickr8k.token.txt, captions.txt")

@@ -30,17 +30,15 @@ def read_source(
     *,
     images: Sequence[str | Path] = (),
     columns: Columns | None = None,
-    delimiter: str | None = None,
     fractions: Fractions | None = None,
 ) -> SourceData:
     """Read a data set, find its images and check everything.
 
     Args:
-        kind: "folder", "flickr8k", "coco-json", "csv", "jsonl" or "parquet".
+        kind: "folder", "flickr8k", "coco-json", or a kind of table.
         paths: of its folder or file; of coco-json several, [SPLIT=]FILE each.
         images: places where the images of a file are; none: the file's folder.
         columns: of a table.
-        delimiter: of a CSV table; None: found by its first row.
         fractions: the shares of images without a split; None: not asked for.
 
     Raises:
@@ -66,7 +64,7 @@ def read_source(
         listed = [image for one in paths for image in _coco_json(one, problems)]
     else:
         source["images"] = list(map(str, images))
-        listed = read_table(path, kind, columns or Columns(), problems, delimiter=delimiter)
+        listed = read_table(path, kind, columns or Columns(), problems)
     if not listed and not problems:
         raise DataError(f"{name} lists no images")
     if fractions and listed and all(image.split for image in listed):

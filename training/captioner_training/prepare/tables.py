@@ -1,4 +1,7 @@
-"""Data sets that are a table: CSV as people write it, a JSON object a line, Parquet."""
+"""Data sets that are a table: CSV as people write it, a JSON object a line, Parquet.
+
+A kind of table is a row of `TABLES`, at the end: what the command says of it, and its reader.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import csv
 import io
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
 from captioner.paths import did_you_mean, there_is_no
@@ -18,7 +21,7 @@ from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.places import image_suffix
 from captioner_training.prepare.texts import parse_json, read_text
 
-__all__ = ["Columns", "read_table"]
+__all__ = ["TABLES", "Columns", "Table", "read_table"]
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 """Where each row stands, for messages, and its cells by their columns."""
@@ -48,11 +51,15 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read; None: found by their usual names."""
+    """The columns to read; None: found by their usual names.
+
+    delimiter: between the cells of a CSV file; None: found by its first row.
+    """
 
     image: str | None = None
     captions: tuple[str, ...] = ()
     split: str | None = None
+    delimiter: str | None = None
 
     def named(self) -> list[str]:
         """List the columns that the user has named."""
@@ -87,17 +94,28 @@ def _first(usual: Sequence[str], names: Sequence[str], but: Sequence[str | None]
     return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
-def read_table(
-    path: Path, kind: str, columns: Columns, problems: Problems, *, delimiter: str | None = None
-) -> list[ListedImage]:
+class Table(NamedTuple):
+    """A kind of table.
+
+    summary, examples: what `captioner prepare` says of it.
+    read: gives the columns that were found, and the rows.
+    help: of its file.
+    """
+
+    summary: str
+    examples: tuple[str, ...]
+    read: Callable[[Path, Columns, Problems], tuple[Columns, Rows]]
+    help: str | None = None
+
+
+def read_table(path: Path, kind: str, columns: Columns, problems: Problems) -> list[ListedImage]:
     """Read a table; rows of the same image belong together.
 
     Args:
         path: of the file.
-        kind: "csv", "jsonl" or "parquet".
+        kind: a name in TABLES.
         columns: those that hold images, captions and splits.
         problems: gets what is wrong.
-        delimiter: of a CSV file; None: found by its first row.
 
     Raises:
         ConfigError: the columns are not there, or the delimiter is not one character.
@@ -105,19 +123,13 @@ def read_table(
         MissingExtraError: Parquet without pyarrow.
 
     """
-    if kind == "csv":
-        columns, rows = _csv(path, columns, problems, delimiter)
-    elif kind == "jsonl":
-        columns, rows = _jsonl(path, columns, problems)
-    else:
-        columns, rows = _parquet(path, columns)
-    return _listed(rows, columns, problems)
+    found, rows = TABLES[kind].read(path, columns, problems)
+    return _listed(rows, found, problems)
 
 
-def _csv(
-    path: Path, columns: Columns, problems: Problems, delimiter: str | None
-) -> tuple[Columns, Rows]:
+def _csv(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
     text = read_text(path, problems)
+    delimiter = columns.delimiter
     if delimiter is None:
         names = {*_IMAGE, *_CAPTION, *map(str.lower, columns.named())}
         delimiter = _delimiter(text, names)
@@ -240,7 +252,7 @@ def _jsonl(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, R
     return columns.find(names, path), rows
 
 
-def _parquet(path: Path, columns: Columns) -> tuple[Columns, Rows]:
+def _parquet(path: Path, columns: Columns, _: Problems) -> tuple[Columns, Rows]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -283,3 +295,28 @@ def _captions(value: object) -> list[str]:
     if isinstance(value, list):
         return [one if isinstance(one, str) else "" for one in value]
     return []
+
+
+TABLES: Final = {
+    "csv": Table(
+        "a CSV table, one row per caption",
+        (
+            "csv captions.csv --images photos --to ~/mine",
+            "csv results.csv --image-column image_name --caption-column comment \\\n"
+            "      --images photos.zip --to ~/mine",
+        ),
+        _csv,
+        "with a header or without",
+    ),
+    "jsonl": Table(
+        "a file with one JSON object per line",
+        ("jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",),
+        _jsonl,
+    ),
+    "parquet": Table(
+        "a Parquet table, one row per caption or image",
+        ("parquet captions.parquet --images photos --to ~/mine",),
+        _parquet,
+    ),
+}
+"""The kinds of table by the name that `captioner prepare` takes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.paths import expanded
+from captioner_training.prepare.tables import TABLES, Columns
 
 if TYPE_CHECKING:
     from captioner_training.prepare.manifest import Manifest
@@ -36,20 +37,7 @@ _KINDS = {
         "folder photos --to ~/mine",
         "folder photos --to ~/mine --val 0.05 --test 0.05",
     ),
-    "csv": (
-        "a CSV table, one row per caption",
-        "csv captions.csv --images photos --to ~/mine",
-        "csv results.csv --image-column image_name --caption-column comment \\\n"
-        "      --images photos.zip --to ~/mine",
-    ),
-    "jsonl": (
-        "a file with one JSON object per line",
-        "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
-    ),
-    "parquet": (
-        "a Parquet table, one row per caption or image",
-        "parquet captions.parquet --images photos --to ~/mine",
-    ),
+    **{kind: (table.summary, *table.examples) for kind, table in TABLES.items()},
     "coco-json": (
         "captions in COCO's json format",
         "coco-json train=train.json val=val.json --images photos --to ~/mine",
@@ -57,16 +45,13 @@ _KINDS = {
     ),
     "flickr8k": ("Flickr8k as it is distributed", "flickr8k downloads --to ~/flickr8k"),
 }
-_TABLES = ("csv", "jsonl", "parquet")
 _PATHS: dict[str, dict[str, Any]] = {
     "folder": {
         "metavar": "FOLDER",
         "help": "photos, each with a .txt or .caption file of one caption per line; subfolders "
         "train, val and test are splits",
     },
-    "csv": {"metavar": "FILE", "help": "with a header or without"},
-    "jsonl": {"metavar": "FILE"},
-    "parquet": {"metavar": "FILE"},
+    **{kind: {"metavar": "FILE", "help": table.help} for kind, table in TABLES.items()},
     "coco-json": {
         "metavar": "[SPLIT=]FILE",
         "nargs": "+",
@@ -118,7 +103,7 @@ def _add_own(parser: argparse.ArgumentParser, kind: str) -> None:
     add = parser.add_argument
     if kind == "csv":
         add("--delimiter", metavar="CHAR", help="default: found by the first row")
-    if kind in _TABLES:
+    if kind in TABLES:
         add("--image-column", metavar="NAME", help="the image's file name")
         add(
             "--caption-column",
@@ -128,7 +113,7 @@ def _add_own(parser: argparse.ArgumentParser, kind: str) -> None:
             help="a caption or a list of them; may be given several times",
         )
         add("--split-column", metavar="NAME", help="default: split, if there is one")
-    if kind in (*_TABLES, "coco-json"):
+    if kind in (*TABLES, "coco-json"):
         add(
             "--images",
             nargs="+",
@@ -199,24 +184,23 @@ def _prepare_own(arguments: argparse.Namespace, options: Options) -> Manifest:
     from captioner_training.prepare.assemble import assemble
     from captioner_training.prepare.sources import read_source
     from captioner_training.prepare.splits import Fractions
-    from captioner_training.prepare.tables import Columns
     from captioner_training.prepare.target import claimed, clear
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
     table = {}
-    if arguments.kind in _TABLES:
+    if arguments.kind in TABLES:
         table["columns"] = Columns(
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),
             split=arguments.split_column,
+            delimiter=getattr(arguments, "delimiter", None),
         )
     paths = arguments.paths if isinstance(arguments.paths, list) else [arguments.paths]
     data = read_source(
         arguments.kind,
         paths,
         images=getattr(arguments, "images", ()),
-        delimiter=getattr(arguments, "delimiter", None),
         fractions=Fractions(**given) if given else None,
         **table,
     )
