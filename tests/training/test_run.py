@@ -149,7 +149,21 @@ def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path
         ),
         (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
         (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
-        (("--stages.1.objectives", "{{nonesuch: 1}}"), 2, "objective 'nonesuch' is not known"),
+        (
+            ("--stages.1.objectives", "{{nonesuch: 1}}"),
+            2,
+            "objectives 'nonesuch': name module:Class",
+        ),
+        (("--stages.1.objectives", "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
+        (("--stages.1.objectives", "{{attention_entropy: 1}}"), 2, "is a field of the stage"),
+        (
+            (
+                "--stages.1.objectives",
+                "{{captioner_training.losses.attention:AttentionEntropy: x}}",
+            ),
+            2,
+            "'x' does not fit",
+        ),
         (("--stages.1.objectives", "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
         (("--data.boxes", "[{broken}]", "--stages.2.attention_supervision", 1), 1, "list images"),
         (("--data.root", "nowhere"), 1, "there is no folder nowhere"),

@@ -128,7 +128,7 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int]] = {
     ),
     "a field of a megabyte": (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size"\r\n\r\n'.encode()
-        + b"5" * 2_000_000 + b"\r\n" + END, MULTIPART, 400,
+        + b"5" * 2_000_000 + b"\r\n" + END, MULTIPART, 413,
     ),
     "a field in a charset that takes hours": (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="beam_size-"\r\n\r\n-'.encode()
