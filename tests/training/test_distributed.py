@@ -224,7 +224,6 @@ def test_torchrun_is_ended_and_goes_on(
 def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
     """torchrun adds its own report; of the processes, one speaks, in one line."""
     (tmp_path / "held").mkdir()
-    out = ("--out", tmp_path / "held")
     with locked(tmp_path / "held" / "lock", verb="train", what=tmp_path):
         for arguments, message in (
             (("smoek",), "there is no recipe 'smoek', did you mean smoke?"),
@@ -232,9 +231,10 @@ def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
             (("own", "--encoder.name", "resnet50"), "--weights bundled does not have"),
             ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
             ((recipe,), "another `captioner train` is at work in"),
-            ((recipe, "--stages.1.batch_size", 1, "--out", tmp_path / "free"), "105 images in"),
+            ((recipe, "--stages.1.batch_size", 1), "105 images in"),
         ):
-            process = torchrun("train", *arguments, *([] if "--out" in arguments else out))
+            folder = tmp_path / ("held" if arguments == (recipe,) else "free")
+            process = torchrun("train", *arguments, "--out", folder)
             _, errors = process.communicate(timeout=300)
             assert process.returncode != 0
             assert errors.count("captioner: ") == 1, errors
