@@ -13,6 +13,7 @@ H heads share the A numbers of W_q q and W_k k: each scores with A / H of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
 import torch
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 
-class ScoreFunction(nn.Module):
+class ScoreFunction(nn.Module, ABC):
     """How well queries fit keys.
 
     Args:
@@ -56,13 +57,13 @@ class ScoreFunction(nn.Module):
         super().__init__()
         self.heads = heads
 
+    @abstractmethod
     def project(self, keys: Tensor) -> Tensor:
         """Turn keys (B, L, D) into projected keys (B, L, A), once for all queries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score queries (B, K, Q) against projected keys (B, L, A): (B, K, H, L)."""
-        raise NotImplementedError
 
 
 class AdditiveScore(ScoreFunction):
