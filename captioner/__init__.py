@@ -35,10 +35,9 @@ from captioner.errors import (
 
 if TYPE_CHECKING:
     __version__: str
-    from captioner.caption import Alternative, Caption
+    from captioner.caption import Alternative, Caption, Word
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
-    from captioner.word import Word
 
 __all__ = [
     "Alternative",
@@ -76,7 +75,7 @@ _LAZY = {
     "Caption": "captioner.caption",
     "Captioner": "captioner.predictor",
     "GenerationConfig": "captioner.generation.config",
-    "Word": "captioner.word",
+    "Word": "captioner.caption",
 }
 
 

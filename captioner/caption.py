@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from captioner.drawing.animation import animation
-from captioner.drawing.colors import DEFAULT_COLORS
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import DEFAULT_STRENGTH, Panel, overlay
+from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import UNFAMILIAR
+from captioner.record import WordRecord, read_record
 from captioner.vision.transform import Box
-from captioner.word import Word, read_number
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+__all__ = ["SHUT_GATE", "SMALL_EFFECT", "Alternative", "Caption", "ModelName", "Word"]
 
-__all__ = ["Alternative", "Caption", "ModelName"]
-
-# Of a record that somebody sent: what no model of ours exceeds.
-_MOST_WORDS, _MOST_OTHERS, _LONGEST = 256, 20, 20_000
+SHUT_GATE = 0.1
+"""A gate below it has closed the view: the word comes from the sentence so far."""
+SMALL_EFFECT = 0.05
+"""In nats: the word loses less than a twentieth of its probability."""
 
 GUESSED_CHECKED = (
     "guessed: when the places that it looked at are hidden, the model finds the word about as "
@@ -35,6 +35,89 @@ GUESSED_CHECKED = (
 GUESSED_BY_GATE = (
     "guessed: the model drew less than 10 % on the photo, and made the word from those before it"
 )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Word:
+    """One word of a caption; two are equal when all that is known of them is.
+
+    probability: of this word, given the photo and the words before it.
+    gate: how much the model drew on what it saw, against what it had said (beta in the paper); None
+        where the model has no gate.
+    attention: (rows, columns), sums to 1, over the part of the photo that Caption.box names; None
+        where the model does not attend.
+    heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
+    effect: how much further the word's log-probability falls without the cells that it looked at
+        than without others, in nats; None where nobody checked it. See captioner.deletion.
+    """
+
+    text: str
+    probability: float
+    gate: float | None = None
+    attention: Tensor | None = field(default=None, repr=False)
+    heads: Tensor | None = field(default=None, repr=False)
+    effect: float | None = field(default=None, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Word) and self._known() == other._known()
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.probability))
+
+    def _known(self) -> tuple[object, ...]:
+        maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
+        return self.text, self.probability, self.gate, self.effect, maps
+
+    def map(self, head: int | None = None) -> Tensor | None:
+        """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
+
+        Raises:
+            ConfigError: there is no such head.
+
+        """
+        heads = [self.attention] if self.heads is None else [*self.heads]
+        if head is None:
+            return self.attention
+        if not 1 <= head <= len(heads):
+            raise ConfigError(f"there is no head {head}: they go from 1 to {len(heads)}")
+        return heads[head - 1]
+
+    @property
+    def drawn(self) -> float:
+        """How much it drew on the photo; without a gate, how much of its attention one cell has."""
+        if self.gate is not None:
+            return self.gate
+        return 0.0 if self.attention is None else float(self.attention.max())
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it came from the words before it rather than from the photo.
+
+        Where the effect was measured, it is below SMALL_EFFECT; elsewhere the gate is below
+        SHUT_GATE. A word of which neither is known counts as seen.
+        """
+        if self.effect is not None:
+            return self.effect < SMALL_EFFECT
+        return self.gate is not None and self.gate < SHUT_GATE
+
+    def record(self, *, box: Box | None = None) -> dict[str, Any]:
+        """Give the word as a part of the caption's record; without a box, without its weights."""
+        record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        if self.gate is not None:
+            record["gate"] = round(self.gate, 4)
+        if self.effect is not None:
+            record["effect"] = round(self.effect, 4)
+        if box is not None and self.attention is not None:
+            rows, columns = self.attention.shape
+            record["attention"] = {
+                "rows": rows,
+                "columns": columns,
+                "box": [round(edge, 6) for edge in box],
+                "weights": _rounded(self.attention),
+            }
+            if self.heads is not None:
+                record["attention"]["heads"] = [_rounded(head) for head in self.heads]
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +252,7 @@ class Caption:
                 the word that drew most on the photo.
             smooth: blend between the cells of the grid; False shows them as they are.
             strength: of the colours, 0 to 1.
-            colors: a colour scale by name; see captioner.drawing.colors.
+            colors: a colour scale by name; see captioner.drawing.overlay.
             head: one head's attention, from 1; None: the mean of all.
 
         Raises:
@@ -198,10 +281,7 @@ class Caption:
     ) -> Image.Image:
         """Draw the photo and every word's attention side by side: the paper's figure 3.
 
-        Raises:
-            ConfigError: no such head, strength or colour scale, or the model does not attend.
-            ImageError: the photo is no longer there.
-
+        Options and errors as for `overlay`.
         """
         return contact_sheet(
             self.open_photo(),
@@ -222,12 +302,9 @@ class Caption:
         colors: str = DEFAULT_COLORS,
         head: int | None = None,
     ) -> list[Image.Image]:
-        """Draw the frames that run through the words; see captioner.drawing.saving.
+        """Draw the frames that run through the words, for captioner.drawing.saving.
 
-        Raises:
-            ConfigError: no such head, strength or colour scale, or the model does not attend.
-            ImageError: the photo is no longer there.
-
+        Options and errors as for `overlay`.
         """
         return animation(
             self.open_photo(),
@@ -287,23 +364,23 @@ class Caption:
 
         """
         box = self.box if attention else None
-        known = {} if self.familiarity is None else {"familiarity": round(self.familiarity, 4)}
+
+        def words(sentence: Caption | Alternative) -> list[dict[str, Any]]:
+            return [word.record(box=box) for word in sentence.words]
+
+        record = {"image": self.image, "caption": self.text, "score": round(self.score, 4)}
+        if self.familiarity is not None:
+            record["familiarity"] = round(self.familiarity, 4)
+        if self.style is not None:
+            record["style"] = self.style
         return {
-            "image": self.image,
-            "caption": self.text,
-            "score": round(self.score, 4),
-            **known,
-            **({} if self.style is None else {"style": self.style}),
-            "words": [word.record(box=box) for word in self.words],
+            **record,
+            "words": words(self),
             "alternatives": [
-                {
-                    "caption": other.text,
-                    "score": round(other.score, 4),
-                    "words": [word.record(box=box) for word in other.words],
-                }
+                {"caption": other.text, "score": round(other.score, 4), "words": words(other)}
                 for other in self.alternatives
             ],
-            "model": {"name": self.model.name, "version": self.model.version},
+            "model": asdict(self.model),
         }
 
     @classmethod
@@ -320,45 +397,42 @@ class Caption:
             ConfigError: it is no record, or a number of it is out of range.
 
         """
-        if not isinstance(record, Mapping):
-            raise ConfigError("the record is no object")
-        text, score, words, boxes = _read_sentence(record)
-        others = record.get("alternatives", [])
-        if not isinstance(others, list) or len(others) > _MOST_OTHERS:
-            raise ConfigError(f"the record's alternatives are no list of {_MOST_OTHERS} or fewer")
-        alternatives = []
-        for other in others:
-            if isinstance(other, Mapping) and "words" in other:
-                one = _read_sentence(other)
-                alternatives.append(Alternative(text=one[0], score=one[1], words=one[2]))
-                boxes |= one[3]
+        read = read_record(record)
+        others = [other for other in read.alternatives if other.words is not None]
+        sentences = [read.words, *(other.words or [] for other in others)]
+        seen = [word.attention for words in sentences for word in words if word.attention]
+        boxes = {Box(*one.box) for one in seen}
         if len(boxes) > 1:
             raise ConfigError("the words of the record have different boxes")
-        familiarity, style, image = (record.get(key) for key in ("familiarity", "style", "image"))
-        model = record.get("model")
-        names = model if isinstance(model, Mapping) else {}
+        best, *alternatives = (tuple(map(_read_word, words)) for words in sentences)
         return cls(
-            text=text,
-            score=score,
-            words=words,
-            alternatives=tuple(alternatives),
-            image=image if isinstance(image, str) else None,
-            model=ModelName(name=str(names.get("name")), version=str(names.get("version"))),
+            text=read.caption,
+            score=read.score,
+            words=best,
+            alternatives=tuple(
+                Alternative(text=other.caption, score=other.score, words=words)
+                for other, words in zip(others, alternatives, strict=True)
+            ),
+            image=read.image,
+            model=ModelName(name=read.model.name, version=read.model.version),
             box=next(iter(boxes), Box(0.0, 0.0, 1.0, 1.0)),
             open_photo=open_photo,
-            familiarity=None if familiarity is None else read_number(familiarity, "familiarity"),
-            style=style if isinstance(style, str) else None,
+            familiarity=read.familiarity,
+            style=read.style,
         )
 
 
-def _read_sentence(record: Mapping[Any, Any]) -> tuple[str, float, tuple[Word, ...], set[Box]]:
-    """Read the sentence of a record or of one of its alternatives, and where its words looked."""
-    text, words = record.get("caption"), record.get("words")
-    if not isinstance(text, str) or not isinstance(words, list):
-        raise ConfigError("the record has no caption with words")
-    if len(words) > _MOST_WORDS:
-        raise ConfigError(f"the record has more than {_MOST_WORDS} words")
-    score = read_number(record.get("score"), "the score", -1e6, 1e6)
-    read = [Word.from_record(word) for word in words]
-    boxes = {box for _, box in read if box is not None}
-    return text[:_LONGEST], score, tuple(word for word, _ in read), boxes
+def _read_word(read: WordRecord) -> Word:
+    word = Word(text=read.word, probability=read.probability, gate=read.gate, effect=read.effect)
+    if (seen := read.attention) is None:
+        return word
+
+    def table(weights: Iterable[float]) -> Tensor:
+        return torch.tensor(weights).view(seen.rows, seen.columns)
+
+    heads = None if seen.heads is None else torch.stack([table(head) for head in seen.heads])
+    return replace(word, attention=table(seen.weights), heads=heads)
+
+
+def _rounded(weights: Tensor) -> list[float]:
+    return [round(weight, 6) for weight in weights.flatten().tolist()]

@@ -42,10 +42,7 @@ __all__ = [
     "FORMAT_VERSION",
     "HEADER_KEY",
     "Checkpoint",
-    "check_head",
     "load_checkpoint",
-    "odd_header",
-    "read_generation",
     "read_header",
 ]
 
@@ -140,7 +137,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except CheckpointError:
         raise
     except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise odd_header(path, error) from error
+        raise _odd_header(path, error) from error
     return Checkpoint(
         model=_build(config, len(vocabulary), path),
         vocabulary=vocabulary,
@@ -188,46 +185,11 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     return header
 
 
-def read_generation(path: str | os.PathLike[str]) -> GenerationConfig:
-    """Read how a checkpoint makes captions unless it is told otherwise; older ones do not say.
-
-    Raises:
-        CheckpointError: as for read_header.
-
-    """
-    try:
-        return GenerationConfig(**read_header(path).get("generation", {}))
-    except (ConfigError, TypeError) as error:
-        raise odd_header(path, error) from error
-
-
-def odd_header(path: str | os.PathLike[str], error: Exception) -> CheckpointFormatError:
-    """Say that a header has fields or values that nobody here knows."""
+def _odd_header(path: Path, error: Exception) -> CheckpointFormatError:
     return CheckpointFormatError(
         f"{path} has a header that this Captioner cannot use ({error!s}): "
         "it is damaged, or another version wrote it"
     )
-
-
-def check_head(
-    head: int | None, header: Mapping[str, Any], *, path: str | os.PathLike[str]
-) -> None:
-    """Refuse a head of the attention, from 1, that a checkpoint does not have.
-
-    Raises:
-        ConfigError: it has fewer.
-        CheckpointFormatError: the header does not say how many.
-
-    """
-    if head is None:
-        return
-    try:
-        name, count = header["name"], int(header["decoder"].get("heads", 1))  # older: no heads
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise odd_header(path, error) from error
-    if not 1 <= head <= count:
-        has = "one head" if count == 1 else f"the heads 1 to {count}"
-        raise ConfigError(f"head {head}: the model {name} has {has}")
 
 
 def _check_kind(path: Path) -> None:
@@ -279,7 +241,7 @@ def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionMode
     try:
         model = without_weights(make)
     except ConfigError as error:  # of settings that only the parts can judge, such as the stride
-        raise odd_header(path, error) from error
+        raise _odd_header(path, error) from error
     expected = model.state_dict()
     tensors, strays = _read_tensors(path, expected)
     problems = [f"no {name}" for name in expected if name not in tensors]

@@ -1,22 +1,39 @@
-"""Where a model runs, and in which dtype: what is asked for, or what the hardware is fast in."""
+"""What a command computes on, and in which dtype: as asked for, or what the machine is fast in."""
 
 from __future__ import annotations
 
+import os
 import platform
+from argparse import ArgumentParser, _ArgumentGroup
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from captioner.errors import ConfigError, DeviceError
 
-__all__ = ["DTYPES", "best_dtype", "find_device", "find_dtype"]
+if TYPE_CHECKING:
+    import torch
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""The dtypes by the name that `--dtype` takes, beside auto."""
+__all__ = ["add_machine_arguments", "best_dtype", "cores", "find_device", "find_dtype"]
+
+_DTYPES = ("float32", "bfloat16")
 
 # As /proc/cpuinfo spells them: x86 with AMX or AVX-512, and ARM. Without them bfloat16 is emulated,
 # and slower than float32.
 _FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: bool = True) -> None:
+    """Declare `--device`, and `--dtype` unless the command has its own way with that."""
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto"
+    )
+    if dtype:
+        parser.add_argument(
+            "--dtype",
+            default="auto",
+            metavar="NAME",
+            help="auto (bfloat16 where it is fast), float32, bfloat16",
+        )
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -26,6 +43,8 @@ def find_device(name: str | torch.device) -> torch.device:
         DeviceError: torch does not know the name, or this machine has no such device.
 
     """
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -42,43 +61,52 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Turn "auto" or a name in DTYPES into a dtype; a dtype stays as it is.
+    """Turn "auto", "float32" or "bfloat16" into a dtype; a dtype stays as it is.
 
     Raises:
         ConfigError: there is no such name.
 
     """
+    import torch
+
     if isinstance(name, torch.dtype):
         return name
     if name == "auto":
         return best_dtype(device)[0]
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
     """Choose bfloat16 where the hardware has it; with the reason, in words."""
+    import torch
+
     if device.type == "cuda":
         with torch.cuda.device(device):
-            has = torch.cuda.is_bf16_supported(including_emulation=False)
-        if has:
-            return torch.bfloat16, "the GPU has bfloat16"
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return torch.bfloat16, "the GPU has bfloat16"
         return torch.float32, "the GPU has no bfloat16"
     if device.type != "cpu":
         return torch.float32, f"on {device.type}"
+    if platform.system() != "Linux":
+        return torch.float32, f"what the CPU is fast in is not known on {platform.system()}"
     known = _cpu_flags()
     for flag in _FLAGS:
         if flag in known:
             return torch.bfloat16, f"the CPU has {flag}"
-    if platform.system() != "Linux":
-        return torch.float32, f"what the CPU is fast in is not known on {platform.system()}"
     return torch.float32, "the CPU has no bfloat16"
 
 
+def cores() -> int:
+    """Count the cores that this process may run on: 1 or more."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _cpu_flags() -> set[str]:
-    if platform.system() != "Linux":
-        return set()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,10 +1,12 @@
-"""The one way to write a file: whoever reads its name finds the old file or the new one, whole.
+"""Files: the one way to write one, and how to know one again.
 
-The new file is written beside the old one, brought to the disk, and only then takes its name.
+Whoever reads its name finds the old file or the new one, whole: the new one is written beside the
+old one, brought to the disk, and only then takes its name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -16,7 +18,7 @@ from typing import BinaryIO
 
 from captioner.errors import ConfigError, OutputError
 
-__all__ = ["identity", "new_part", "refuse_input", "replace_file", "sync_folder"]
+__all__ = ["digest", "identity", "new_part", "refuse_input", "replace_file", "sync_folder"]
 
 
 @contextmanager
@@ -96,6 +98,12 @@ def identity(path: str | os.PathLike[str]) -> set[object]:
         status = Path(real).stat()
         keys.add((status.st_dev, status.st_ino))
     return keys
+
+
+def digest(text: str | bytes) -> bytes:
+    """Digest a name or the content of a file: sixteen bytes that stand for it."""
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).digest()[:16]
 
 
 def refuse_input(

@@ -1,4 +1,4 @@
-"""Paths as people type them, and what may have been meant where they lead nowhere."""
+"""Paths as people type them, what was meant where they lead nowhere, and what comes along."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["did_you_mean", "expanded", "is_web_address", "there_is_no"]
+from captioner.errors import CheckpointNotFoundError
+
+__all__ = [
+    "bundled_checkpoint",
+    "did_you_mean",
+    "expanded",
+    "is_web_address",
+    "sample_photos",
+    "there_is_no",
+]
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -63,3 +72,37 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
     by_lower = {one.lower(): one for one in names}
     found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
+
+
+def bundled_checkpoint() -> Path:
+    """Find the checkpoint that comes with Captioner.
+
+    Raises:
+        CheckpointNotFoundError: this installation has none.
+
+    """
+    path = _find_bundled("captioner.safetensors")
+    if path is None:
+        raise CheckpointNotFoundError(
+            "the bundled checkpoint is missing from this installation: "
+            "install Captioner again, or name a checkpoint file"
+        )
+    return path
+
+
+def sample_photos() -> dict[str, Path]:
+    """Give the sample photos by name, in the order in which they are shown.
+
+    They are public domain or CC0; CREDITS.md beside them says whose.
+    """
+    folder = _find_bundled("samples")
+    photos = {path.stem: path for path in sorted(folder.glob("*.jpg"))} if folder else {}
+    # The one that the model does best comes first: it shows what a map looks like that fits.
+    return dict(sorted(photos.items(), key=lambda item: item[0] != "coffee"))
+
+
+def _find_bundled(name: str) -> Path | None:
+    """Find an asset: inside the package, or in the checkout."""
+    package = Path(__file__).resolve().parent
+    ways = (folder / "assets" / name for folder in (package, package.parent))
+    return next((path for path in ways if path.exists()), None)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice, repeat
-from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import torch
 from PIL import Image
 
-from captioner.bundled import bundled_checkpoint
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import SECONDS, Reader
@@ -27,13 +24,12 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
-from captioner.paths import expanded
-from captioner.sources import ArrayImage, as_source, image_name, is_many, rereadable
+from captioner.paths import bundled_checkpoint
+from captioner.sources import ArrayImage, as_source, image_name, is_many
 from captioner.vision.encoder import Grid
-from captioner.vision.image import MAX_PIXELS, ImageSource, open_image
+from captioner.vision.image import MAX_PIXELS, FileSource, ImageSource, open_image
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner.word import Word
 
 __all__ = ["BATCH", "Captioner", "PreparedImage"]
 
@@ -55,6 +51,7 @@ class Captioner:
         max_pixels: larger photos are refused before they are decoded.
         seconds: that one photo may take to be decoded.
         in_process: open photos in this process, without its limits; see Reader.
+        familiarity: how familiar a photo is, where the checkpoint knows it.
 
     """
 
@@ -67,23 +64,23 @@ class Captioner:
         max_pixels: int = MAX_PIXELS,
         seconds: float = SECONDS,
         in_process: bool = False,
-        _keep: bool = True,
+        familiarity: Familiarity | None = None,
     ) -> None:
-        self.familiarity: Familiarity | None = None  # of from_pretrained, where the file is there
-        self.asked = device, dtype  # what "auto" comes to is another machine's own choice
+        self.checkpoint = checkpoint
+        self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
+        self.familiarity = familiarity
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
         self.reader = Reader(
             checkpoint.transform, max_pixels=max_pixels, seconds=seconds, in_process=in_process
         )
-        model = copy.deepcopy(checkpoint.model) if _keep else checkpoint.model
+        model = copy.deepcopy(checkpoint.model)
         self.model = prepare_model(model, device=self.device, dtype=self.dtype)
-        self._origin: Checkpoint | Path = checkpoint
         self.vocabulary = checkpoint.vocabulary
         self.transform = Transform(checkpoint.transform)
         self.generation = checkpoint.generation
-        self.name = ModelName(name=checkpoint.name, version=checkpoint.version)
+        self.name, self.version = checkpoint.name, checkpoint.version
 
     @classmethod
     def from_pretrained(
@@ -105,24 +102,15 @@ class Captioner:
 
         """
         path = bundled_checkpoint() if path is None else path
-        # Nobody else has what is loaded here: it need not be copied, which takes a while.
-        captioner = cls(
+        return cls(
             load_checkpoint(path),
             device=device,
             dtype=dtype,
             max_pixels=max_pixels,
             seconds=seconds,
             in_process=in_process,
-            _keep=False,
+            familiarity=Familiarity.beside(path),
         )
-        captioner._origin = expanded(path).absolute()  # in place of weights in float32
-        captioner.familiarity = Familiarity.beside(path)
-        return captioner
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """What it was made of, on the CPU and in float32; a file is read again."""
-        return load_checkpoint(self._origin) if isinstance(self._origin, Path) else self._origin
 
     @cached_property
     def fingerprint(self) -> str:
@@ -189,50 +177,40 @@ class Captioner:
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if not is_many(images):
-            (one,) = self._caption_batch([images], config, "raise", check_attention)
-            return cast("Caption", one)
+            image = self._prepare(as_source(images))
+            return self.caption_prepared([image], config, check_attention=check_attention)[0]
         results: list[Caption | ImageError] = []
-        waiting = iter(cast("Iterable[ImageSource]", images))
+        waiting = iter(cast("Iterable[Any]", images))
         while batch := list(islice(waiting, BATCH)):
-            results += self._caption_batch(batch, config, errors, check_attention)
+            prepared: list[PreparedImage | ImageError] = []
+            for image in batch:
+                try:
+                    prepared.append(self._prepare(as_source(image)))
+                except ImageError as error:
+                    if errors == "raise":
+                        raise
+                    prepared.append(error.without_traceback())
+            sound = [one for one in prepared if isinstance(one, PreparedImage)]
+            made = iter(self.caption_prepared(sound, config, check_attention=check_attention))
+            results += [one if isinstance(one, ImageError) else next(made) for one in prepared]
         return results
 
-    def _caption_batch(
-        self,
-        images: Sequence[Any],
-        config: GenerationConfig | None,
-        errors: Literal["raise", "return"],
-        check_attention: bool,
-    ) -> list[Caption | ImageError]:
-        results: dict[int, Caption | ImageError] = {}
-        prepared: dict[int, PreparedImage] = {}
-        for position, image in enumerate(images):
-            try:
-                prepared[position] = self.prepare(as_source(image))
-            except ImageError as error:
-                if errors == "raise":
-                    raise
-                results[position] = error.without_traceback()
-        captions = self.caption_prepared(
-            list(prepared.values()), config, check_attention=check_attention
-        )
-        results.update(zip(prepared, captions, strict=True))
-        return [results[position] for position in range(len(images))]
-
-    def prepare(self, source: ImageSource) -> PreparedImage:
+    def prepare(self, image: ImageSource | ArrayImage) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
-        kept = rereadable(source)
-        if isinstance(kept, Image.Image):
-            open_photo = partial(open_image, kept, max_pixels=self.max_pixels)
+        return self._prepare(as_source(image, follow_links=False))
+
+    def _prepare(self, source: FileSource | Image.Image) -> PreparedImage:
+        if isinstance(source, Image.Image):
+            open_photo = partial(open_image, source, max_pixels=self.max_pixels)
             photo = open_photo()
             pixels, box = self.transform.pixels(photo), self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
-        (decoded := self.reader.square(kept)).check()
+        (decoded := self.reader.square(source)).check()
         return PreparedImage(
-            image=image_name(kept),
+            image=image_name(source),
             pixels=square_pixels(decoded),
             box=decoded.box,
-            open_photo=partial(self.reader.picture, kept),
+            open_photo=partial(self.reader.picture, source),
         )
 
     def caption_prepared(
@@ -261,42 +239,45 @@ class Captioner:
             start = self.vocabulary.start(config.style)
             effects = sentence_effects(self.model.decoder, grid.features, said, start=start)
         known = self.familiarity.of(grid.features) if self.familiarity else [None] * len(images)
-        return [
-            replace(
-                self._describe(image, grid, hypotheses, found),
-                familiarity=familiar,
-                style=style,
+        captions = []
+        for image, hypotheses, found, familiar in zip(images, made, effects, known, strict=True):
+            best, *others = (
+                _sentence(one, grid, self.vocabulary, effect)
+                for one, effect in zip(hypotheses, found, strict=True)
             )
-            for image, hypotheses, found, familiar in zip(images, made, effects, known, strict=True)
-        ]
+            captions.append(
+                Caption(
+                    text=best.text,
+                    score=best.score,
+                    words=best.words,
+                    alternatives=tuple(others),
+                    image=image.image,
+                    model=ModelName(name=self.name, version=self.version),
+                    box=image.box,
+                    open_photo=image.open_photo,
+                    familiarity=familiar,
+                    style=style,
+                )
+            )
+        return captions
+
+    def check_head(self, head: int | None) -> None:
+        """Refuse a head of the attention, from 1, that the model does not have.
+
+        Raises:
+            ConfigError: it has fewer.
+
+        """
+        heads = self.model.config.decoder.heads
+        if head is not None and not 1 <= head <= heads:
+            has = "one head" if heads == 1 else f"the heads 1 to {heads}"
+            raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor) -> Grid:
         """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
         pixels = self.transform.normalize(pixels.to(self.device))
         return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
-
-    def _describe(
-        self,
-        prepared: PreparedImage,
-        grid: Grid,
-        hypotheses: list[Hypothesis],
-        effects: Sequence[Sequence[float] | None],
-    ) -> Caption:
-        best, *others = (
-            _sentence(one, grid, self.vocabulary, effect)
-            for one, effect in zip(hypotheses, effects, strict=True)
-        )
-        return Caption(
-            text=best.text,
-            score=best.score,
-            words=best.words,
-            alternatives=tuple(others),
-            image=prepared.image,
-            model=self.name,
-            box=prepared.box,
-            open_photo=prepared.open_photo,
-        )
 
 
 def _sentence(

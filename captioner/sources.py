@@ -1,7 +1,4 @@
-"""What is taken for an image from Python, and brought to what `open_image` opens.
-
-Only `Captioner.caption` downloads. Servers are given addresses by strangers: they follow none.
-"""
+"""What is taken for an image from Python, brought to what `open_image` opens more than once."""
 
 from __future__ import annotations
 
@@ -10,19 +7,18 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
+import httpx
+import numpy as np
 import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
-from captioner.vision.image import FileSource, ImageSource
+from captioner.vision.image import FileSource
 
-if TYPE_CHECKING:
-    import httpx
-
-__all__ = ["ArrayImage", "Download", "as_source", "image_name", "is_many", "rereadable"]
+__all__ = ["ArrayImage", "as_source", "image_name", "is_many"]
 
 _LARGEST = 64 * 2**20  # bytes of a download: six times the JPEG of a good camera
 _SILENCE, _PATIENCE = 15.0, 60.0  # seconds: without a byte, and for the whole download
@@ -68,58 +64,48 @@ def image_name(source: object) -> str | None:
     return os.fspath(source) if isinstance(source, str | os.PathLike) else None
 
 
-def as_source(image: Any) -> ImageSource:
+def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Image:
     """Bring an image of any kind to one that `open_image` opens, and can open again.
 
-    Addresses are downloaded, 64 MiB at most. Arrays hold red, green, blue and perhaps opacity, or
-    grey alone: in numpy (height, width, channels), in torch (channels, height, width), as each has
-    it; integers from 0 to 255, floats from 0 to 1.
+    A file object can be read once, and a bytearray may change: their bytes are taken. Arrays hold
+    red, green, blue and perhaps opacity, or grey alone: in numpy (height, width, channels), in
+    torch (channels, height, width), as each has it; integers from 0 to 255, floats from 0 to 1.
+
+    Args:
+        image: of any kind.
+        follow_links: download addresses, 64 MiB at most. Not for those that strangers give.
 
     Raises:
         ImageTypeError: it is none of these, or an array of another shape or range.
-        ImageNotFoundError: the download failed.
+        ImageNotFoundError: the download failed, or the file cannot be read.
         ImageTooLargeError: the download is too large.
 
     """
-    if isinstance(image, Image.Image):
-        return image
     if isinstance(image, torch.Tensor):
         return _from_tensor(image)
     if hasattr(image, "__array__"):
-        import numpy as np
-
         return _from_array(np.asarray(image), "array", tuple(np.shape(image)))
-    if isinstance(image, str) and (scheme := re.match(r"([a-zA-Z][\w+.-]+)://", image)):
-        if scheme[1].lower() not in ("http", "https"):
-            raise ImageNotFoundError(f"{image} is not an http or https address: download it first")
-        return _download(image)
-    taken = isinstance(image, str | os.PathLike | bytes | bytearray | memoryview)
-    if taken or callable(getattr(image, "read", None)):
-        return rereadable(image)
-    raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
-
-
-def rereadable(source: ImageSource | bytearray | memoryview) -> FileSource | Image.Image:
-    """A file object can be read once, and bytes may change; a caption may want its photo again."""
-    if isinstance(source, JpegImageFile) and _is_undecoded(source):
-        try:
-            return _file_of(source)
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise ImageNotFoundError(
-                f"the file of the image cannot be read ({error}): caption it before it is closed"
-            ) from error
-    if isinstance(source, str | os.PathLike | bytes | Image.Image):
-        return source
-    if isinstance(source, bytearray | memoryview):
-        return bytes(source)
-    if isinstance(source, io.BytesIO):
-        return source.getvalue()[source.tell() :]
-    if isinstance(source, io.TextIOBase):
+    if isinstance(image, str) and follow_links:
+        return _from_address(image)
+    if isinstance(image, io.TextIOBase):
         raise ImageTypeError("the image file is open as text: open it with 'rb'")
     try:
-        return source.read()
+        if isinstance(image, JpegImageFile) and _is_undecoded(image):
+            return _file_of(image)
+        if isinstance(image, str | os.PathLike | bytes | Image.Image):
+            return image
+        if isinstance(image, bytearray | memoryview):
+            return bytes(image)
+        if isinstance(image, io.BytesIO):
+            return image.getvalue()[image.tell() :]
+        if callable(read := getattr(image, "read", None)):
+            data: bytes = read()
+            return data
     except (OSError, ValueError) as error:  # ValueError: it is closed
-        raise ImageNotFoundError(f"the image file cannot be read ({error})") from error
+        raise ImageNotFoundError(
+            f"the image file cannot be read ({error}): caption it before it is closed"
+        ) from error
+    raise ImageTypeError(f"{type(image).__name__} is not an image: {_TAKEN}")
 
 
 def _is_undecoded(image: JpegImageFile) -> bool:
@@ -166,9 +152,17 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
-def _download(address: str) -> Download:
-    import httpx
+def _from_address(name: str) -> str | Download:
+    """Download an address; a path stays as it is."""
+    scheme = re.match(r"([a-zA-Z][\w+.-]+)://", name)
+    if not scheme:
+        return name
+    if scheme[1].lower() not in ("http", "https"):
+        raise ImageNotFoundError(f"{name} is not an http or https address: download it first")
+    return _download(name)
 
+
+def _download(address: str) -> Download:
     try:
         with httpx.stream("GET", address, follow_redirects=True, timeout=_SILENCE) as response:
             response.raise_for_status()

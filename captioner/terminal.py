@@ -1,14 +1,20 @@
-"""What strangers wrote, made fit for a terminal."""
+"""What strangers wrote, made fit for a terminal or a line of JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["folded", "in_a_line", "printable"]
+__all__ = ["folded", "in_a_line", "json_line", "printable"]
 
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What UTF-8 cannot hold (a name on disk need not be text), what steers a terminal or turns the
+# direction of the writing, and what some programs take for the end of a line.
+_ESCAPED = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -36,14 +42,31 @@ def folded(text: str, *, columns: int) -> str:
     12 captions in all; 1 failed,
       in c.errors
     """
-    lines = [
-        textwrap.wrap(
-            line,
-            columns,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.split("\n")
-    ]
-    return "\n".join(part for parts in lines for part in parts or [""])
+    wrap = textwrap.TextWrapper(
+        columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrap.fill(line) for line in text.split("\n"))
+
+
+def json_line(
+    value: Mapping[str, Any] | Sequence[Any],
+    *,
+    indent: int | None = None,
+    encoding: str | None = "utf-8",
+) -> str:
+    r"""Write a record, so that a search for a name finds it; without a line break at the end.
+
+    Args:
+        value: plain data.
+        indent: spaces for each level; None: all in one line.
+        encoding: of the stream that it is written to; in another than UTF-8, or where it is not
+            known, all but ASCII is escaped.
+
+    >>> print(json_line({"image": "Müller \udcff.jpg"}))
+    {"image": "Müller \udcff.jpg"}
+
+    """
+    if (encoding or "").lower().replace("_", "-") not in ("utf-8", "utf8"):
+        return json.dumps(value, indent=indent)
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if text.isascii() else _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
+from captioner.paths import bundled_checkpoint
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

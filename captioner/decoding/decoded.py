@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from PIL import Image
 
 from captioner import errors
-from captioner.digest import digest
+from captioner.files import digest
 from captioner.vision.image import MAX_PIXELS, open_image
 from captioner.vision.transform import Box, Transform, TransformConfig
 

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from captioner.drawing.colors import DEFAULT_COLORS, blend
 from captioner.drawing.lettering import PAPER, Text
-from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, Panel, attention_map, fit
+from captioner.drawing.overlay import (
+    DEFAULT_COLORS,
+    DEFAULT_STRENGTH,
+    WHOLE,
+    Panel,
+    attention_map,
+    blend,
+    fit,
+)
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 

@@ -15,8 +15,7 @@ from uuid import uuid4
 
 from PIL import Image
 
-from captioner.drawing.colors import FULL_HEAT
-from captioner.drawing.overlay import WHOLE, Panel, fit, overlay
+from captioner.drawing.overlay import FULL_HEAT, WHOLE, Panel, fit, overlay
 from captioner.vision.transform import Box
 
 __all__ = ["notebook_sheet"]

@@ -1,23 +1,87 @@
-"""Where the model looked, as a picture: attention -> upsample -> blend.
+"""Where the model looked, as a picture: attention -> heat -> colours over the photo.
+
+What heat means. Attention weights sum to 1 over a grid of n cells, so a model that looks nowhere
+in particular gives each cell 1/n, the even share. Heat counts the doublings of that share: up to
+the even share is 0, twice is a third, four times two thirds, eight times and more full heat. The
+scale is the same for every word, sheet, photo and grid. Stretching each word to its own maximum,
+as is often done, would paint a model that looks everywhere as hot as one that looks at the ball.
+
+Four perceptually ordered scales, in which more heat is always lighter, survive colour blindness
+and a black-and-white printer. "spotlight" has no colours: it leaves the photo as it is where the
+model looked and takes light and colour away elsewhere, like the figures of Show, Attend and Tell.
 
 Weights are anything with `.tolist()`, such as a tensor of shape (rows, columns), or nested
 sequences. A box is the part of the photo that the grid covers; see captioner.vision.transform.Box.
 Photos are PIL images of any mode, turned the way the viewer sees them, and never modified.
-What heat means, and why it is not stretched to each word's maximum: see `captioner.drawing.colors`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
-from PIL import Image
+from PIL import Image, ImageChops
 
-from captioner.drawing.colors import DEFAULT_COLORS, Weights, blend, heat_grid
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
-__all__ = ["DEFAULT_STRENGTH", "WHOLE", "Panel", "attention_map", "fit", "overlay"]
+__all__ = [
+    "COLORS",
+    "DEFAULT_COLORS",
+    "DEFAULT_STRENGTH",
+    "FIRST_COLOR",
+    "FULL_HEAT",
+    "OPACITY_GAIN",
+    "TEXTURE",
+    "WHOLE",
+    "Panel",
+    "Weights",
+    "attention_map",
+    "blend",
+    "color_scale",
+    "fit",
+    "overlay",
+]
+
+FULL_HEAT = 8.0
+"""How many times the even share of attention a place needs to be drawn at full heat."""
+
+# Ten evenly spaced anchors of each scale. inferno, magma and viridis: van der Walt, Smith and
+# Firing 2015, CC0 (bids.github.io/colormap). cividis: Nunez, Anderton and Renslow 2018, made to
+# look nearly the same with and without red-green colour blindness (PLOS ONE 13(7): e0199239).
+_ANCHORS = {
+    "inferno": "000004 1b0c41 4a0c6b 781c6d a52c60 cf4446 ed6925 fb9b06 f7d13d fcffa4",
+    "magma": "000004 180f3d 440f76 721f81 9e2f7f cd4071 f1605d fd9668 feca8d fcfdbf",
+    "viridis": "440154 482878 3e4989 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725",
+    "cividis": "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838",
+}
+_SPOTLIGHT = "spotlight"
+
+COLORS: tuple[str, ...] = (*_ANCHORS, _SPOTLIGHT)
+"""Every name that `colors=` takes."""
+
+DEFAULT_COLORS = "inferno"
+"""Its dark rim and light heart stand out on light and on dark photos alike."""
+
+OPACITY_GAIN = 2.0
+"""Opacity grows this much faster than heat, or the lower half of a scale could not be seen."""
+
+TEXTURE = 0.3
+"""How much of the photo's own light and shade shows through full heat."""
+
+FIRST_COLOR = 40
+"""Where a scale begins: its black end over a photo would be a shadow and not a colour."""
+
+
+class _HasToList(Protocol):
+    def tolist(self) -> Any: ...
+
+
+Weights = _HasToList | Sequence[Sequence[float]]
+"""Attention of shape (rows, columns): a tensor, an array, or nested sequences."""
 
 DEFAULT_STRENGTH = 0.75
 """Strong enough to be seen on any photo; a quarter of what was looked at still shows through."""
@@ -39,19 +103,40 @@ class Panel(NamedTuple):
     guessed: bool = False
 
 
+def overlay(
+    photo: Image.Image,
+    weights: Weights,
+    *,
+    box: Box = WHOLE,
+    smooth: bool = True,
+    strength: float = DEFAULT_STRENGTH,
+    colors: str = DEFAULT_COLORS,
+) -> Image.Image:
+    """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
+
+    `box` and `smooth` are those of `attention_map`; `strength` runs from 0 (the photo alone) to 1
+    (opaque); `colors` is one of `COLORS`.
+
+    Raises ConfigError for unknown colours, a strength outside 0..1, and what `attention_map`
+    does not take.
+    """
+    heat = attention_map(weights, photo.size, box=box, smooth=smooth)
+    return blend(photo, heat, colors=colors, strength=strength)
+
+
 def attention_map(
     weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
 ) -> Image.Image:
     """Draw one word's attention at a photo's size (width, height), as an "L" image.
 
-    255 is `colors.FULL_HEAT` times the even share of attention or more, each halving is a third
+    255 is `FULL_HEAT` times the even share of attention or more, each halving is a third
     less, and 0 is the even share or less, and all that lies outside the box. `smooth` interpolates
     between the centres of the cells; otherwise each cell is a rectangle with crisp edges,
     which is all that the model knows.
 
     Raises ConfigError if the weights are not a table of numbers >= 0, or the box is empty.
     """
-    grid = heat_grid(weights)
+    grid = _heat_grid(weights)
     x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
     y0, y1, top, bottom = _span(size[1], grid.height, box[1], box[3])
     result = Image.new("L", size)
@@ -67,25 +152,55 @@ def attention_map(
     return result
 
 
-def overlay(
-    photo: Image.Image,
-    weights: Weights,
-    *,
-    box: Box = WHOLE,
-    smooth: bool = True,
-    strength: float = DEFAULT_STRENGTH,
-    colors: str = DEFAULT_COLORS,
-) -> Image.Image:
-    """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
+@cache
+def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
+    """List a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255.
 
-    `box` and `smooth` are those of `attention_map`; `strength` runs from 0 (the photo alone) to 1
-    (opaque); `colors` is one of `captioner.drawing.colors.COLORS`.
-
-    Raises ConfigError for unknown colours, a strength outside 0..1, and what `attention_map`
-    does not take.
+    Raises ConfigError if no scale has this name ("spotlight" is not one: it has no colours).
     """
-    heat = attention_map(weights, photo.size, box=box, smooth=smooth)
-    return blend(photo, heat, colors=colors, strength=strength)
+    if name not in _ANCHORS:
+        raise ConfigError(f"there is no colour scale {name!r}; known: {', '.join(_ANCHORS)}")
+    steps = list(pairwise(bytes.fromhex(code) for code in _ANCHORS[name].split()))
+    scale = []
+    for level in range(256):
+        position = level / 255 * len(steps)
+        step = min(int(position), len(steps) - 1)
+        part = position - step
+        low, high = steps[step]
+        red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
+        scale.append((red, green, blue))
+    return tuple(scale)
+
+
+def blend(photo: Image.Image, heat: Image.Image, *, colors: str, strength: float) -> Image.Image:
+    """Lay heat over a photo, as a new "RGB" image of the photo's size.
+
+    The photo, of any mode, is not modified; heat is an "L" image of its size; colors is one of
+    `COLORS`; strength runs from 0 (the photo alone) to 1 (opaque colour, or black outside the
+    spotlight). With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight"
+    it is untouched where heat is 255, and dark and grey where heat is 0.
+
+    Raises ConfigError for unknown colours and a strength outside 0..1.
+    """
+    if colors not in COLORS:
+        raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
+    if not 0 <= strength <= 1:
+        raise ConfigError(f"strength is {strength}: it must be between 0 and 1")
+    photo = photo.convert("RGB")
+    gray = photo.convert("L")
+    if colors == _SPOTLIGHT:
+        shade = Image.blend(photo, gray.convert("RGB"), strength)
+        shade = shade.point([round(value * (1 - strength)) for value in range(256)] * 3)
+        light = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
+        return Image.composite(photo, shade, heat.point(light))
+    scale = color_scale(colors)
+    palette = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
+    channels = zip(*palette, strict=True)
+    tint = Image.merge("RGB", [heat.point(list(channel)) for channel in channels])
+    grain = gray.point([round(255 - TEXTURE * (255 - value)) for value in range(256)])
+    tint = ImageChops.multiply(tint, grain.convert("RGB"))
+    opacity = [round(255 * strength * min(1, OPACITY_GAIN * level / 255)) for level in range(256)]
+    return Image.composite(tint, photo, heat.point(opacity))
 
 
 def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> Image.Image:
@@ -93,6 +208,37 @@ def fit(photo: Image.Image, bounds: tuple[float, float], *, enlarge: float) -> I
     scale = min(bounds[0] / photo.width, bounds[1] / photo.height, enlarge)
     size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
     return photo.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _heat_grid(weights: Weights) -> Image.Image:
+    """Turn weights into heat: an "F" image with a pixel for each cell, columns x rows.
+
+    Values run from 0.5 to 255.5: converting to "L" cuts off the fraction, so the half rounds.
+    The weights need not sum to 1. In a grid of fewer than eight cells no cell can have eight even
+    shares; there, full heat is all attention on one cell.
+
+    Raises ConfigError if the weights are not a table of numbers, finite and not negative.
+    """
+    table = weights.tolist() if hasattr(weights, "tolist") else weights
+    try:
+        rows = [[float(weight) for weight in row] for row in table]
+    except (TypeError, ValueError):
+        rows = []
+    if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
+        raise ConfigError("attention weights must be a table of shape (rows, columns)")
+    cells = [weight for row in rows for weight in row]
+    if not all(0 <= weight < math.inf for weight in cells):
+        raise ConfigError("attention weights must be finite and not negative")
+    even = sum(cells) / len(cells)
+    full = math.log(min(FULL_HEAT, len(cells)))
+    grid = Image.new("F", (len(rows[0]), len(rows)))
+    grid.putdata(
+        [
+            0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
+            for weight in cells
+        ]
+    )
+    return grid
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:

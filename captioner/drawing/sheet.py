@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
-from captioner.drawing.colors import DEFAULT_COLORS, FULL_HEAT, blend
 from captioner.drawing.lettering import (
     HAIRLINE,
     INK,
@@ -18,7 +17,16 @@ from captioner.drawing.lettering import (
     font_of,
     shorten,
 )
-from captioner.drawing.overlay import DEFAULT_STRENGTH, WHOLE, Panel, attention_map, fit
+from captioner.drawing.overlay import (
+    DEFAULT_COLORS,
+    DEFAULT_STRENGTH,
+    FULL_HEAT,
+    WHOLE,
+    Panel,
+    attention_map,
+    blend,
+    fit,
+)
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 

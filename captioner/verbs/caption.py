@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from captioner.bundled import bundled_checkpoint
 from captioner.decoding.reader import SECONDS
-from captioner.drawing.colors import COLORS, DEFAULT_COLORS
-from captioner.errors import CaptionerError, ConfigError, ImageError, ImageNotFoundError
+from captioner.device import add_machine_arguments
+from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
+from captioner.drawing.saving import check_suffix, is_drawn, save_animation, save_image
+from captioner.errors import (
+    CaptionerError,
+    ConfigError,
+    ImageError,
+    ImageNotFoundError,
+    OutputError,
+)
+from captioner.files import identity
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.json_line import json_line
-from captioner.paths import expanded
-from captioner.terminal import in_a_line
-from captioner.verbs.machine import add_machine_arguments
-from captioner.verbs.pictures import make_folders, plan_pictures
+from captioner.paths import bundled_checkpoint, expanded, is_web_address
+from captioner.terminal import in_a_line, json_line
 from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ _UNFAMILIAR = (
     "is unlike the photos that the model has learned from: the caption may be wrong altogether"
 )
 _PICTURES = ("--sheet", "--overlay", "--animation")
+_FIELD = re.compile(r"\{[^{}]*\}")  # of the name of a picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure for every word whether it mattered where the model looked (takes longer)",
     )
+    _add_pictures(parser)
+    _add_model(parser)
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group(
         "pictures",
         "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
@@ -78,6 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--colors", choices=COLORS, metavar="NAME", help=f"{', '.join(COLORS)}; the first is usual"
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--beam-size",
@@ -115,11 +132,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     _check(arguments)
-    patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
+    patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
+    results = _captions(checkpoint, arguments)
     status = 0
-    for photo, files, result in zip(arguments.photos, plan, _captions(arguments), strict=True):
+    for photo, files, result in zip(arguments.photos, plan, results, strict=True):
         try:
             if isinstance(result, ImageError):
                 if arguments.json:
@@ -150,11 +168,9 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
-def _captions(arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
-    from captioner.checkpoint import check_head, read_header
+def _captions(checkpoint: Path, arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
     from captioner.predictor import BATCH, Captioner
 
-    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     captioner = Captioner.from_pretrained(
         checkpoint,
         device=arguments.device,
@@ -166,7 +182,7 @@ def _captions(arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
     config = captioner.generation.asked(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
-    check_head(arguments.head, read_header(checkpoint), path=checkpoint)
+    captioner.check_head(arguments.head)
     captioner.vocabulary.style(config.style)
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
@@ -198,9 +214,7 @@ def _print(caption: Caption, arguments: argparse.Namespace) -> None:
 
 
 def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namespace) -> None:
-    from captioner.drawing.saving import save_animation, save_image
-
-    make_folders([files])
+    _make_folders(files)
     colors, head = arguments.colors or DEFAULT_COLORS, arguments.head
     caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):
@@ -217,3 +231,91 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
         guessed = ", guessed" if word.guessed else ""
         shown = f"{word.text!r}, word {found + 1} of {count}{guessed}"
         print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
+
+
+# --- which file each picture goes to: never onto an input, and never two into one ---
+
+
+def plan_pictures(
+    patterns: Mapping[str, str], photos: Sequence[str], *, inputs: Iterable[str | os.PathLike[str]]
+) -> list[dict[str, str]]:
+    """Give each photo's files, by option, before any work is done.
+
+    Args:
+        patterns: by option ("--sheet"), the file as it was typed. `{name}` in it stands for the
+            photo's name without folder and suffix, `{number}` for its place in the list, from 1.
+        photos: paths and addresses, as they were typed.
+        inputs: other files that the run reads.
+
+    Raises:
+        ConfigError: the kind of file or a field is not known, the folder is missing, or a picture
+            would overwrite an input, another picture of this run, or a file that
+            Captioner did not draw.
+
+    """
+    for option, pattern in patterns.items():
+        _check_pattern(option, pattern, several=len(photos) > 1)
+    plan = [
+        {option: _fill(pattern, photo, number) for option, pattern in patterns.items()}
+        for number, photo in enumerate(photos, 1)
+    ]
+    read = {key: path for path in (*inputs, *photos) for key in identity(path)}
+    taken: dict[object, str] = {}
+    for photo, files in zip(photos, plan, strict=True):
+        for option, file in files.items():
+            keys = identity(file)
+            for key in keys & read.keys():
+                raise ConfigError(
+                    f"{option} {patterns[option]} would overwrite {read[key]}, "
+                    "which this command reads: name another file"
+                )
+            there = Path(file)
+            if there.is_file() and there.stat().st_size and not is_drawn(there):
+                raise ConfigError(
+                    f"{option}: {file} is there already, and Captioner did not draw it: name "
+                    "another file, or move that one away"
+                )
+            label = f"{option} of {photo}"
+            for key in keys & taken.keys():
+                raise ConfigError(
+                    f"{taken[key]} and {label} would both be written to {file}: "
+                    "give them different names; {number} is different for every photo"
+                )
+            taken.update(dict.fromkeys(keys, label))
+    return plan
+
+
+def _make_folders(files: Mapping[str, str]) -> None:
+    for folder in {Path(file).parent for file in files.values()}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"folder {folder} cannot be made: {error.strerror}") from error
+
+
+def _check_pattern(option: str, pattern: str, *, several: bool) -> None:
+    try:
+        check_suffix(pattern, moving=option == "--animation")
+    except OutputError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    fields = _FIELD.findall(pattern)
+    if {*_FIELD.sub("", pattern)} & {*"{}"}:
+        raise ConfigError(f"{option} {pattern}: a brace is left open; write {{name}} or {{number}}")
+    for field in fields:
+        if field not in ("{name}", "{number}"):
+            raise ConfigError(
+                f"{option} {pattern}: {field} is not known; {{name}} and {{number}} are"
+            )
+    if several and not fields:
+        raise ConfigError(
+            f"{option} {pattern} would be overwritten by each photo: put {{name}} into it"
+        )
+    # With a field the folder is made; without one a missing folder is more likely mistyped.
+    if not fields and not Path(pattern).parent.is_dir():
+        raise ConfigError(f"{option} {pattern}: there is no folder {Path(pattern).parent}")
+
+
+def _fill(pattern: str, photo: str, number: int) -> str:
+    path = urlsplit(photo).path if is_web_address(photo) else photo
+    values = {"{name}": Path(path).stem or "photo", "{number}": str(number)}
+    return _FIELD.sub(lambda match: values[match[0]], pattern)

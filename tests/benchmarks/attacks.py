@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from captioner.bundled import sample_photos
+from captioner.paths import sample_photos
 from tests.captioner import bombs
 from tests.serving.server.test_bad_uploads import png
 from tests.serving.server.test_limits import huge_tile, many_scans

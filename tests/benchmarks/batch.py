@@ -34,13 +34,12 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
-from captioner.cores import cores
 from captioner.decoding.prepared import PreparedImage
-from captioner.device import best_dtype
+from captioner.device import best_dtype, cores
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel
+from captioner.paths import bundled_checkpoint
 from captioner.vision.image import open_image
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch

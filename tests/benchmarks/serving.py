@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from captioner.bundled import sample_photos
+from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from tests.serving.server.conftest import Server, serve
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.model import CaptionModel, ModelConfig
+from captioner.paths import bundled_checkpoint
 from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary

@@ -13,12 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.caption import Alternative, Caption, ModelName
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.errors import ConfigError
-from captioner.json_line import json_line
+from captioner.terminal import json_line
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
-from captioner.word import Word
 
 TEXTS = ("a", "Cup", "of", "a", "<b>", "3")
 

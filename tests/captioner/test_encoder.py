@@ -13,9 +13,9 @@ import torchvision
 from torch import nn
 
 from captioner import Captioner, CheckpointNotFoundError, ConfigError, MissingExtraError
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.model import CaptionModel
+from captioner.paths import bundled_checkpoint
 from captioner.vision import convolutions
 from captioner.vision.convolutions import SameConv2d, fold_batch_norm, fuse_silu
 from captioner.vision.encoder import FAMILIES, NETWORKS, Encoder, EncoderConfig, encoder_names

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchvision.ops import StochasticDepth
 
-from captioner.bundled import bundled_checkpoint
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import (
     CheckpointFormatError,
@@ -21,7 +20,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import expanded, there_is_no
+from captioner.paths import bundled_checkpoint, expanded, there_is_no
 from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from captioner.digest import digest
 from captioner.errors import ConfigError, OutputError
+from captioner.files import digest
 
 __all__ = ["RunFiles", "check_free", "digest_of", "lock", "size_of", "write_all"]
 

@@ -26,10 +26,9 @@ from typing import Any, BinaryIO, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.closing import Closing
-from captioner.digest import digest
 from captioner.errors import ConfigError, OutputError
-from captioner.files import replace_file, sync_folder
-from captioner.json_line import json_line
+from captioner.files import digest, replace_file, sync_folder
+from captioner.terminal import json_line
 from captioner_serving.batch.files import (
     RunFiles,
     check_free,

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from captioner.closing import Closing
-from captioner.digest import digest
+from captioner.files import digest
 from captioner.terminal import folded, in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs

@@ -6,15 +6,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from captioner.closing import Closing
-from captioner.digest import digest
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.familiarity import UNFAMILIAR
+from captioner.files import digest
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
@@ -102,7 +101,7 @@ class BatchRun(Closing):
     ) -> None:
         generation = config.asked_of(captioner.generation)
         captioner.vocabulary.start(generation.style)
-        _check_head(config.head, captioner)
+        captioner.check_head(config.head)
         review = None if config.review is None else Path(config.review)
         files = None if output is None else RunFiles(Path(output), review)
         _check_outputs(inputs, config, files, ray=ray)
@@ -117,7 +116,11 @@ class BatchRun(Closing):
         self._photos, self._left_out = chain(first, photos), left_out
         self._journal = None
         if files is not None:
-            model = {**asdict(captioner.name), "weights": captioner.fingerprint}
+            model = {
+                "name": captioner.name,
+                "version": captioner.version,
+                "weights": captioner.fingerprint,
+            }
             self._journal = Journal(
                 files,
                 {"model": model, **config.settings(generation, files.review_name)},
@@ -289,13 +292,6 @@ def _engine(
     from captioner_serving.batch.engines.cluster import RayEngine
 
     return RayEngine(ray, captioner, generation, config)
-
-
-def _check_head(head: int | None, captioner: Captioner) -> None:
-    heads = captioner.model.config.decoder.heads
-    if head is not None and not 1 <= head <= heads:
-        has = "one head" if heads == 1 else f"the heads 1 to {heads}"
-        raise ConfigError(f"head {head}: the model {captioner.name.name} has {has}")
 
 
 def _check_outputs(

@@ -167,8 +167,7 @@ def make_api(service: CaptionService) -> APIRouter:
     async def health() -> dict[str, Any]:
         """Say ready when the model has just made a caption, is at work, or makes one now."""
         await service.check()
-        name = service.captioner.name
-        model = {"name": name.name, "version": name.version}
+        model = {"name": service.captioner.name, "version": service.captioner.version}
         return {"status": "ready", "version": __version__, "model": model}
 
     @router.get(

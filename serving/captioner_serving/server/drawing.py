@@ -13,8 +13,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.drawing.colors import DEFAULT_COLORS
-from captioner.drawing.overlay import DEFAULT_STRENGTH
+from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner_serving.server.door import client_of

@@ -14,16 +14,16 @@ from typing import Any
 
 import gradio as gr
 
-from captioner.drawing.colors import (
+from captioner.drawing.overlay import (
     COLORS,
     DEFAULT_COLORS,
+    DEFAULT_STRENGTH,
     FIRST_COLOR,
     FULL_HEAT,
     OPACITY_GAIN,
     TEXTURE,
     color_scale,
 )
-from captioner.drawing.overlay import DEFAULT_STRENGTH
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.predictor import Captioner
 from captioner.vision.image import open_image
@@ -66,7 +66,7 @@ def make_page(
             `image`; None shows nothing yet.
 
     """
-    bundled = captioner.name.name == "bundled"
+    bundled = captioner.name == "bundled"
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(

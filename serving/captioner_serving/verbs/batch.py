@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
-from captioner.json_line import json_line
-from captioner.verbs.machine import add_machine_arguments
+from captioner.terminal import json_line
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,

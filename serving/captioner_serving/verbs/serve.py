@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, OutputError
-from captioner.verbs.machine import add_machine_arguments
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.allocator import bound_arenas
 
@@ -149,7 +149,7 @@ def _load(
 ) -> Application:
     _say("loading the model ...")
     bound_arenas(_ARENAS)
-    from captioner.bundled import sample_photos
+    from captioner.paths import sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
     from captioner_serving.server.cores import take_no_cores

@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
-from captioner.drawing.colors import COLORS, color_scale
-from captioner.drawing.overlay import attention_map, overlay
+from captioner.drawing.overlay import COLORS, attention_map, color_scale, overlay
 from captioner.errors import ConfigError
 from tests.captioner.drawing.scenes import UNIFORM, one_hot, same, scene
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from captioner import Captioner, OutputError
-from captioner.digest import digest
+from captioner.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.digest import digest
+from captioner.files import digest
 from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs

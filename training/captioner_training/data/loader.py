@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from captioner.cores import cores
+from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Batch, ImageDataset, Item, ItemDataset, collate

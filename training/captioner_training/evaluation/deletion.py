@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from captioner.caption import SHUT_GATE
 from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.errors import DataError
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
-from captioner.word import SHUT_GATE
 from captioner_training.data.dataset import starts_of
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.captioned import Captioned

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from captioner.bundled import bundled_checkpoint
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.familiarity import familiarity_file
 from captioner.files import identity, refuse_input
-from captioner.paths import there_is_no
+from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import Tokenizer

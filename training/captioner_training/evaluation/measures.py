@@ -269,14 +269,13 @@ class CaptionedSplit:
 
     def facts(self) -> dict[str, object]:
         """Say what made the captions."""
-        name = self.captioner.name
         return {
             "beam_size": self.config.beam_size,
             **({} if self.style is None else {"style": self.style}),
             "dtype": str(self.captioner.dtype).removeprefix("torch."),
             "checkpoint": {
-                "name": name.name,
-                "version": name.version,
+                "name": self.captioner.name,
+                "version": self.captioner.version,
                 "hash": self.captioner.fingerprint,
             },
         }

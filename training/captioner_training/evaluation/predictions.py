@@ -11,7 +11,7 @@ from typing import Any
 
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
-from captioner.json_line import json_line
+from captioner.terminal import json_line
 from captioner_training.data.images import CaptionedImage
 from captioner_training.prepare.coco_json import coco_images
 from captioner_training.prepare.listing import Problems

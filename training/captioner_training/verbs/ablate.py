@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captioner.device import add_machine_arguments
 from captioner.paths import expanded
-from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Train every variant of attention alike, and put what they reach side by side."
 EXAMPLES = """examples:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the mean, and print its path."""
-    from captioner.bundled import bundled_checkpoint
+    from captioner.paths import bundled_checkpoint
     from captioner.vocabulary import is_fit
     from captioner_training.averaging import average_checkpoints
 

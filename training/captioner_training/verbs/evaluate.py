@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
 from captioner.paths import expanded
 from captioner.terminal import printable
-from captioner.verbs.machine import add_machine_arguments
 
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
     from captioner_training.evaluation.inputs import Inputs

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
-from captioner.verbs.machine import add_machine_arguments
 
 HELP = "Let a checkpoint tell photos like those that it has learned from from others."
 EXAMPLES = """examples:

@@ -141,7 +141,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
-    from captioner.cores import cores
+    from captioner.device import cores
     from captioner_training.prepare.coco import prepare_coco
     from captioner_training.prepare.manifest import ImageFormat
     from captioner_training.prepare.target import Options

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
 from captioner.paths import expanded
-from captioner.verbs.machine import add_machine_arguments
 from captioner_training.recipes import shipped_recipes
 
 HELP = "Train a captioning model by a recipe: a shipped one by its name, or a YAML file."

@@ -47,11 +47,9 @@ class CaptionActor:
         *,
         share: int,
         familiarity: Familiarity | None,
-        **machine: Any,
+        **options: Any,
     ) -> None:
-        # What came here is nobody else's: it need not be kept in float32 beside what captions.
-        captioner = Captioner(checkpoint, **machine, _keep=False)
-        captioner.familiarity = familiarity
+        captioner = Captioner(checkpoint, **options, familiarity=familiarity)
         self._engine = LocalEngine(captioner, generation, config, share=share)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
@@ -108,9 +106,10 @@ class RayEngine:
                 f"no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        device, _ = captioner.asked
         cpus = max(1, int(resources.get("CPU", 1)))
-        self._gpus = 0 if str(device) == "cpu" else int(resources.get("GPU", 0))
+        self._gpus = (
+            0 if str(captioner.options["device"]) == "cpu" else int(resources.get("GPU", 0))
+        )
         self._actors = self._gpus or cpus
         self._share = max(1, cpus // self._actors)
         context = ray.data.DataContext.get_current()
@@ -144,7 +143,6 @@ class RayEngine:
         import ray
 
         captioner, together = self._captioner, _TOGETHER * (self._config.batch_size or _BATCH)
-        device, dtype = captioner.asked
         done = ray.data.from_items(
             [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // together),
@@ -154,9 +152,7 @@ class RayEngine:
             fn_constructor_kwargs={
                 "share": self._share,
                 "familiarity": captioner.familiarity,
-                "max_pixels": captioner.max_pixels,
-                "device": device,
-                "dtype": dtype,
+                **captioner.options,
             },
             concurrency=self._actors,
             num_gpus=1 if self._gpus else None,

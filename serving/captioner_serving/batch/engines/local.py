@@ -20,10 +20,10 @@ import torch
 
 from captioner.caption import Caption
 from captioner.closing import Closing
-from captioner.cores import cores
 from captioner.decoding.decoded import Decoded
 from captioner.decoding.prepared import prepared_images
 from captioner.decoding.reader import Reader
+from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner

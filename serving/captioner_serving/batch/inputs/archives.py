@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import IO, Self, cast
 
-from captioner.digest import digest
+from captioner.files import digest
 from captioner.readers import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.links import Readable
 from captioner_serving.batch.inputs.photos import (

@@ -8,10 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.digest import digest
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
-from captioner.files import sync_folder
+from captioner.files import digest, sync_folder
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.outputs.sidecars import read_existing

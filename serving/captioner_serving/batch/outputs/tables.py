@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import ConfigError, MissingExtraError, OutputError
-from captioner.json_line import json_line
+from captioner.terminal import json_line
 from captioner_serving.batch.cells import COLUMNS, FORMULAS, cell_of
 
 __all__ = ["check_output", "write_records"]

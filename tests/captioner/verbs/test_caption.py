@@ -12,8 +12,8 @@ from PIL import Image
 from captioner.cli import main
 from captioner.decoding import reader
 from captioner.drawing.saving import save_animation, save_image
-from captioner.errors import ConfigError, OutputError
-from captioner.verbs.pictures import make_folders, plan_pictures
+from captioner.errors import ConfigError
+from captioner.verbs.caption import plan_pictures
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +73,6 @@ def test_no_two_pictures_share_a_file() -> None:
     assert plan("x/1.jpg y/1.jpg", sheet="{name}-{number}.png")
 
 
-def test_folders_of_patterns_are_made() -> None:
-    make_folders(plan("a.jpg y/2.png", sheet="new/{name}/s.png"))
-    assert Path("new/a").is_dir() and Path("new/2").is_dir()
-    with pytest.raises(OutputError, match=r"folder a\.jpg/a cannot be made"):
-        make_folders(plan("a.jpg", sheet="a.jpg/{name}/s.png"))
-
-
 def test_only_what_captioner_drew_is_written_over(here: Path) -> None:
     """A photo that the command does not read is somebody's all the same."""
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
@@ -100,7 +93,10 @@ def test_only_what_captioner_drew_is_written_over(here: Path) -> None:
 
 
 def test_all_pictures_of_a_photo_open_it_once(
-    tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_file: Path,
+    photo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     opened: list[object] = []
     decode = reader.decode
@@ -110,9 +106,11 @@ def test_all_pictures_of_a_photo_open_it_once(
         return decode(*photo, **options)
 
     monkeypatch.setattr(reader, "decode", counting)
-    pictures = ("--sheet", "s.png", "--overlay", "o.png", "--animation", "a.gif")
+    pictures = ("--sheet", "new/{name}/s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)
     command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--in-process"]
     assert main([*command, *pictures]) == 0
     assert [longest is None for longest in opened] == [True, False]  # a square, then whole
-    assert {"s.png", "o.png", "a.gif"} <= {path.name for path in photo.parent.iterdir()}
+    assert Path("new/photo/s.png").is_file() and Path("o.png").is_file() and Path("a.gif").is_file()
+    assert main([*command, "--sheet", "photo.jpg/{name}/s.png"]) == 1
+    assert "folder photo.jpg/photo cannot be made" in capsys.readouterr().err

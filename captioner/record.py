@@ -1,0 +1,110 @@
+"""The record of a caption, as anybody may send it back: checked before a caption is made of it.
+
+The bounds are what no model of ours exceeds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from captioner.errors import ConfigError
+
+__all__ = [
+    "AttentionRecord",
+    "CaptionRecord",
+    "ModelRecord",
+    "SentenceRecord",
+    "WordRecord",
+    "read_record",
+]
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Side = Annotated[int, Field(ge=1, le=64)]
+_Far = Annotated[float, Field(ge=-1e3, le=1e3)]  # edges of a box in photos, effects in nats
+_SUM = 0.02  # weights are rounded to six digits, and a grid has at most 4,096 cells
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class AttentionRecord(_Part):
+    """Where a word looked: weights row by row over the box, in fractions of the photo."""
+
+    rows: _Side
+    columns: _Side
+    box: Annotated[list[_Far], Field(min_length=4, max_length=4)]
+    weights: list[_Share]
+    heads: Annotated[list[list[_Share]], Field(min_length=1, max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        left, top, right, bottom = self.box
+        if not (left < right and top < bottom):
+            raise ValueError("the box is empty")
+        for weights in (self.weights, *(self.heads or ())):
+            if len(weights) != self.rows * self.columns:
+                raise ValueError(f"there are not {self.rows} x {self.columns} weights")
+            if abs(sum(weights) - 1) > _SUM:
+                raise ValueError("the weights do not sum to 1")
+        return self
+
+
+class WordRecord(_Part):
+    """A word of a sentence."""
+
+    word: Annotated[str, StringConstraints(max_length=200)]
+    probability: _Share
+    gate: _Share | None = None
+    effect: _Far | None = None
+    attention: AttentionRecord | None = None
+
+
+class SentenceRecord(_Part):
+    """A sentence; an alternative may come without words."""
+
+    caption: Annotated[str, StringConstraints(max_length=20_000)]
+    score: Annotated[float, Field(ge=-1e6, le=1e6)]
+    words: Annotated[list[WordRecord], Field(max_length=256)] | None = None
+
+
+class ModelRecord(_Part):
+    """Which checkpoint made a caption."""
+
+    name: str
+    version: str
+
+
+class CaptionRecord(SentenceRecord):
+    """The best sentence of a photo, and others."""
+
+    words: Annotated[list[WordRecord], Field(max_length=256)]
+    alternatives: Annotated[list[SentenceRecord], Field(max_length=20)] = []
+    image: str | None = None
+    model: ModelRecord = ModelRecord(name="unknown", version="unknown")
+    familiarity: _Share | None = None
+    style: str | None = None
+
+
+def read_record(record: object) -> CaptionRecord:
+    """Check a record of this version or another.
+
+    Raises:
+        ConfigError: it is no record, or a number of it is out of range.
+
+    """
+    try:
+        return CaptionRecord.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise ConfigError(f"the record cannot be used: {place}: {first['msg']}") from error
