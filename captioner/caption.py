@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from operator import index
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH, Panel, overlay
+from captioner.drawing.overlay import Look, Panel, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import UNFAMILIAR
@@ -237,23 +237,14 @@ class Caption:
         )
 
     def overlay(
-        self,
-        word: str | int | None = None,
-        *,
-        smooth: bool = True,
-        strength: float = DEFAULT_STRENGTH,
-        colors: str = DEFAULT_COLORS,
-        head: int | None = None,
+        self, word: str | int | None = None, *, head: int | None = None, **look: Unpack[Look]
     ) -> Image.Image:
         """Draw the attention of one word over the photo, in the photo's own size.
 
         Args:
-            word: the word, or its position from 1, as `--word` takes them; see find_word. None:
-                the word that drew most on the photo.
-            smooth: blend between the cells of the grid; False shows them as they are.
-            strength: of the colours, 0 to 1.
-            colors: a colour scale by name; see captioner.drawing.overlay.
+            word: as for `find_word`.
             head: one head's attention, from 1; None: the mean of all.
+            **look: smooth, strength and colors, see captioner.drawing.overlay.Look.
 
         Raises:
             ConfigError: there is no such word, head, strength or colour scale, or the model does
@@ -261,59 +252,23 @@ class Caption:
             ImageError: the photo is no longer there.
 
         """
-        found = self.panels(head)[self.find_word(word)]
-        return overlay(
-            self.open_photo(),
-            found.weights,
-            box=self.box,
-            smooth=smooth,
-            strength=strength,
-            colors=colors,
-        )
+        weights = self.panels(head)[self.find_word(word)].weights
+        return overlay(self.open_photo(), weights, box=self.box, **look)
 
-    def contact_sheet(
-        self,
-        *,
-        smooth: bool = True,
-        strength: float = DEFAULT_STRENGTH,
-        colors: str = DEFAULT_COLORS,
-        head: int | None = None,
-    ) -> Image.Image:
+    def contact_sheet(self, *, head: int | None = None, **look: Unpack[Look]) -> Image.Image:
         """Draw the photo and every word's attention side by side: the paper's figure 3.
 
         Options and errors as for `overlay`.
         """
-        return contact_sheet(
-            self.open_photo(),
-            self.panels(head),
-            title=self.text,
-            note=self.note,
-            box=self.box,
-            smooth=smooth,
-            strength=strength,
-            colors=colors,
-        )
+        photo, panels = self.open_photo(), self.panels(head)
+        return contact_sheet(photo, panels, title=self.text, note=self.note, box=self.box, **look)
 
-    def animation(
-        self,
-        *,
-        smooth: bool = True,
-        strength: float = DEFAULT_STRENGTH,
-        colors: str = DEFAULT_COLORS,
-        head: int | None = None,
-    ) -> list[Image.Image]:
+    def animation(self, *, head: int | None = None, **look: Unpack[Look]) -> list[Image.Image]:
         """Draw the frames that run through the words, for captioner.drawing.saving.
 
         Options and errors as for `overlay`.
         """
-        return animation(
-            self.open_photo(),
-            self.panels(head),
-            box=self.box,
-            smooth=smooth,
-            strength=strength,
-            colors=colors,
-        )
+        return animation(self.open_photo(), self.panels(head), box=self.box, **look)
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Each word as captioner.drawing draws it, with one head's attention or the mean of all.
@@ -334,34 +289,32 @@ class Caption:
         return panels
 
     def choose(self, number: int) -> Caption:
-        """Make a caption of one of the alternatives, with words and pictures of its own.
-
-        Args:
-            number: 0 is this caption itself, 1 the first alternative.
+        """Make a caption of an alternative, counted from 1; 0 is this caption itself.
 
         Raises:
             ConfigError: there is no such alternative.
 
         """
-        if not 0 <= number <= len(self.alternatives):
+        own = Alternative(text=self.text, score=self.score, words=self.words)
+        sentences = [own, *self.alternatives]
+        if not 0 <= number < len(sentences):
             found = len(self.alternatives)
             raise ConfigError(f"there is no alternative {number}: this caption has {found}")
         if number == 0:
             return self
-        chosen = self.alternatives[number - 1]
-        own = Alternative(text=self.text, score=self.score, words=self.words)
-        others = (own, *(other for other in self.alternatives if other is not chosen))
+        chosen = sentences.pop(number)
         return replace(
-            self, text=chosen.text, score=chosen.score, words=chosen.words, alternatives=others
+            self,
+            text=chosen.text,
+            score=chosen.score,
+            words=chosen.words,
+            alternatives=tuple(sentences),
         )
 
     def record(self, *, attention: bool = False) -> dict[str, Any]:
         """Give the caption as the record of --json, batch files and HTTP.
 
-        Args:
-            attention: whether the words carry their weights, row-major over `box`. A model without
-                attention or gate leaves them out.
-
+        With attention the words carry their weights, row by row over `box`.
         """
         box = self.box if attention else None
 
@@ -385,13 +338,9 @@ class Caption:
 
     @classmethod
     def from_record(cls, record: object, *, open_photo: Callable[[], Image.Image]) -> Caption:
-        """Make a caption of its record again, to draw it or to test its words.
+        """Make a caption of its record again, of this version or another, to draw it or test it.
 
         Numbers are rounded in records, and alternatives without words are left out.
-
-        Args:
-            record: as `record` gives it, of this version or another.
-            open_photo: opens the photo.
 
         Raises:
             ConfigError: it is no record, or a number of it is out of range.

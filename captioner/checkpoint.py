@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from torch import Tensor
 
 from captioner.decoders.config import DecoderConfig
 from captioner.errors import (
-    CaptionerError,
-    CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
@@ -87,10 +85,10 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Digest what decides the captions: weights, vocabulary and transform, but no dtype."""
-        told = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
+        digest = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
         for tensor in self.model.state_dict().values():
-            told.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
-        return told.hexdigest()[:16]
+            digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -116,37 +114,40 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
         CheckpointMismatchError: its tensors do not fit its own configuration.
+        MissingExtraError: its encoder is timm's, which is not installed.
 
     """
     path = expanded(path)
     header = read_header(path)
     try:
-        config = ModelConfig(
-            encoder=EncoderConfig(**header["encoder"]), decoder=_decoder_config(header["decoder"])
-        )
         vocabulary = Vocabulary(
             header["vocabulary"],
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
             styles=header.get("styles", ()),  # and no styles
         )
-        transform = TransformConfig(**header["transform"])
-        name, version = _plain(header["name"]), _plain(header["version"])
-        metrics = header["metrics"]
         generation = GenerationConfig(**header.get("generation", {}))
         vocabulary.start(generation.style)
-    except CheckpointError:
-        raise
-    except (CaptionerError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _odd_header(path, error) from error
-    return Checkpoint(
-        model=_build(config, len(vocabulary), path),
-        vocabulary=vocabulary,
-        transform=transform,
-        name=name,
-        version=version,
-        metrics=metrics,
-        generation=generation,
-    )
+        return Checkpoint(
+            model=_load_model(
+                ModelConfig(
+                    encoder=EncoderConfig(**header["encoder"]),
+                    decoder=_decoder_config(header["decoder"]),
+                ),
+                len(vocabulary),
+                path,
+            ),
+            vocabulary=vocabulary,
+            transform=TransformConfig(**header["transform"]),
+            name=_plain(header["name"]),
+            version=_plain(header["version"]),
+            metrics=header["metrics"],
+            generation=generation,
+        )
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointFormatError(
+            f"{path} has a header that this Captioner cannot use ({error!s}): "
+            "it is damaged, or another version wrote it"
+        ) from error
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -185,13 +186,6 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     return header
 
 
-def _odd_header(path: Path, error: Exception) -> CheckpointFormatError:
-    return CheckpointFormatError(
-        f"{path} has a header that this Captioner cannot use ({error!s}): "
-        "it is damaged, or another version wrote it"
-    )
-
-
 def _check_kind(path: Path) -> None:
     """Name the usual mistakes before the parser stumbles over them."""
     try:
@@ -224,63 +218,46 @@ def _plain(text: object) -> str:
     return text
 
 
-def _read_tensors(path: Path, wanted: Collection[str]) -> tuple[dict[str, Tensor], list[str]]:
-    """Give the tensors that are wanted, and the names of all others."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names if name in wanted}
-            return tensors, [name for name in names if name not in wanted]
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
-
-
-def _build(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
+def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> CaptionModel:
     """Make the model around the file's tensors."""
     make = partial(CaptionModel, config, vocabulary_size=vocabulary_size)
-    try:
-        model = without_weights(make)
-    except ConfigError as error:  # of settings that only the parts can judge, such as the stride
-        raise _odd_header(path, error) from error
+    model = without_weights(make)
     expected = model.state_dict()
-    tensors, strays = _read_tensors(path, expected)
-    problems = [f"no {name}" for name in expected if name not in tensors]
-    problems += [f"a stray {name[:99]}" for name in strays]
-    problems += [
-        f"{name} of shape {_shape(tensors[name])} instead of {_shape(tensor)}"
-        for name, tensor in expected.items()
-        if name in tensors and tensors[name].shape != tensor.shape
-    ]
-    problems += [
-        f"{name} of {tensors[name].dtype} instead of {tensor.dtype}"
-        for name, tensor in expected.items()
-        if name in tensors and not _alike(tensors[name].dtype, tensor.dtype)
-    ]
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            tensors = {name: file.get_tensor(name) for name in expected if name in names}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
+    problems = [f"no {name}" for name in expected if name not in names]
+    problems += [f"a stray {name[:99]}" for name in sorted(names - expected.keys())]
+    for name, tensor in tensors.items():
+        wanted = expected[name]
+        if tensor.shape != wanted.shape:
+            problems.append(f"{name} of shape {_shape(tensor)} instead of {_shape(wanted)}")
+        floats = tensor.is_floating_point() and wanted.is_floating_point()
+        if tensor.dtype != wanted.dtype and not floats:
+            problems.append(f"{name} of {tensor.dtype} instead of {wanted.dtype}")
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointMismatchError(
             f"{path} does not fit its own configuration: it has {', '.join(problems[:3])}{more}"
         )
     # Copies, not views of a file that somebody may write over while the model is at work.
-    floats = {
+    weights = {
         name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in tensors.items()
     }
-    model.load_state_dict(floats, assign=True)
+    model.load_state_dict(weights, assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):  # tables that a network does not save
         model = make()
-        model.load_state_dict(floats)
+        model.load_state_dict(weights)
     return model.requires_grad_(False).eval()
 
 
 def _shape(tensor: Tensor) -> str:
     """Say a shape that somebody may have made of a million numbers."""
     return str(tuple(tensor.shape)) if tensor.ndim < 10 else f"{tensor.ndim} dimensions"
-
-
-def _alike(dtype: torch.dtype, expected: torch.dtype) -> bool:
-    """Whether numbers of one kind may stand for another's: any floats for floats."""
-    return dtype == expected or (dtype.is_floating_point and expected.is_floating_point)
 
 
 def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:

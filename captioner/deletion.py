@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -72,11 +73,7 @@ def attended_cells(attention: Tensor, *, share: float = SHARE) -> Tensor:
 
 def random_cells(generator: torch.Generator, *, draws: int = DRAWS) -> Draws:
     """Draw cells by chance, without replacement, anew for every word."""
-
-    def draw(counts: Tensor, cells: int) -> Tensor:
-        return _first(torch.rand(draws, len(counts), cells, generator=generator), counts)
-
-    return draw
+    return partial(_draw, generator, draws, True)
 
 
 def repeated_cells(*, draws: int = DRAWS) -> Draws:
@@ -84,16 +81,12 @@ def repeated_cells(*, draws: int = DRAWS) -> Draws:
 
     So what is found of a photo does not depend on the photos beside it, nor on the day.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(counts: Tensor, cells: int) -> Tensor:
-        return _first(torch.rand(draws, 1, cells, generator=generator), counts)
-
-    return draw
+    return partial(_draw, torch.Generator().manual_seed(0), draws, False)
 
 
-def _first(numbers: Tensor, counts: Tensor) -> Tensor:
-    """Mark in each row of random numbers (draws, R or 1, L) as many cells as are counted (R,)."""
+def _draw(generator: torch.Generator, draws: int, anew: bool, counts: Tensor, cells: int) -> Tensor:
+    """Mark as many cells as are counted (R,), in an order by chance: (draws, R, L)."""
+    numbers = torch.rand(draws, len(counts) if anew else 1, cells, generator=generator)
     ranks = numbers.argsort(dim=-1).argsort(dim=-1)
     return ranks.to(counts.device) < counts[None, :, None]
 
@@ -159,18 +152,8 @@ def sentence_effects(
 ) -> list[list[list[float] | None]]:
     """Find the effect of every word of the sentences of each grid, all together.
 
-    Args:
-        decoder: of the sentences.
-        features: (B, L, D), the grids.
-        sentences: of each grid, any number of them, as tokens without <end>.
-        start: the token that all began with.
-
-    Returns:
-        Of each sentence the effects of its words; None where the decoder does not attend.
-
-    Raises:
-        GenerationError: the decoder's scores are not numbers.
-
+    Sentences, any number of each grid, are tokens without <end>; all began with `start`. Gives of
+    each the effects of its words; None where the decoder does not attend. Else as `word_effects`.
     """
     places = [(image, at) for image, each in enumerate(sentences) for at in range(len(each))]
     found = word_effects(

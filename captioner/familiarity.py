@@ -108,10 +108,11 @@ class Familiarity:
             OutputError: the file cannot be written.
 
         """
-        tensors = {name: one.contiguous() for name, one in self._tensors().items()}
-        told = {_KEY: json.dumps({"encoder": self.encoder})}
+        values = {**self.__dict__}
+        metadata = {_KEY: json.dumps({"encoder": values.pop("encoder")})}
+        tensors = {name: one.contiguous() for name, one in values.items()}
         with replace_file(path) as file:
-            file.write(save(tensors, metadata=told))
+            file.write(save(tensors, metadata=metadata))
 
     @classmethod
     def beside(cls, path: str | os.PathLike[str]) -> Familiarity | None:
@@ -126,16 +127,16 @@ class Familiarity:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                told = json.loads((file.metadata() or {})[_KEY])
                 # Earlier versions named the checkpoint, and not its encoder.
-                if told.get("encoder") != digest_encoder(checkpoint):
+                encoder = json.loads((file.metadata() or {})[_KEY]).get("encoder")
+                if encoder != digest_encoder(checkpoint):
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(**tensors, encoder=told["encoder"])
+            return cls(**tensors, encoder=encoder)
         except (
             SafetensorError,
             OSError,
-            KeyError,
+            LookupError,
             TypeError,
             ValueError,
             RecursionError,
@@ -144,11 +145,6 @@ class Familiarity:
                 f"{path} is damaged or holds something else ({error}): remove it, or write it "
                 "again with `captioner familiarity`"
             ) from error
-
-    def _tensors(self) -> dict[str, Tensor]:
-        values = dict(self.__dict__)
-        del values["encoder"]
-        return values
 
 
 def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
@@ -175,10 +171,10 @@ def digest_encoder(checkpoint: Path) -> str:
             )
             for part in ("encoder", "transform")
         ]
-        told = hashlib.sha256(json.dumps(settings).encode())
+        digest = hashlib.sha256(json.dumps(settings).encode())
         for name in sorted(name for name in entries if name.startswith("encoder.")):
             start, end = entries[name]["data_offsets"]
             file.seek(8 + size + start)
-            told.update(name.encode())
-            told.update(file.read(end - start))
-    return told.hexdigest()[:16]
+            digest.update(name.encode())
+            digest.update(file.read(end - start))
+    return digest.hexdigest()[:16]

@@ -68,7 +68,7 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
 
 
 def new_part() -> str:
-    """Name a file that is being written: shortly, and so that two writers do not meet."""
+    """Name a file that is being written so that two writers do not meet."""
     return f".captioner-{secrets.token_hex(8)}.part"
 
 

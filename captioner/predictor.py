@@ -25,9 +25,9 @@ from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
 from captioner.paths import bundled_checkpoint
-from captioner.sources import ArrayImage, as_source, image_name, is_many
+from captioner.sources import ImageSource, as_source, image_name, is_many
 from captioner.vision.encoder import Grid
-from captioner.vision.image import MAX_PIXELS, FileSource, ImageSource, open_image
+from captioner.vision.image import MAX_PIXELS, FileSource, open_image
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 
@@ -93,7 +93,7 @@ class Captioner:
         seconds: float = SECONDS,
         in_process: bool = False,
     ) -> Captioner:
-        """Load a checkpoint file, or the one that comes with Captioner.
+        """Load a checkpoint file, or the one that comes with Captioner; arguments as above.
 
         Raises:
             CheckpointError: the file is missing, damaged or of another kind.
@@ -120,7 +120,7 @@ class Captioner:
     @overload
     def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
         self,
-        images: ImageSource | ArrayImage,
+        images: ImageSource,
         config: GenerationConfig | None = None,
         *,
         check_attention: bool = False,
@@ -129,7 +129,7 @@ class Captioner:
     @overload
     def caption(
         self,
-        images: Iterable[ImageSource | ArrayImage],
+        images: Iterable[ImageSource],
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise"] = "raise",
@@ -139,7 +139,7 @@ class Captioner:
     @overload
     def caption(
         self,
-        images: Iterable[ImageSource | ArrayImage],
+        images: Iterable[ImageSource],
         config: GenerationConfig | None = None,
         *,
         errors: Literal["return"],
@@ -148,7 +148,7 @@ class Captioner:
 
     def caption(
         self,
-        images: ImageSource | ArrayImage | Iterable[ImageSource | ArrayImage],
+        images: ImageSource | Iterable[ImageSource],
         config: GenerationConfig | None = None,
         *,
         errors: Literal["raise", "return"] = "raise",
@@ -195,7 +195,7 @@ class Captioner:
             results += [one if isinstance(one, ImageError) else next(made) for one in prepared]
         return results
 
-    def prepare(self, image: ImageSource | ArrayImage) -> PreparedImage:
+    def prepare(self, image: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
         return self._prepare(as_source(image, follow_links=False))
 

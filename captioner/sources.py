@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import httpx
 import numpy as np
@@ -18,7 +18,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
 from captioner.vision.image import FileSource
 
-__all__ = ["ArrayImage", "as_source", "image_name", "is_many"]
+__all__ = ["ImageSource", "as_source", "image_name", "is_many"]
 
 _LARGEST = 64 * 2**20  # bytes of a download: six times the JPEG of a good camera
 _SILENCE, _PATIENCE = 15.0, 60.0  # seconds: without a byte, and for the whole download
@@ -31,10 +31,14 @@ _TAKEN = (
 _RANGES = "integers run from 0 to 255, floats from 0 to 1"
 
 
-class ArrayImage(Protocol):
+class _ArrayImage(Protocol):
     """A numpy array, a torch tensor, or what numpy takes for an array."""
 
     def __array__(self) -> Any: ...
+
+
+ImageSource = FileSource | BinaryIO | Image.Image | _ArrayImage
+"""What `as_source` takes."""
 
 
 class Download(bytes):

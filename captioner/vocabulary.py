@@ -22,7 +22,6 @@ __all__ = [
     "UNK",
     "Tokenizer",
     "Vocabulary",
-    "check_style",
     "has_no_spaces",
     "is_fit",
     "join",
@@ -125,19 +124,6 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
     return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", " ".join(words))
 
 
-def check_style(style: str, styles: Sequence[str]) -> None:
-    """Refuse a style that a model does not have; "", the usual one, every model has.
-
-    Raises:
-        ConfigError: it is not among them.
-
-    """
-    if style and style not in styles:
-        known = ", ".join(map(ascii, styles))
-        has = f"has {known}" if styles else "has one style of captions only"
-        raise ConfigError(f"there is no style {style!r}: the model {has}")
-
-
 class Vocabulary:
     """The words a model knows. Tokens 0 to 3 are <pad>, <start>, <end> and <unk>.
 
@@ -185,19 +171,9 @@ class Vocabulary:
         return (PAD, START, *range(len(self.words) - len(self.styles), len(self.words)))
 
     def start(self, style: str = "") -> int:
-        """Number the token that captions of a style begin with.
-
-        Args:
-            style: by its name; "": the usual one.
-
-        Raises:
-            ConfigError: there is no such style.
-
-        """
+        """Number the token that captions of a style begin with; as for `style`."""
         named = self.style(style)
-        if named is None:
-            return START
-        return len(self.words) - len(self.styles) + self.styles.index(named)
+        return START if named is None else self._ids[f"<start {named}>"]
 
     def style(self, name: str = "") -> str | None:
         """Name a style in full, "" being the usual one; None where the model has no styles.
@@ -206,7 +182,10 @@ class Vocabulary:
             ConfigError: there is no such style.
 
         """
-        check_style(name, self.styles)
+        if name and name not in self.styles:
+            known = ", ".join(map(ascii, self.styles))
+            has = f"has {known}" if known else "has one style of captions only"
+            raise ConfigError(f"there is no style {name!r}: the model {has}")
         return name or next(iter(self.styles), None)
 
     @classmethod

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 from PIL import Image
 
 from captioner.drawing.lettering import PAPER, Text
-from captioner.drawing.overlay import (
-    DEFAULT_COLORS,
-    DEFAULT_STRENGTH,
-    WHOLE,
-    Panel,
-    attention_map,
-    blend,
-    fit,
-)
+from captioner.drawing.overlay import WHOLE, Look, Panel, fit, overlay
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
@@ -30,11 +23,9 @@ def animation(
     panels: Sequence[Panel],
     *,
     box: Box = WHOLE,
-    smooth: bool = True,
-    strength: float = DEFAULT_STRENGTH,
-    colors: str = DEFAULT_COLORS,
     side: int = 640,
     seconds_per_word: float = 0.8,
+    **look: Unpack[Look],
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
 
@@ -43,7 +34,6 @@ def animation(
     than `side` pixels; the photo is shown at no more than twice its size. A frame's time, in
     milliseconds, is in its `info["duration"]`, where `saving` finds it; the last frame lasts three
     times as long.
-    The other options are those of `overlay`.
 
     Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
     """
@@ -53,9 +43,7 @@ def animation(
         )
     picture, text, size = _stage([panel.word for panel in panels], photo, side)
     pictures = [picture]
-    for panel in panels:
-        heat = attention_map(panel.weights, picture.size, box=box, smooth=smooth)
-        pictures.append(blend(picture, heat, colors=colors, strength=strength))
+    pictures += [overlay(picture, panel.weights, box=box, **look) for panel in panels]
     frames = []
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from PIL import Image, ImageChops
 
@@ -37,6 +37,7 @@ __all__ = [
     "OPACITY_GAIN",
     "TEXTURE",
     "WHOLE",
+    "Look",
     "Panel",
     "Weights",
     "attention_map",
@@ -90,6 +91,19 @@ WHOLE = Box(0.0, 0.0, 1.0, 1.0)
 """The box of a grid that covers the photo exactly."""
 
 
+class Look(TypedDict, total=False):
+    """How attention is drawn, everywhere.
+
+    smooth: blend between the centres of the cells; False: each cell is a rectangle with crisp
+    edges, which is all that the model knows. strength: 0 (the photo alone) to 1 (opaque). colors:
+    one of COLORS.
+    """
+
+    smooth: bool
+    strength: float
+    colors: str
+
+
 class Panel(NamedTuple):
     """What sheets and animations are made of: a word with its attention.
 
@@ -104,24 +118,15 @@ class Panel(NamedTuple):
 
 
 def overlay(
-    photo: Image.Image,
-    weights: Weights,
-    *,
-    box: Box = WHOLE,
-    smooth: bool = True,
-    strength: float = DEFAULT_STRENGTH,
-    colors: str = DEFAULT_COLORS,
+    photo: Image.Image, weights: Weights, *, box: Box = WHOLE, **look: Unpack[Look]
 ) -> Image.Image:
     """Lay one word's attention over the photo, as a new "RGB" image of the photo's size.
 
-    `box` and `smooth` are those of `attention_map`; `strength` runs from 0 (the photo alone) to 1
-    (opaque); `colors` is one of `COLORS`.
-
-    Raises ConfigError for unknown colours, a strength outside 0..1, and what `attention_map`
-    does not take.
+    Raises ConfigError for a look that there is not, an empty box, and weights that are not a table
+    of numbers, finite and not negative.
     """
-    heat = attention_map(weights, photo.size, box=box, smooth=smooth)
-    return blend(photo, heat, colors=colors, strength=strength)
+    heat = attention_map(weights, photo.size, box=box, smooth=look.get("smooth", True))
+    return blend(photo, heat, **look)
 
 
 def attention_map(
@@ -130,11 +135,7 @@ def attention_map(
     """Draw one word's attention at a photo's size (width, height), as an "L" image.
 
     255 is `FULL_HEAT` times the even share of attention or more, each halving is a third
-    less, and 0 is the even share or less, and all that lies outside the box. `smooth` interpolates
-    between the centres of the cells; otherwise each cell is a rectangle with crisp edges,
-    which is all that the model knows.
-
-    Raises ConfigError if the weights are not a table of numbers >= 0, or the box is empty.
+    less, and 0 is the even share or less, and all that lies outside the box.
     """
     grid = _heat_grid(weights)
     x0, x1, left, right = _span(size[0], grid.width, box[0], box[2])
@@ -172,16 +173,15 @@ def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
     return tuple(scale)
 
 
-def blend(photo: Image.Image, heat: Image.Image, *, colors: str, strength: float) -> Image.Image:
-    """Lay heat over a photo, as a new "RGB" image of the photo's size.
+def blend(photo: Image.Image, heat: Image.Image, **look: Unpack[Look]) -> Image.Image:
+    """Lay heat, an "L" image of the photo's size, over a photo, as a new "RGB" image.
 
-    The photo, of any mode, is not modified; heat is an "L" image of its size; colors is one of
-    `COLORS`; strength runs from 0 (the photo alone) to 1 (opaque colour, or black outside the
-    spotlight). With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight"
-    it is untouched where heat is 255, and dark and grey where heat is 0.
+    With a scale the photo is untouched, to the byte, where heat is 0. With "spotlight" it is
+    untouched where heat is 255, and dark and grey where heat is 0.
 
     Raises ConfigError for unknown colours and a strength outside 0..1.
     """
+    colors, strength = look.get("colors", DEFAULT_COLORS), look.get("strength", DEFAULT_STRENGTH)
     if colors not in COLORS:
         raise ConfigError(f"there are no colours {colors!r}; known: {', '.join(COLORS)}")
     if not 0 <= strength <= 1:

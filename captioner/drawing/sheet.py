@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 from PIL import Image, ImageDraw
 
@@ -17,16 +18,7 @@ from captioner.drawing.lettering import (
     font_of,
     shorten,
 )
-from captioner.drawing.overlay import (
-    DEFAULT_COLORS,
-    DEFAULT_STRENGTH,
-    FULL_HEAT,
-    WHOLE,
-    Panel,
-    attention_map,
-    blend,
-    fit,
-)
+from captioner.drawing.overlay import FULL_HEAT, WHOLE, Look, Panel, blend, fit, overlay
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
@@ -42,11 +34,9 @@ def contact_sheet(
     title: str | None = None,
     note: str | None = None,
     box: Box = WHOLE,
-    smooth: bool = True,
-    strength: float = DEFAULT_STRENGTH,
-    colors: str = DEFAULT_COLORS,
     panel_side: int = 260,
     columns: int | None = None,
+    **look: Unpack[Look],
 ) -> Image.Image:
     """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
 
@@ -83,15 +73,14 @@ def contact_sheet(
         corner = (margin + column * (cell[0] + gap), top + row * (cell[1] + gap))
         picture, panel = small, panels[index - 1] if index else None
         if panel:
-            heat = attention_map(panel.weights, small.size, box=box, smooth=smooth)
-            picture = blend(small, heat, colors=colors, strength=strength)
+            picture = overlay(small, panel.weights, box=box, **look)
         _draw_cell(sheet, corner, cell[0], picture, unit, panel)
     if note:
         draw = ImageDraw.Draw(sheet)
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
         _outline_guess(draw, box_of_swatch, unit)
         meaning.draw(sheet, (margin + swatch, below), color=MUTED)
-    _draw_key(sheet, (margin, height - margin), unit, colors=colors, strength=strength)
+    _draw_key(sheet, (margin, height - margin), unit, look)
     return sheet
 
 
@@ -147,14 +136,12 @@ def _draw_cell(
     draw.text((x, y), word, INK, font, anchor="ls")
 
 
-def _draw_key(
-    sheet: Image.Image, corner: _Size, unit: float, *, colors: str, strength: float
-) -> None:
+def _draw_key(sheet: Image.Image, corner: _Size, unit: float, look: Look) -> None:
     """Draw what heat looks like over a grey photo, and what it stands for."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(14 * unit))
     size, gap = (round(104 * unit), round(10 * unit)), 9 * unit
     ramp = Image.linear_gradient("L").rotate(90).resize(size)
-    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, colors=colors, strength=strength)
+    bar = blend(Image.new("RGB", size, "#b0b0b0"), ramp, **look)
     x, y = corner
     low, high = "even share of attention", f"{FULL_HEAT:.0f} times"
     draw.text((x, y), low, MUTED, font, anchor="ls")

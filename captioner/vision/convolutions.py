@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TypeGuard, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ class SameConv2d(nn.Conv2d):
         super().__init__(
             conv.in_channels,
             conv.out_channels,
-            _pair(conv.kernel_size),
-            _pair(conv.stride),
+            cast(tuple[int, int], conv.kernel_size),
+            cast(tuple[int, int], conv.stride),
             groups=conv.groups,
             bias=conv.bias is not None,
         )
@@ -43,7 +43,7 @@ class SameConv2d(nn.Conv2d):
         self.sampling = conv.stride[0]  # what the padding is computed for, also once unstrided
 
     def forward(self, input: Tensor) -> Tensor:
-        """Pad (B, C, H, W) by what its own size needs, then convolve."""
+        """Pad, then convolve."""
         return super().forward(self.pad(input))
 
     def pad(self, maps: Tensor) -> Tensor:
@@ -111,13 +111,10 @@ def fold_batch_norm(root: nn.Module) -> None:
             follows = isinstance(module, nn.Sequential) or (
                 conv_name.startswith("conv") and norm_name == conv_name.replace("conv", "bn", 1)
             )
-            if follows and isinstance(conv, nn.Conv2d) and _is_plain(norm):
+            # By its own type: timm's do more than normalise.
+            if follows and isinstance(conv, nn.Conv2d) and type(norm) is nn.BatchNorm2d:
                 setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(module, norm_name, nn.Identity())
-
-
-def _is_plain(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    return type(module) is nn.BatchNorm2d  # timm's own do more than normalise
 
 
 def can_fuse() -> bool:
@@ -140,31 +137,23 @@ def fuse_silu(root: nn.Module) -> None:
         children = module.named_children()
         busy = [(name, child) for name, child in children if not isinstance(child, nn.Identity)]
         for (name, child), (next_name, following) in pairwise(busy):
-            if isinstance(child, nn.Conv2d) and isinstance(following, nn.SiLU) and _plain(child):
+            plain = isinstance(child, nn.Conv2d) and child.padding_mode == "zeros"
+            if plain and isinstance(child.padding, tuple) and isinstance(following, nn.SiLU):
                 setattr(module, name, _ConvSiLU(child))
                 setattr(module, next_name, nn.Identity())
 
 
 class _ConvSiLU(nn.Module):
-    """SiLU of what a convolution gives; takes over its parameters."""
+    """SiLU, x * sigmoid(x), of what a convolution gives; takes over its parameters."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.conv = conv
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Convolve (B, C, H, W), and apply x * sigmoid(x)."""
         conv = self.conv
         if isinstance(conv, SameConv2d):
             maps = conv.pad(maps)
         sizes = conv.padding, conv.stride, conv.dilation, conv.groups
         operation = getattr(torch.ops.mkldnn, _OPERATION)
         return cast(Tensor, operation(maps, conv.weight, conv.bias, *sizes, "swish", [], ""))
-
-
-def _plain(conv: nn.Conv2d) -> bool:
-    return isinstance(conv.padding, tuple) and conv.padding_mode == "zeros"
-
-
-def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
-    return sizes[0], sizes[1]

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, cast
@@ -27,6 +26,7 @@ from torch.func import functional_call
 from torchvision import models
 
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
+from captioner.paths import did_you_mean
 from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.convolutions import (
     SameConv2d,
@@ -78,26 +78,16 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
 
-    @property
-    def stage_count(self) -> int:
-        """How many stages of the network there are up to the grid."""
-        return len(without_weights(lambda: Encoder(self)).stages)
-
     def _contradictions(self) -> Iterator[str]:
         if not self.name.startswith(_TIMM) and self.name not in encoder_names():
-            near = get_close_matches(self.name, encoder_names(), n=1)
-            hint = f"; is it {near[0]}?" if near else ""
             yield (
-                f"encoder name {self.name!r} is not known{hint} It is one of torchvision's "
-                f"classification models, timm/NAME, or {', '.join(NETWORKS)}"
+                f"encoder name {self.name!r} is none of torchvision's classification models, "
+                f"timm/NAME and {', '.join(NETWORKS)}{did_you_mean(self.name, encoder_names())}"
             )
 
 
 class Grid(NamedTuple):
-    """The features of a batch of images, row-major over the image.
-
-    features: (B, L, D) with L = rows * columns.
-    """
+    """The features (B, L, D) of B images, row by row; L = rows * columns."""
 
     features: Tensor
     rows: int
@@ -155,12 +145,7 @@ class Encoder(nn.Module):
         return self._channels + (2 if self.config.coordinates else 0)
 
     def fine_tune(self, *, from_stage: int | None) -> None:
-        """Train the stages from `from_stage` on and freeze those before; None freezes all.
-
-        Raises:
-            ConfigError: there is no such stage.
-
-        """
+        """Train the stages from `from_stage` on and freeze those before; None freezes all."""
         count = len(self.stages)
         if from_stage is not None and not 0 <= from_stage < count:
             raise _no_stage(self.config.name, from_stage, count)
@@ -172,9 +157,8 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Encoder:
         """Set training mode; frozen stages stay in evaluation mode, BatchNorm stays so everywhere.
 
-        The batches of fine-tuning are too small and too alike to estimate statistics better than
-        ImageNet did, so a fine-tuned stage keeps its running statistics too (its scale and shift
-        are trained).
+        The batches of fine-tuning are too small and too alike to estimate better statistics than
+        ImageNet's; scale and shift are trained.
         """
         super().train(mode)
         for index, stage in enumerate(self.stages):
@@ -185,10 +169,10 @@ class Encoder(nn.Module):
         return self
 
 
-Made = TypeVar("Made", bound=nn.Module)
+_Made = TypeVar("_Made", bound=nn.Module)
 
 
-def without_weights(make: Callable[[], Made]) -> Made:
+def without_weights(make: Callable[[], _Made]) -> _Made:
     """Make a module on the meta device, which takes neither time nor memory, where that works."""
     try:
         with torch.device("meta"):
@@ -198,10 +182,7 @@ def without_weights(make: Callable[[], Made]) -> Made:
 
 
 def prepare_encoder(encoder: Encoder, *, device: torch.device, dtype: torch.dtype) -> Encoder:
-    """Turn an encoder into one for use: folded, in one dtype, on one device; it is used up.
-
-    What comes out computes the same with fewer and cheaper operations, and cannot be trained.
-    """
+    """Turn an encoder into one for use, which is folded and cannot be trained; it is used up."""
     ready = encoder.requires_grad_(False).float().eval()
     fold_batch_norm(ready)  # in float32, so that half precision rounds once, after it
     ready.to(device, dtype).to(memory_format=torch.channels_last)
@@ -224,8 +205,7 @@ class Family:
     """How networks of one class become stages.
 
     cut: gives the stages of a network, whose last gives maps (B, D, rows, columns).
-    dilates: whether its resolution falls by strided convolutions alone, so that dilation can undo
-        the last of them.
+    dilates: whether dilation can undo its last halving, which is a strided convolution's.
     size: pixels of a square that it takes; many transformers take only one.
     """
 
@@ -243,7 +223,6 @@ class _VisionTransformer(nn.Module):
         self.encoder = network.encoder
 
     def forward(self, images: Tensor) -> Tensor:
-        """Turn images (B, 3, H, W) into maps (B, D, rows, columns)."""
         patches = self.conv_proj(images)
         first = self.class_token.expand(len(images), -1, -1)
         tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1)
@@ -412,12 +391,11 @@ class _Timm(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.channels_last = getattr(network, "output_fmt", "NCHW") == "NHWC"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Turn images (B, 3, H, W) into maps (B, D, rows, columns)."""
         maps: Tensor = self.network(images)[-1]
-        return maps.permute(0, 3, 1, 2) if self.channels_last else maps
+        last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+        return maps.permute(0, 3, 1, 2) if last else maps
 
 
 def _timm(config: EncoderConfig, pretrained: bool) -> tuple[nn.Sequential, int]:
@@ -429,8 +407,7 @@ def _timm(config: EncoderConfig, pretrained: bool) -> tuple[nn.Sequential, int]:
     name = config.name.removeprefix(_TIMM)
     # A checkpoint may name anything, and timm would follow names such as hf-hub:SOMEBODY/MODEL.
     if not (re.fullmatch(r"[\w.]+", name) and timm.is_model(name)):
-        near = get_close_matches(name, timm.list_models(), n=1)
-        raise ConfigError(f"timm has no model {name!r}{f'; is it {near[0]}?' if near else ''}")
+        raise ConfigError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
 
     def make(**settings: Any) -> tuple[Any, int, int]:
         if config.last_stage is not None:

@@ -93,7 +93,8 @@ class TransformConfig:
 class Transform:
     """Photo -> square -> normalised tensor; from the square back to the photo.
 
-    Processes that only decode photos use the square alone, and never import torch.
+    Processes that only decode photos use the square alone, and never import torch. A picture that
+    is not RGB or has no pixels is a ValueError.
     """
 
     def __init__(self, config: TransformConfig) -> None:
@@ -101,15 +102,7 @@ class Transform:
         self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into what the encoder takes.
-
-        Returns:
-            float32 (3, size, size), normalised, contiguous.
-
-        Raises:
-            ValueError: the image is not RGB or has no pixels.
-
-        """
+        """Turn an RGB image of any size into what the encoder takes: float32 (3, size, size)."""
         return self.normalize(self.pixels(image))
 
     @property
@@ -123,12 +116,7 @@ class Transform:
         return self.config.resize or self.config.size
 
     def square(self, image: Image.Image) -> Image.Image:
-        """Give the RGB picture of size x size pixels that the encoder sees, before normalising.
-
-        Raises:
-            ValueError: the image is not RGB or has no pixels.
-
-        """
+        """Give the RGB picture of size x size pixels that the encoder sees, before normalising."""
         if image.mode != "RGB" or 0 in image.size:
             raise ValueError(
                 f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
@@ -145,15 +133,7 @@ class Transform:
         return _resized(image, (side, side), part)
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into the encoder's square, before normalising.
-
-        Returns:
-            uint8 (3, size, size), contiguous.
-
-        Raises:
-            ValueError: the image is not RGB or has no pixels.
-
-        """
+        """Turn an RGB image of any size into the encoder's square: uint8 (3, size, size)."""
         import torch
 
         # A bytearray, since torch warns about memory that it may not write to.
@@ -163,17 +143,9 @@ class Transform:
         return pixels.permute(2, 0, 1).contiguous()
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalise pixels: (pixel / 255 - mean) / std, for each channel.
+        """Normalise pixels, uint8 (..., 3, height, width), to float32 of the same shape.
 
-        Args:
-            pixels: uint8 (..., 3, height, width), on any device.
-
-        Returns:
-            float32 of the same shape, on the same device.
-
-        Raises:
-            ValueError: another dtype or shape.
-
+        (pixel / 255 - mean) / std, for each channel. Another dtype or shape is a ValueError.
         """
         import torch
 
@@ -194,17 +166,8 @@ class Transform:
         A point at (x, y) of the square, in fractions of its side, is at
         (left + x * (right - left), top + y * (bottom - top)) of the photo.
 
-        Args:
-            width: pixels of the photo, as `open_image` turns it; only the ratio to height counts,
-                but for the rounding of the padding.
-            height: the same.
-
-        Raises:
-            ValueError: width or height is below 1.
-
+        Width and height are in pixels, as `open_image` turns the photo.
         """
-        if width < 1 or height < 1:
-            raise ValueError(f"a photo of {width} x {height} pixels has no box")
         if self.config.mode == "squash":
             return Box(0.0, 0.0, 1.0, 1.0)
         side = self.config.size

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 
@@ -58,7 +57,7 @@ def photos(place: Path, count: int) -> list[Image.Image]:
     with tarfile.open(place) as tar:
         names = sorted(name for name in tar.getnames() if Path(name).suffix.lower() in _SUFFIXES)
         members = [tar.extractfile(name) for name in names[:count]]
-        return [open_image(BytesIO(member.read())) for member in members if member is not None]
+        return [open_image(member.read()) for member in members if member is not None]
 
 
 class Memory:

@@ -167,7 +167,7 @@ def test_errors_name_the_value_and_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "timm/resnet81"}, "no model 'resnet81'; is it resnet18"),
+        ({"name": "timm/resnet81"}, "no model 'resnet81', did you mean resnet18"),
         ({"name": "timm/hf-hub:somebody/model"}, "no model"),
         ({"name": "timm/vit_tiny_patch16_224"}, "with stride 32"),
         ({"name": "timm/resnet18", "last_stage": 9}, "last_stage 9"),

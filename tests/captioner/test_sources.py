@@ -102,6 +102,16 @@ def test_all_else_is_refused_with_what_is_taken(image: Any, error: Any, said: st
         open_image(as_source(image))
 
 
+def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a header" + b"photo")
+    with (tmp_path / "file").open("rb") as file:
+        file.seek(8)
+        assert as_source(file) == b"photo" and not file.closed
+    assert as_source(memoryview(b"photo")) == b"photo"
+    with pytest.raises(ImageNotFoundError, match=r"cannot be read .*closed file"):
+        as_source(file)
+
+
 def test_long_lists_go_through_in_batches(
     captioner: Captioner, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
