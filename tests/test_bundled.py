@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner.checkpoint import load_checkpoint
 from captioner.paths import bundled_checkpoint
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -22,21 +21,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))
 
 
-def test_it_is_small_and_says_what_it_is() -> None:
+def test_it_is_small_and_its_sample_photos_are_credited() -> None:
     assert bundled_checkpoint().stat().st_size <= 30_000_000
-    checkpoint = load_checkpoint(bundled_checkpoint())
-    assert checkpoint.name == "bundled"
-    assert checkpoint.metrics["BLEU-4"] > 0
-
-
-def test_sample_photos_are_credited() -> None:
     credits_ = (ROOT / "assets" / "samples" / "CREDITS.md").read_text()
     assert len(SAMPLES) >= 4
     assert all(sample.name in credits_ for sample in SAMPLES)
 
 
-def test_sample_photos_get_captions_with_attention(run_captioner: Run) -> None:
-    result = run_captioner("caption", *SAMPLES, "--json", "--attention")
+def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
+    result = run_main("caption", *SAMPLES, "--json", "--attention")
     assert result.returncode == 0
     records = [json.loads(line) for line in result.stdout.splitlines()]
     strange = [record["image"] for record in records if record["familiarity"] < 0.01]

@@ -1,4 +1,4 @@
-"""Every kind of decoder through every front end: caption, batch, API and page, as processes."""
+"""Every kind of decoder through every front end: caption, batch and the API."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def mean_of(heads: list[list[float]]) -> list[float]:
 
 
 def test_the_command_draws_a_head_and_tells_all_of_them(
-    run_captioner: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
+    run_main: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
 ) -> None:
     path, heads = variant
     command = ("caption", photo, "--checkpoint", path)
     pictures = {}
-    for head in (None, 1, heads):
+    for head in (None, heads):
         chosen = () if head is None else ("--head", head)
         files = [tmp_path / f"{head}.png", tmp_path / f"{head}.gif", tmp_path / f"{head}-sheet.png"]
         drawn = ("--overlay", files[0], "--word", 1, "--animation", files[1], "--sheet", files[2])
-        result = run_captioner(*command, *chosen, *drawn)
+        result = run_main(*command, *chosen, *drawn)
         assert result.returncode == 0, result.stderr
         for kind, file in zip(("overlay", "animation", "sheet"), files, strict=True):
             with Image.open(file) as image:
@@ -91,7 +91,7 @@ def test_the_command_draws_a_head_and_tells_all_of_them(
     for kind in ("overlay", "animation", "sheet"):
         differs = ImageChops.difference(pictures[kind, None], pictures[kind, heads]).getbbox()
         assert (differs is not None) == (heads > 1), kind
-    told = run_captioner(*command, "--json", "--attention", "--check-attention")
+    told = run_main(*command, "--json", "--attention", "--check-attention")
     assert told.returncode == 0, told.stderr
     for word in json.loads(told.stdout)["words"]:
         assert isinstance(word["effect"], float)
@@ -100,31 +100,31 @@ def test_the_command_draws_a_head_and_tells_all_of_them(
         if heads > 1:
             assert len(attention["heads"]) == heads
             assert attention["weights"] == pytest.approx(mean_of(attention["heads"]), abs=1e-5)
-    wrong = run_captioner(*command, "--head", heads + 1, "--sheet", tmp_path / "no.png")
+    wrong = run_main(*command, "--head", heads + 1, "--sheet", tmp_path / "no.png")
     has = "one head" if heads == 1 else f"the heads 1 to {heads}"
     assert wrong.returncode == 2
     assert wrong.stderr == f"captioner: --head {heads + 1}: the model variant has {has}\n"
 
 
 def test_a_batch_draws_a_head_and_checks_its_words(
-    run_captioner: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
+    run_main: Run, variant: tuple[Path, int], photo: Path, tmp_path: Path
 ) -> None:
     path, heads = variant
     output, maps = tmp_path / "out" / "captions.jsonl", tmp_path / "maps"
     output.parent.mkdir()
     command = ("batch", photo, "--output", output, "--checkpoint", path, "--attention")
     drawn = ("--maps", "sheet", "--maps-to", maps, "--head", heads, "--check-attention")
-    result = run_captioner(*command, *drawn)
+    result = run_main(*command, *drawn)
     assert result.returncode == 0, result.stderr
     record = json.loads(output.read_text())
-    alone = run_captioner(
+    alone = run_main(
         "caption", photo, "--checkpoint", path, "--json", "--attention", "--check-attention"
     )
     assert record == json.loads(alone.stdout)
     assert len(list(maps.rglob("*.png"))) == 1
-    other = run_captioner(*command, *drawn[:-1])
+    other = run_main(*command, *drawn[:-1])
     assert other.returncode == 2 and "--check-attention was given and is not given" in other.stderr
-    refused = run_captioner(*command, "--head", 1)
+    refused = run_main(*command, "--head", 1)
     assert refused.returncode == 2 and "--head 1 is for the pictures of maps" in refused.stderr
 
 

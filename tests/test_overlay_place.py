@@ -98,9 +98,9 @@ def test_notebook(caption: Caption, case: Case) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_command(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> None:
+def test_command(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     cases = dict(cases_of(mode))
-    done = run_captioner(
+    done = run_main(
         "caption", *(folder / mode / name for name in cases), "--json", "--attention",
         "--overlay", tmp_path / "{name}.png", "--sheet", tmp_path / "{name}-sheet.png",
         "--checkpoint", folder / f"{mode}.safetensors",
@@ -115,13 +115,19 @@ def test_command(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) ->
             check_sheet(sheet, case)
 
 
-@pytest.mark.parametrize("kind", ["overlay", "sheet"])
-@pytest.mark.parametrize("mode", MODES)
-def test_batch(run_captioner: Run, folder: Path, tmp_path: Path, mode: str, kind: str) -> None:
-    done = run_captioner(
+@pytest.mark.parametrize(("mode", "kind"), zip(MODES, ("overlay", "sheet"), strict=True))
+def test_batch(
+    run_main: Run,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    kind: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    done = run_main(
         "batch", mode, "--output", tmp_path / "c.jsonl", "--attention",
         "--maps", kind, "--maps-to", tmp_path / "maps", "--checkpoint", f"{mode}.safetensors",
-        cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     records = map(json.loads, (tmp_path / "c.jsonl").read_text().splitlines())
@@ -148,13 +154,13 @@ def test_server(folder: Path, tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_report(run_captioner: Run, folder: Path, tmp_path: Path, mode: str) -> None:
+def test_report(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     cases = dict(cases_of(mode))
     images = [{"id": number, "file_name": name} for number, name in enumerate(cases)]
     notes = [{"image_id": one["id"], "caption": "a spot"} for one in images]
     captions = tmp_path / "captions.json"
     captions.write_text(json.dumps({"images": images, "annotations": notes}))
-    done = run_captioner(
+    done = run_main(
         "evaluate", "--captions", captions, "--images", folder / mode, "--report", tmp_path / "r",
         "--checkpoint", folder / f"{mode}.safetensors", "--device", "cpu", "--dtype", "float32",
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable
@@ -110,14 +109,6 @@ class Decoded(NamedTuple):
             raise (kind if is_image else errors.ImageError)(self.error["detail"])
 
 
-class _NamedBytes(io.BytesIO):
-    """Bytes that open_image can name in its errors."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(data)
-        self.name = name
-
-
 def decode(
     photo: Readable,
     config: TransformConfig,
@@ -143,7 +134,8 @@ def decode(
         data = photo.read()
         content = digest(data)
         image = open_image(
-            _NamedBytes(data, photo.name),
+            data,
+            name=photo.name,
             at_least=framing.at_least if longest is None else None,
             max_pixels=max_pixels,
             admit=admit,

@@ -46,6 +46,7 @@ _TURNS = {
 def open_image(
     source: FileSource | Image.Image,
     *,
+    name: str | None = None,
     at_least: int | None = None,
     max_pixels: int = MAX_PIXELS,
     admit: Callable[[int], None] | None = None,
@@ -59,6 +60,7 @@ def open_image(
     Args:
         source: a path (a str is always one; links are never followed), the bytes of a file, or a
             PIL image, left unchanged.
+        name: what errors call it; None: its path, or "the image".
         at_least: pixels; a JPEG may be decoded at a half, a quarter or an eighth of its size as
             long as both sides keep this many. None: full size.
         max_pixels: width times height of the largest image to decode; the header tells.
@@ -73,7 +75,7 @@ def open_image(
         ImageTooLargeError: more than `max_pixels`.
 
     """
-    name = source_name(source)
+    name = name or source_name(source)
     if isinstance(source, Image.Image):
         with _as_image_error(name):
             check_size(source.size, name, max_pixels)

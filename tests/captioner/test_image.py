@@ -117,24 +117,20 @@ def turned(kind: str, orientation: int, **options: object) -> bytes:
     return encode(stored, kind, exif=exif, **options)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
-def test_exif_turns(kind, orientation):
-    picture = open_image(turned(kind, orientation, **LOSSLESS.get(kind, {})))
-    assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 4)
-    assert difference(open_image(picture), picture) == 0  # not turned twice
-    assert not picture.info
+def test_exif_turns(kind):
+    for orientation in range(1, 9):
+        picture = open_image(turned(kind, orientation, **LOSSLESS.get(kind, {})))
+        assert difference(picture, draw()) <= (0 if kind in LOSSLESS else 4), orientation
+        assert difference(open_image(picture), picture) == 0  # not turned twice
+        assert not picture.info
 
 
-def test_a_turn_that_does_not_exist():
+def test_an_exif_that_says_nothing_does_not_cost_the_photo():
     exif = Image.Exif()
     exif[0x0112] = 77
-    assert difference(open_image(encode(draw(), "PNG", exif=exif)), draw()) == 0
-
-
-def test_damaged_exif_does_not_cost_the_photo():
-    data = encode(draw(), "PNG", exif=b"Exif\0\0this is not TIFF at all")
-    assert difference(open_image(data), draw()) == 0
+    for block in (exif, b"Exif\0\0this is not TIFF at all"):
+        assert difference(open_image(encode(draw(), "PNG", exif=block)), draw()) == 0
 
 
 # Colours
@@ -186,11 +182,6 @@ def test_16_bit_grey_keeps_its_steps():
         assert colours(open_image(source)) == expected
 
 
-def test_16_bit_colour():
-    rows = b"\0" + struct.pack(">6H", 65535, 0, 128 * 257, 257, 2 * 257, 3 * 257)
-    assert colours(open_image(png(2, 1, 16, 2, rows))) == [(255, 0, 128), (1, 2, 3)]
-
-
 def test_wide_integers_of_8_bits_and_of_any_range():
     image = Image.new("I", (3, 1))
     image.putdata([0, 100, 255])
@@ -223,16 +214,6 @@ def test_other_modes(mode):
 def test_cmyk_files_are_not_inverted(kind):
     image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # magenta and yellow: red
     assert difference(open_image(encode(image, kind)), Image.new("RGB", (16, 16), RED)) < 4
-
-
-def test_ycck_from_adobe():
-    # Pillow writes CMYK JPEGs as Adobe does, inverted; the same bytes marked YCCK are another
-    # colour, and a reader that forgets the mark shows the first.
-    data = bytearray(encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG"))
-    mark = data.index(b"Adobe") + 11
-    assert data[mark] == 0
-    data[mark] = 2
-    assert difference(open_image(bytes(data)), Image.new("RGB", (16, 16), RED)) > 20
 
 
 def cmyk_profile() -> bytes:
@@ -274,27 +255,20 @@ def test_cmyk_goes_by_its_profile_and_without_it_where_it_is_damaged():
 # Frames
 
 
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["GIF", "TIFF"])
 def test_the_first_of_several_frames(kind):
-    if kind == "WEBP" and not features.check("webp"):
-        pytest.skip("no WebP")
     first, second = Image.new("RGB", (32, 32), RED), Image.new("RGB", (32, 32), (0, 0, 255))
     data = encode(first, kind, save_all=True, append_images=[second, first])
     assert difference(open_image(data), first) < 4
 
 
 def test_the_first_picture_of_a_phone_mpo():
-    second = Image.new("RGB", (64, 48))
-    data = encode(draw(), "MPO", save_all=True, append_images=[second])
-    assert difference(open_image(data), draw()) < 4
+    data = encode(draw(), "MPO", save_all=True, append_images=[Image.new("RGB", (64, 48))])
     assert open_image(data, at_least=24).size == (32, 24)
-
-
-def test_an_mpo_with_a_damaged_list_of_pictures_is_still_a_jpeg():
-    data = encode(draw(), "MPO", save_all=True, append_images=[draw()])
-    damaged = data.replace(b"\x02\xb0", b"\x09\xb0")
+    damaged = data.replace(b"\x02\xb0", b"\x09\xb0")  # the list of the others
     assert damaged != data
-    assert difference(open_image(damaged), draw()) < 4
+    for one in (data, damaged):
+        assert difference(open_image(one), draw()) < 4
 
 
 # Decoding no more than needed
@@ -303,11 +277,9 @@ def test_an_mpo_with_a_damaged_list_of_pictures_is_still_a_jpeg():
 @pytest.mark.parametrize(
     ("size", "at_least", "decoded"),
     [
-        ((4000, 3000), 224, (500, 375)),
-        ((4000, 3000), 375, (500, 375)),
-        ((4000, 3000), 376, (1000, 750)),
-        ((4000, 3000), 3000, (4000, 3000)),
-        ((4000, 3000), None, (4000, 3000)),
+        ((1600, 1200), 150, (200, 150)),
+        ((1600, 1200), 151, (400, 300)),
+        ((1600, 1200), None, (1600, 1200)),
         ((300, 200), 224, (300, 200)),
         ((450, 4000), 224, (225, 2000)),
     ],
@@ -391,11 +363,10 @@ def test_the_limit_counts_the_photo_itself(kind):
         open_image(draw(), max_pixels=64 * 48 - 1)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "GIF"])
-def test_the_limit_of_pillow_is_not_in_the_way(kind, orientation, monkeypatch):
+def test_the_limit_of_pillow_is_not_in_the_way(kind, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    data = turned(kind, orientation) if kind != "BMP" else encode(draw(), kind)
+    data = turned(kind, 6) if kind != "BMP" else encode(draw(), kind)
     assert open_image(data).size == (64, 48)
 
 
@@ -419,9 +390,9 @@ def test_nothing_global_changes_and_threads_do_not_meet():
             return False
 
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(attempt, range(220)))
+        results = list(pool.map(attempt, range(66)))
     period = len(good) + len(bad)
-    assert results == [number % period < len(good) for number in range(220)]
+    assert results == [number % period < len(good) for number in range(66)]
     assert limit == Image.MAX_IMAGE_PIXELS
     assert list(warnings.filters) == filters
 
@@ -429,15 +400,9 @@ def test_nothing_global_changes_and_threads_do_not_meet():
 # Not an image, or not any more
 
 
-def test_zero_bytes(tmp_path):
-    path = tmp_path / "photo.jpg"
-    path.touch()
-    for source in (path, b""):
-        with pytest.raises(ImageEmptyError, match="0 bytes"):
-            open_image(source)
-
-
-def test_zero_pixels():
+def test_zero_bytes_and_zero_pixels():
+    with pytest.raises(ImageEmptyError, match="0 bytes"):
+        open_image(b"")
     with pytest.raises(ImageEmptyError, match="no pixels"):
         open_image(Image.new("RGB", (0, 5)))
     with pytest.raises(ImageEmptyError, match="no pixels"):
@@ -448,10 +413,8 @@ def test_zero_pixels():
     "data",
     [
         b"Dear diary, this is not a photo, whatever its name says.",
-        b"%PDF-1.7\n",
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
         b"8BPS\0\x01" + bytes(40),
-        b"P6 2 2 255\n" + bytes(12),
         b"\0",
         bytes(100),
     ],
@@ -464,12 +427,10 @@ def test_other_files_renamed(data, tmp_path):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("part", [0.5, 0.9])
-def test_a_photo_cut_off(kind, part, tmp_path):
+def test_a_photo_cut_off(kind):
     data = encode(Image.effect_noise((200, 150), 90).convert("RGB"), kind)
-    path = tmp_path / "photo.img"
-    path.write_bytes(data[: int(len(data) * part)])
-    for source in (path, path.read_bytes()):
+    for part in (0.5, 0.9):
+        source = data[: int(len(data) * part)]
         with pytest.raises(ImageTruncatedError, match=r"cut off or damaged: .*download it again"):
             open_image(source)
 
@@ -503,28 +464,15 @@ def opens_or_image_error(source) -> bool:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's remarks on damaged metadata
 @pytest.mark.parametrize("kind", FORMATS)
-def test_cut_anywhere_it_is_an_image_error(kind, tmp_path):
-    chance = random.Random(f"cut {kind}")
-    path = tmp_path / "photo"
+def test_cut_or_damaged_anywhere_it_is_an_image_or_an_image_error(kind):
+    chance = random.Random(kind)
+    refused = 0
     for data in variants(kind):
         assert opens_or_image_error(data)
         # The header is where most of the decisions fall.
-        cuts = [*range(40), *(chance.randrange(len(data)) for _ in range(60))]
-        opened = 0
-        for cut in cuts:
-            path.write_bytes(data[:cut])
-            opened += opens_or_image_error(path)
-            opens_or_image_error(data[:cut])
-        assert opened < len(cuts) / 4
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", FORMATS)
-def test_damaged_anywhere_it_is_an_image_or_an_image_error(kind):
-    chance = random.Random(f"damage {kind}")
-    refused = 0
-    for data in variants(kind):
-        for attempt in range(150):
+        cuts = [*range(0, 40, 3), *(chance.randrange(len(data)) for _ in range(20))]
+        assert sum(opens_or_image_error(data[:cut]) for cut in cuts) < len(cuts) / 4
+        for attempt in range(50):
             damaged = bytearray(data)
             reach = len(data) if attempt % 2 else min(len(data), 200)
             for _ in range(chance.randint(1, 8)):

@@ -109,7 +109,7 @@ class TestHeat:
         for n in (4, 8, 14):
             assert attention_map(quarter(n), (56, 56), smooth=False).getpixel((8, 8)) == 170
 
-    def test_all_attention_on_one_cell_of_a_small_grid_is_full_heat(self):
+    def test_in_a_grid_of_few_cells_full_heat_is_all_attention_on_one(self):
         assert attention_map([[0, 1]], (20, 10), smooth=False).getpixel((15, 5)) == 255
         assert attention_map([[1]], (20, 10)).getbbox() is None  # it could look nowhere else
 
@@ -140,12 +140,6 @@ class TestColors:
         assert all(low < high for low, high in zip(values, values[2:], strict=False))
         assert all(low < high + 5e-4 for low, high in pairwise(values))
 
-    @pytest.mark.parametrize("name", COLORS)
-    def test_strength_0_is_the_photo_and_strength_1_is_not(self, name):
-        photo, weights = scene((70, 70)), one_hot(7, 7, 3, 3)
-        assert same(overlay(photo, weights, strength=0, colors=name), photo)
-        assert not same(overlay(photo, weights, strength=1, colors=name), photo)
-
     def test_unknown_colors_are_refused_with_those_that_are_known(self):
         with pytest.raises(ConfigError) as caught:
             overlay(scene((10, 10)), UNIFORM, colors="jet")
@@ -153,7 +147,11 @@ class TestColors:
         with pytest.raises(ConfigError, match="spotlight"):
             color_scale("spotlight")
 
-    @pytest.mark.parametrize("strength", [-0.01, 1.01, math.nan])
-    def test_a_strength_outside_0_to_1_is_refused(self, strength):
-        with pytest.raises(ConfigError, match="strength"):
-            overlay(scene((10, 10)), UNIFORM, strength=strength)
+    def test_strength_runs_from_the_photo_alone_to_opaque(self):
+        photo, weights = scene((70, 70)), one_hot(7, 7, 3, 3)
+        for name in COLORS:
+            assert same(overlay(photo, weights, strength=0, colors=name), photo)
+            assert not same(overlay(photo, weights, strength=1, colors=name), photo)
+        for strength in (-0.01, 1.01, math.nan):
+            with pytest.raises(ConfigError, match="strength"):
+                overlay(photo, weights, strength=strength)

@@ -15,14 +15,14 @@ from tests.captioner.drawing.scenes import scene
 class TestSaving:
     @pytest.mark.parametrize(
         ("suffix", "format_"),
-        [(".png", "PNG"), (".jpg", "JPEG"), (".jpeg", "JPEG"), (".JPG", "JPEG"), (".webp", "WEBP")],
+        [(".png", "PNG"), (".jpeg", "JPEG"), (".JPG", "JPEG"), (".webp", "WEBP")],
     )
-    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-    def test_the_suffix_says_the_format(self, tmp_path: Path, suffix, format_, mode):
+    def test_the_suffix_says_the_format(self, tmp_path: Path, suffix, format_):
         path = tmp_path / f"picture{suffix}"
-        save_image(scene((40, 30)).convert(mode), str(path))
-        with Image.open(path) as saved:
-            assert (saved.format, saved.size) == (format_, (40, 30))
+        for mode in ("RGB", "RGBA", "L"):
+            save_image(scene((40, 30)).convert(mode), str(path))
+            with Image.open(path) as saved:
+                assert (saved.format, saved.size) == (format_, (40, 30))
 
     @pytest.mark.parametrize(
         ("save", "picture", "known"),
