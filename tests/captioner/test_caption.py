@@ -93,19 +93,16 @@ def test_the_overlay_is_that_of_the_word(caption: Caption) -> None:
     assert lit == [True, False, False]
 
 
-def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption) -> None:
+def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Path) -> None:
     page = caption._repr_html_()
     assert page.count("data:image/webp;base64,") == 1 + len(TEXTS)
     assert "&lt;b&gt;" in page and "<b></b>" not in page
     assert "a mug &amp; saucer (score -0.90)" in page
     assert "script" not in page
     assert page != caption._repr_html_()  # two on one page do not move each other's pictures
-
-
-def test_a_notebook_says_when_the_photo_has_gone(photo: Path) -> None:
-    caption = make_caption(photo)
+    gone = make_caption(photo)
     photo.unlink()
-    page = caption._repr_html_()
+    page = gone._repr_html_()
     assert "a Cup of a &lt;b&gt; 3" in page and "photo.jpg" in page
 
 

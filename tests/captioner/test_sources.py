@@ -57,15 +57,11 @@ def test_arrays_are_pictures(array: Any) -> None:
     "grey",
     [
         np.array([[0, 200]], dtype="uint8"), np.array([[[0], [200]]]), torch.tensor([[[0, 200]]]),
-        torch.tensor([[0, 200]]),
+        torch.tensor([[0, 200]]), torch.tensor([[[0, 200 / 255]]], dtype=torch.bfloat16),
     ],
 )  # fmt: skip
 def test_grey_arrays_are_pictures(grey: Any) -> None:
     assert pixels(grey) == [(0, 0, 0), (200, 200, 200)]
-
-
-def test_halves_are_rounded_to_the_nearest_brightness() -> None:
-    assert pixels(torch.full((1, 1, 1), 0.5, dtype=torch.bfloat16)) == [(128, 128, 128)]
 
 
 @pytest.mark.parametrize(
@@ -83,17 +79,13 @@ def test_halves_are_rounded_to_the_nearest_brightness() -> None:
         ),
         (np.zeros((5, 20, 30, 3)), ImageTypeError, "several go in as a list"),
         (np.full((2, 2), 200.0), ImageTypeError, r"from 200\.0 to 200\.0: .*floats from 0 to 1"),
-        (np.full((2, 2), -0.1), ImageTypeError, "floats from 0 to 1"),
         (np.full((2, 2), np.nan), ImageTypeError, "from nan to nan"),
-        (np.full((2, 2), 256), ImageTypeError, "from 256 to 256: integers run from 0 to 255"),
         (np.zeros((2, 2), dtype=bool), ImageTypeError, "does not hold numbers"),
         (np.zeros((0, 4, 3)), ImageEmptyError, "no pixels"),
         (None, ImageTypeError, "NoneType is not an image: an image is a path, an http"),
-        (3, ImageTypeError, "int is not an image"),
         ({"a": 1}, ImageTypeError, "dict is not an image"),
         (io.StringIO("x"), ImageTypeError, "open it with 'rb'"),
         ("ftp://host/a.jpg", ImageNotFoundError, "not an http or https address"),
-        ("file:///etc/passwd", ImageNotFoundError, "not an http or https address"),
     ],
 )
 def test_all_else_is_refused_with_what_is_taken(image: Any, error: Any, said: str) -> None:
@@ -140,32 +132,14 @@ def test_long_lists_go_through_in_batches(
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         photo: bytes = self.server.photo  # type: ignore[attr-defined]
-        match self.path:
-            case "/photo.jpg":
-                self.answer(200, photo)
-            case "/moved":
-                self.send_response(302)
-                self.send_header("Location", "/photo.jpg")
-                self.end_headers()
-            case "/elsewhere":
-                self.send_response(302)
-                self.send_header("Location", "file:///etc/passwd")
-                self.end_headers()
-            case "/page":
-                self.answer(200, b"<html>")
-            case "/cut":
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(photo) + 9))
-                self.end_headers()
-                self.wfile.write(photo)
-            case _:
-                self.answer(404, b"")
-
-    def answer(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        moved = {"/moved": "/photo.jpg", "/elsewhere": "file:///etc/passwd"}.get(self.path)
+        body = {"/photo.jpg": photo, "/cut": photo, "/page": b"<html>"}.get(self.path, b"")
+        self.send_response(302 if moved else 200 if body else 404)
+        if moved:
+            self.send_header("Location", moved)
+        self.send_header("Content-Length", str(len(body) + 9 * (self.path == "/cut")))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None: ...
 
