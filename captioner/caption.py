@@ -71,9 +71,7 @@ class Word:
     def map(self, head: int | None = None) -> Tensor | None:
         """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
 
-        Raises:
-            ConfigError: there is no such head.
-
+        Raises ConfigError: there is no such head.
         """
         heads = [self.attention] if self.heads is None else [*self.heads]
         if head is None:
@@ -212,9 +210,7 @@ class Caption:
             word: the word itself, of which the first is taken, in capitals or not; its position
                 from 1, from the end when negative; None: the word that drew most on the photo.
 
-        Raises:
-            ConfigError: there is no such word.
-
+        Raises ConfigError: there is no such word.
         """
         texts = [other.text for other in self.words]
         if word is None and texts:
@@ -273,9 +269,7 @@ class Caption:
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Each word as captioner.drawing draws it, with one head's attention or the mean of all.
 
-        Raises:
-            ConfigError: the model does not attend, or has no such head.
-
+        Raises ConfigError: the model does not attend, or has no such head.
         """
         panels = [
             Panel(word.text, word.probability, weights, guessed=word.guessed)
@@ -291,9 +285,7 @@ class Caption:
     def choose(self, number: int) -> Caption:
         """Make a caption of an alternative, counted from 1; 0 is this caption itself.
 
-        Raises:
-            ConfigError: there is no such alternative.
-
+        Raises ConfigError: there is no such alternative.
         """
         own = Alternative(text=self.text, score=self.score, words=self.words)
         sentences = [own, *self.alternatives]
@@ -342,9 +334,7 @@ class Caption:
 
         Numbers are rounded in records, and alternatives without words are left out.
 
-        Raises:
-            ConfigError: it is no record, or a number of it is out of range.
-
+        Raises ConfigError: it is no record, or a number of it is out of range.
         """
         read = read_record(record)
         others = [other for other in read.alternatives if other.words is not None]

@@ -72,9 +72,7 @@ class Checkpoint:
             dtype: of the weight matrices. Vectors (BatchNorm statistics, biases) stay float32:
                 they are small, and float16 would overflow some.
 
-        Raises:
-            OutputError: the file cannot be written.
-
+        Raises OutputError: the file cannot be written.
         """
         tensors = {
             name: tensor.to(dtype if tensor.ndim > 1 else tensor.dtype).cpu().contiguous()
@@ -209,9 +207,7 @@ def _check_kind(path: Path) -> None:
 def _plain(text: object) -> str:
     """Let pass what may stand in records, tables and terminals.
 
-    Raises:
-        ValueError: it is no text, or has characters that steer a terminal.
-
+    Raises ValueError: it is no text, or has characters that steer a terminal.
     """
     if not (isinstance(text, str) and is_fit(text)):
         raise ValueError(f"the name or version {text!a} is not plain text")

@@ -116,9 +116,7 @@ def word_effects(
     Returns:
         The words, in the order of their places; none where the decoder does not attend.
 
-    Raises:
-        GenerationError: the decoder's scores are not numbers.
-
+    Raises GenerationError: the decoder's scores are not numbers.
     """
     found: list[WordEffect] = []
     device = features.device

@@ -39,9 +39,7 @@ def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: boo
 def find_device(name: str | torch.device) -> torch.device:
     """Turn "auto", "cpu", "cuda", "cuda:1" or "mps" into a device that is there.
 
-    Raises:
-        DeviceError: torch does not know the name, or this machine has no such device.
-
+    Raises DeviceError: torch does not know the name, or this machine has no such device.
     """
     import torch
 
@@ -63,9 +61,7 @@ def find_device(name: str | torch.device) -> torch.device:
 def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Turn "auto", "float32" or "bfloat16" into a dtype; a dtype stays as it is.
 
-    Raises:
-        ConfigError: there is no such name.
-
+    Raises ConfigError: there is no such name.
     """
     import torch
 

@@ -104,9 +104,7 @@ class Familiarity:
     def save(self, path: Path) -> None:
         """Write the statistics.
 
-        Raises:
-            OutputError: the file cannot be written.
-
+        Raises OutputError: the file cannot be written.
         """
         values = {**self.__dict__}
         metadata = {_KEY: json.dumps({"encoder": values.pop("encoder")})}
@@ -118,9 +116,7 @@ class Familiarity:
     def beside(cls, path: str | os.PathLike[str]) -> Familiarity | None:
         """Read the statistics of a checkpoint; None where none are, or those of another encoder.
 
-        Raises:
-            CheckpointFormatError: the file is damaged.
-
+        Raises CheckpointFormatError: the file is damaged.
         """
         checkpoint, path = expanded(path), familiarity_file(path)
         if not path.is_file():

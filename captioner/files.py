@@ -39,9 +39,7 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
         part: the name of that hidden file, from `new_part`, for a writer of one file at a time who
             wants to find what it left when it was killed. None: a name that is used but once.
 
-    Raises:
-        OutputError: the file cannot be written: an OSError from opening it, or in the block.
-
+    Raises OutputError: the file cannot be written: an OSError from opening it, or in the block.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(part or new_part())
@@ -75,9 +73,7 @@ def new_part() -> str:
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Bring the names in a folder to the disk, or a new file could be missing after a power cut.
 
-    Raises:
-        OSError: the disk failed.
-
+    Raises OSError: the disk failed.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -116,9 +112,7 @@ def refuse_input(
         path: the file to be written.
         inputs: files and folders; None stands for one that was not given.
 
-    Raises:
-        ConfigError: it is one of them.
-
+    Raises ConfigError: it is one of them.
     """
     written = identity(path)
     for name in (name for name in inputs if name is not None):
@@ -133,9 +127,7 @@ def refuse_input(
 def _rights(target: Path) -> int | None:
     """Read the permissions of the file that is there; None where there is none.
 
-    Raises:
-        OSError: what is there is not a file: a folder, a device, a pipe.
-
+    Raises OSError: what is there is not a file: a folder, a device, a pipe.
     """
     try:
         mode = target.stat().st_mode

@@ -77,9 +77,7 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
 def bundled_checkpoint() -> Path:
     """Find the checkpoint that comes with Captioner.
 
-    Raises:
-        CheckpointNotFoundError: this installation has none.
-
+    Raises CheckpointNotFoundError: this installation has none.
     """
     path = _find_bundled("captioner.safetensors")
     if path is None:

@@ -264,9 +264,7 @@ class Captioner:
     def check_head(self, head: int | None) -> None:
         """Refuse a head of the attention, from 1, that the model does not have.
 
-        Raises:
-            ConfigError: it has fewer.
-
+        Raises ConfigError: it has fewer.
         """
         heads = self.model.config.decoder.heads
         if head is not None and not 1 <= head <= heads:

@@ -98,9 +98,7 @@ class CaptionRecord(SentenceRecord):
 def read_record(record: object) -> CaptionRecord:
     """Check a record of this version or another.
 
-    Raises:
-        ConfigError: it is no record, or a number of it is out of range.
-
+    Raises ConfigError: it is no record, or a number of it is out of range.
     """
     try:
         return CaptionRecord.model_validate(record)

@@ -178,9 +178,7 @@ class Vocabulary:
     def style(self, name: str = "") -> str | None:
         """Name a style in full, "" being the usual one; None where the model has no styles.
 
-        Raises:
-            ConfigError: there is no such style.
-
+        Raises ConfigError: there is no such style.
         """
         if name and name not in self.styles:
             known = ", ".join(map(ascii, self.styles))

@@ -26,9 +26,7 @@ Length = Annotated[int, Interval(ge=1, le=256)]
 class GenerationConfig:
     """How sentences are made from scores of words.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field.
-
+    Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
     # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
@@ -103,9 +101,7 @@ class GenerationConfig:
             style: None or "" takes these settings' own. Whether there is such a one, the model
                 knows.
 
-        Raises:
-            ConfigError: one of them is out of range.
-
+        Raises ConfigError: one of them is out of range.
         """
         if self.sample and captions > MAX_BEAM_SIZE:
             raise ConfigError(f"captions {captions} is out of range; it is at most {MAX_BEAM_SIZE}")

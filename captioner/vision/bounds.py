@@ -67,9 +67,7 @@ def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
         config: a dataclass.
         also: problems that lie between fields; read only where every field is sound by itself.
 
-    Raises:
-        ConfigError: the detail names every such field, its value and what is allowed.
-
+    Raises ConfigError: the detail names every such field, its value and what is allowed.
     """
     problems = list(_problems(config)) or list(also or ())
     if problems:

@@ -75,9 +75,7 @@ def halve_stride(stages: nn.Sequential) -> None:
 
     Every second cell in both directions then sees what the strided network sees there.
 
-    Raises:
-        ConfigError: no convolution halves it.
-
+    Raises ConfigError: no convolution halves it.
     """
     strided = [
         index

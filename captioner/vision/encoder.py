@@ -56,9 +56,7 @@ _TIMM: Final = "timm/"
 class EncoderConfig:
     """Which network, and how fine a grid.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field.
-
+    Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
     # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
@@ -119,9 +117,7 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Grid:
         """Encode images (B, 3, H, W), normalised, into a grid of H / stride x W / stride cells.
 
-        Raises:
-            ConfigError: the network takes images of another size only, as many transformers do.
-
+        Raises ConfigError: the network takes images of another size only, as many transformers do.
         """
         maps = images
         for index, stage in enumerate(self.stages):
