@@ -206,9 +206,8 @@ class Caption:
     def find_word(self, word: str | int | None = None) -> int:
         """Find a word's index in `words`, from 0.
 
-        Args:
-            word: the word itself, of which the first is taken, in capitals or not; its position
-                from 1, from the end when negative; None: the word that drew most on the photo.
+        The word itself, in capitals or not, of which the first is taken; its position from 1, from
+        the end when negative; None: the word that drew most on the photo.
 
         Raises ConfigError: there is no such word.
         """

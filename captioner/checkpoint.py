@@ -65,12 +65,10 @@ class Checkpoint:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float16) -> None:
-        """Write the checkpoint so that the file is either the old one or wholly the new one.
+        """Write the checkpoint, in a folder that exists.
 
-        Args:
-            path: where to; the folder must exist.
-            dtype: of the weight matrices. Vectors (BatchNorm statistics, biases) stay float32:
-                they are small, and float16 would overflow some.
+        Weight matrices get the dtype. Vectors (BatchNorm statistics, biases) stay float32: they are
+        small, and float16 would overflow some.
 
         Raises OutputError: the file cannot be written.
         """
@@ -118,6 +116,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = expanded(path)
     header = read_header(path)
     try:
+        # Older files repeat here what vocabulary and encoder decide.
+        repeated = {"vocabulary_size", "grid_dim"}
+        decoder = {key: one for key, one in header["decoder"].items() if key not in repeated}
         vocabulary = Vocabulary(
             header["vocabulary"],
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
@@ -129,7 +130,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             model=_load_model(
                 ModelConfig(
                     encoder=EncoderConfig(**header["encoder"]),
-                    decoder=_decoder_config(header["decoder"]),
+                    decoder=DecoderConfig(**decoder),
                 ),
                 len(vocabulary),
                 path,
@@ -254,9 +255,3 @@ def _load_model(config: ModelConfig, vocabulary_size: int, path: Path) -> Captio
 def _shape(tensor: Tensor) -> str:
     """Say a shape that somebody may have made of a million numbers."""
     return str(tuple(tensor.shape)) if tensor.ndim < 10 else f"{tensor.ndim} dimensions"
-
-
-def _decoder_config(values: Mapping[str, Any]) -> DecoderConfig:
-    """Leave out what older files repeat here; vocabulary and encoder decide it."""
-    repeated = {"vocabulary_size", "grid_dim"}
-    return DecoderConfig(**{key: value for key, value in values.items() if key not in repeated})

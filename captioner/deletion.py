@@ -10,7 +10,7 @@ way: from a grid that is its mean everywhere, with only these cells as they were
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ class WordEffect(NamedTuple):
 
     caption, place: which caption, and which of its words; cells: how many were replaced.
     deletion: how far the log-probability falls without the attended cells; insertion: how far it
-    rises with them alone (NaN where nobody asked). random_deletion and random_insertion: the same
-    for random cells. entropy: of the attention; gate: in 0..1, None where the decoder has none.
+    rises with them alone (NaN where nobody asked). random_...: the same for random cells.
+    entropy: of the attention; gate: in 0..1, None where the decoder has none.
     """
 
     caption: int
@@ -134,9 +134,20 @@ def word_effects(
         output = decoder.step(tokens, state)
         if output.attention is None:
             return []
-        test = _Test(decoder, tokens, state, output, said)
-        for row, numbers in zip(rows.tolist(), test.words(draws, insertion), strict=True):
-            found.append(WordEffect(row, place, *numbers))
+        weights = output.attention[:, 0].float()
+        mask = attended_cells(weights)
+        masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
+        score = partial(_score, decoder, tokens, state, said)
+        falls = _said(output, said) - score(masks)
+        rises = torch.full_like(falls, math.nan)
+        if insertion:
+            rises = score(~masks) - score(torch.ones_like(masks[:1]))
+        entropy = -(weights * weights.clamp(min=1e-12).log()).sum(dim=-1)
+        parts = (falls[0], falls[1:].mean(0), rises[0], rises[1:].mean(0), entropy)
+        columns = rows.tolist(), mask.sum(-1).tolist(), torch.stack(parts, dim=1).tolist()
+        gates = [None] * len(rows) if output.gate is None else output.gate[:, 0].tolist()
+        for row, cells, numbers, gate in zip(*columns, gates, strict=True):
+            found.append(WordEffect(row, place, cells, *numbers, gate))
         tokens, state = said.unsqueeze(1), output.state
     return found
 
@@ -170,70 +181,27 @@ def sentence_effects(
     return effects
 
 
-_Numbers = tuple[int, float, float, float, float, float, float | None]
-
-
-class _Test:
-    """The words (R,) of one step, a row for each caption, and the step that said them."""
-
-    def __init__(
-        self,
-        decoder: StepDecoder,
-        tokens: Tensor,
-        state: State,
-        output: StepOutput,
-        said: Tensor,
-    ) -> None:
-        self.decoder, self.tokens, self.state = decoder, tokens, state
-        self.output, self.said = output, said
-        self.means = {name: part.mean(dim=1, keepdim=True) for name, part in state.image.items()}
-
-    def words(self, draws: Draws, insertion: bool) -> Iterator[_Numbers]:
-        """Test them; yields the fields of WordEffect behind caption and place."""
-        attention = self.output.attention
-        if attention is None:
-            return
-        weights = attention[:, 0].float()
-        mask = attended_cells(weights)
-        masks = torch.cat([mask[None], draws(mask.sum(dim=-1), mask.shape[-1])])
-        falls = _said(self.output, self.said) - self._score(masks)
-        rises = torch.full_like(falls, math.nan)
-        if insertion:
-            everything = torch.ones_like(masks[:1])
-            rises = self._score(~masks) - self._score(everything)
-        entropy = -(weights * weights.clamp(min=1e-12).log()).sum(dim=-1)
-        parts = (falls[0], falls[1:].mean(0), rises[0], rises[1:].mean(0), entropy)
-        columns = torch.stack(parts, dim=1)
-        gates = [None] * len(weights) if (gate := self.output.gate) is None else gate[:, 0].tolist()
-        for cells, numbers, gate in zip(
-            mask.sum(-1).tolist(), columns.tolist(), gates, strict=True
-        ):
-            fall, random_fall, rise, random_rise, spread = numbers
-            yield cells, fall, random_fall, rise, random_rise, spread, gate
-
-    def _score(self, masks: Tensor) -> Tensor:
-        """Score the words with the cells of masks (M, R, L) replaced by the grid's mean: (M, R)."""
-        together = max(1, _ROWS // masks.shape[1])
-        return torch.cat([self._score_some(some) for some in torch.split(masks, together)])
-
-    def _score_some(self, masks: Tensor) -> Tensor:
-        times = len(masks)
-        image = {
-            name: torch.where(_like(masks, part), self.means[name], part).flatten(0, 1)
-            for name, part in self.state.image.items()
+def _score(
+    decoder: StepDecoder, tokens: Tensor, state: State, said: Tensor, masks: Tensor
+) -> Tensor:
+    """Score the words (R,) with the grid's mean in the cells of masks (M, R, L): (M, R)."""
+    means = {name: part.mean(dim=1, keepdim=True) for name, part in state.image.items()}
+    scores = []
+    for some in torch.split(masks, max(1, _ROWS // masks.shape[1])):
+        times = len(some)
+        image = {  # masks have the dimensions of a part (R, L, ...) behind the first
+            name: torch.where(
+                some.reshape(*some.shape, *[1] * (part.dim() - 2)), means[name], part
+            ).flatten(0, 1)
+            for name, part in state.image.items()
         }
-        others = (_repeated(parts, times) for parts in (self.state.hypothesis, self.state.words))
-        output = self.decoder.step(self.tokens.repeat(times, 1), State(image, *others))
-        return _said(output, self.said.repeat(times)).view(times, -1)
-
-
-def _repeated(parts: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
-    return {name: part.repeat(times, *[1] * (part.dim() - 1)) for name, part in parts.items()}
-
-
-def _like(masks: Tensor, part: Tensor) -> Tensor:
-    """Give masks (M, R, L) the dimensions of an image's tensor (R, L, ...) behind the first."""
-    return masks.reshape(*masks.shape, *[1] * (part.dim() - 2))
+        others = (
+            {name: part.repeat(times, *[1] * (part.dim() - 1)) for name, part in parts.items()}
+            for parts in (state.hypothesis, state.words)
+        )
+        output = decoder.step(tokens.repeat(times, 1), State(image, *others))
+        scores.append(_said(output, said.repeat(times)).view(times, -1))
+    return torch.cat(scores)
 
 
 def _said(output: StepOutput, said: Tensor) -> Tensor:

@@ -60,14 +60,7 @@ class Familiarity:
 
     @classmethod
     def fit(cls, seen: Tensor, kept_back: Tensor, *, encoder: str) -> Familiarity:
-        """Describe the cloud.
-
-        Args:
-            seen: (N, D), the means of the grids of training photos.
-            kept_back: (M, D), of other photos of the same kind.
-            encoder: that made the grids, see digest_encoder.
-
-        """
+        """Describe the cloud of `seen` (N, D), means of grids; `kept_back` (M, D) are of others."""
         seen = seen.double()
         mean = seen.mean(dim=0)
         values, vectors = torch.linalg.eigh(torch.cov((seen - mean).T))

@@ -79,11 +79,8 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         image: of any kind.
         follow_links: download addresses, 64 MiB at most. Not for those that strangers give.
 
-    Raises:
-        ImageTypeError: it is none of these, or an array of another shape or range.
-        ImageNotFoundError: the download failed, or the file cannot be read.
-        ImageTooLargeError: the download is too large.
-
+    Raises ImageError: it is none of these, an array of another shape or range, a file that cannot
+    be read, or a download that failed or is too large.
     """
     if isinstance(image, torch.Tensor):
         return _from_tensor(image)

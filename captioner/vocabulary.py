@@ -199,9 +199,8 @@ class Vocabulary:
         The most frequent come first; words that are equally frequent follow the alphabet.
         """
         counts = Counter(word for caption in captions for word in caption)
-        frequent = [word for word, count in counts.items() if count >= minimum_count]
-        ordered = sorted(frequent, key=lambda word: (-counts[word], word))
-        return cls(ordered, tokenizer=tokenizer)
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls([word for word, n in ordered if n >= minimum_count], tokenizer=tokenizer)
 
     def __len__(self) -> int:
         return len(self.words)

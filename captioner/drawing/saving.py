@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from os import SEEK_END, PathLike
 from pathlib import Path
@@ -54,7 +55,7 @@ def save_image(image: Image.Image, path: str | PathLike[str]) -> None:
     Raises OutputError for another suffix, a missing folder, and a file that cannot be written.
     """
     check_suffix(path)
-    _write(Path(path), lambda: encode_image(image, Path(path).suffix))
+    _write(Path(path), partial(encode_image, image))
 
 
 def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> None:
@@ -62,13 +63,12 @@ def save_animation(frames: Sequence[Image.Image], path: str | PathLike[str]) -> 
 
     A .webp is smaller and keeps every colour; a .gif plays anywhere, with 256 colours a frame.
 
-    Raises OutputError for another suffix, a missing folder, no frames, and a file that cannot be
-    written.
+    Raises OutputError as `save_image`, and where there are no frames.
     """
     check_suffix(path, moving=True)
     if not frames:
         raise OutputError(f"{path} cannot be written: there are no frames")
-    _write(Path(path), lambda: encode_animation(frames, Path(path).suffix))
+    _write(Path(path), partial(encode_animation, frames))
 
 
 def encode_image(image: Image.Image, suffix: str, *, source: str = "") -> bytes:
@@ -146,11 +146,11 @@ def _encode(image: Image.Image, options: dict[str, Any], source: str = "") -> by
     return buffer.getvalue()
 
 
-def _write(target: Path, encode: Callable[[], bytes]) -> None:
+def _write(target: Path, encode: Callable[[str], bytes]) -> None:
     if not target.parent.is_dir():
         raise OutputError(f"{target} cannot be written: there is no folder {target.parent}")
     try:
-        data = encode()
+        data = encode(target.suffix)
     except (OSError, ValueError) as error:
         raise OutputError(f"{target} cannot be written: {error}") from error
     with replace_file(target) as file:

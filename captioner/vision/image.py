@@ -67,13 +67,7 @@ def open_image(
         admit: called with width times height before the pixels of a file are decoded; it may wait
             until there is memory for them.
 
-    Raises:
-        ImageNotFoundError: no such file, or it cannot be read.
-        ImageEmptyError: zero bytes, or zero pixels.
-        ImageFormatError: not an image, or in a format that is not read.
-        ImageTruncatedError: cut off or damaged.
-        ImageTooLargeError: more than `max_pixels`.
-
+    Raises ImageError of the kind that captioner.errors says.
     """
     name = name or source_name(source)
     if isinstance(source, Image.Image):
@@ -93,13 +87,7 @@ def open_image(
 
 
 def image_bytes(source: FileSource) -> bytes:
-    """Read a file whole, without a look at what is in it.
-
-    Raises:
-        ImageNotFoundError: no such file, or it cannot be read.
-        ImageTooLargeError: it has more than a gigabyte.
-
-    """
+    """Read a file whole, without a look at what is in it; one gigabyte at most, or ImageError."""
     if isinstance(source, bytes):
         return bytes(source)  # and no class of its own, which another process may not know
     name = source_name(source)
