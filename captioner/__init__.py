@@ -10,28 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from captioner.errors import (
-    CaptionerError,
-    CheckpointError,
-    CheckpointFormatError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-    CheckpointVersionError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    DownloadError,
-    GenerationError,
-    ImageEmptyError,
-    ImageError,
-    ImageFormatError,
-    ImageNotFoundError,
-    ImageTooLargeError,
-    ImageTruncatedError,
-    ImageTypeError,
-    MissingExtraError,
-    OutputError,
-)
+from captioner import errors
+from captioner.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     __version__: str
@@ -39,34 +19,8 @@ if TYPE_CHECKING:
     from captioner.generation.config import GenerationConfig
     from captioner.predictor import Captioner
 
-__all__ = [
-    "Alternative",
-    "Caption",
-    "Captioner",
-    "CaptionerError",
-    "CheckpointError",
-    "CheckpointFormatError",
-    "CheckpointMismatchError",
-    "CheckpointNotFoundError",
-    "CheckpointVersionError",
-    "ConfigError",
-    "DataError",
-    "DeviceError",
-    "DownloadError",
-    "GenerationConfig",
-    "GenerationError",
-    "ImageEmptyError",
-    "ImageError",
-    "ImageFormatError",
-    "ImageNotFoundError",
-    "ImageTooLargeError",
-    "ImageTruncatedError",
-    "ImageTypeError",
-    "MissingExtraError",
-    "OutputError",
-    "Word",
-    "__version__",
-]
+__all__ = ["Alternative", "Caption", "Captioner", "GenerationConfig", "Word", "__version__"]
+__all__ += errors.__all__
 
 # These need torch, which takes seconds to import: they are fetched when first asked for, so that
 # `captioner --help` does not wait.
