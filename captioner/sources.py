@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import IO, Any, BinaryIO, Protocol, cast
 
-import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -164,34 +163,31 @@ def _from_address(name: str) -> str | Download:
 
 
 def _download(address: str) -> Download:
+    import httpx  # half a second, for the few who need it
+
+    data, start = bytearray(), time.monotonic()
     try:
         with httpx.stream("GET", address, follow_redirects=True, timeout=_SILENCE) as response:
             response.raise_for_status()
-            data = Download(_read(response, address))
-    except httpx.HTTPStatusError as error:
-        answer = f"{error.response.status_code} {error.response.reason_phrase}".strip()
-        raise ImageNotFoundError(
-            f"{address} cannot be downloaded (the answer is {answer}): check the address"
-        ) from error
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > _LARGEST:
+                    raise ImageTooLargeError(
+                        f"{address} has more than {_LARGEST // 2**20} MiB: "
+                        "download it and make it smaller"
+                    )
+                if time.monotonic() - start > _PATIENCE:
+                    raise ImageNotFoundError(
+                        f"{address} took more than {_PATIENCE:.0f} s: download it first"
+                    )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
+        if isinstance(error, httpx.HTTPStatusError):
+            answer = f"{error.response.status_code} {error.response.reason_phrase}".strip()
+            reason = f"the answer is {answer}"
         raise ImageNotFoundError(
             f"{address} cannot be downloaded ({reason}): check the address and the connection"
         ) from error
-    data.name = address
-    return data
-
-
-def _read(response: httpx.Response, address: str) -> bytes:
-    data, start = bytearray(), time.monotonic()
-    for chunk in response.iter_bytes():
-        data += chunk
-        if len(data) > _LARGEST:
-            raise ImageTooLargeError(
-                f"{address} has more than {_LARGEST // 2**20} MiB: download it and make it smaller"
-            )
-        if time.monotonic() - start > _PATIENCE:
-            raise ImageNotFoundError(
-                f"{address} took more than {_PATIENCE:.0f} s: download it first"
-            )
-    return bytes(data)
+    download = Download(data)
+    download.name = address
+    return download
