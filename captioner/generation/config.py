@@ -94,12 +94,8 @@ class GenerationConfig:
     ) -> GenerationConfig:
         """These settings with what somebody asked for: one rule for every front end.
 
-        Args:
-            beam_size: 1 to MAX_BEAM_SIZE; None takes these settings' own, made as wide as
-                `captions` needs.
-            captions: 1 to the beam size, or to MAX_BEAM_SIZE where captions are drawn.
-            style: None or "" takes these settings' own. Whether there is such a one, the model
-                knows.
+        Without a beam size it is these settings' own, made as wide as `captions` needs; without a
+        style, or with "", their own too. Whether there is such a style, the model knows.
 
         Raises ConfigError: one of them is out of range.
         """

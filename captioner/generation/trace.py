@@ -69,14 +69,9 @@ class Trace:
         self._looks: dict[str, list[Tensor]] = {}
 
     def add(self, output: StepOutput, parents: Tensor | None, tokens: Tensor, logs: Tensor) -> None:
-        """Take down a step.
+        """Take down a step: tokens (B, K) chosen from the output, and their log-probabilities.
 
-        Args:
-            output: what the decoder said.
-            parents: (B, K), which hypothesis each follows; None: itself.
-            tokens: (B, K), chosen from the output.
-            logs: (B, K), their log-probabilities.
-
+        Parents (B, K) say which hypothesis each follows; None: itself.
         """
         self._parents.append(parents)
         self._tokens.append(tokens)
@@ -102,9 +97,7 @@ class Trace:
     def read_all(self, *, length_penalty: float) -> list[list[Hypothesis]]:
         """Read every hypothesis of a trace without parents up to its first <end>.
 
-        Args:
-            length_penalty: a in their score, sum / length^a.
-
+        The length penalty is a in their score, sum / length^a.
         """
         steps = (self.words == END).int().argmax(dim=-1)
         every, last = torch.stack(self._logs, dim=-1), steps.unsqueeze(-1)
@@ -117,12 +110,9 @@ class Trace:
         return self.read(numbers[:images], ends)
 
     def read(self, images: Tensor, ends: Ends) -> list[list[Hypothesis]]:
-        """Read the sentences that end there.
+        """Read the sentences that end there, of these images (B,) of the trace.
 
-        Args:
-            images: (B,), which of this trace they are of.
-            ends: of these images; those with a score of -inf are left out.
-
+        Ends with a score of -inf are left out.
         """
         said, seen = self._follow(images, ends)
         parts = {"score": ends.score, "step": ends.step, "end": ends.log_probability}
