@@ -205,7 +205,7 @@ class Captioner:
             photo = open_photo()
             pixels, box = self.transform.pixels(photo), self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
-        (decoded := self.reader.square(source)).check()
+        decoded = self.reader.read(source)
         return PreparedImage(
             image=image_name(source),
             pixels=square_pixels(decoded),

@@ -154,8 +154,7 @@ class _Forked(subprocess.Popen[str]):
 class Twin(subprocess.Popen[bytes]):
     """A decoding process that is a fork of this process, which has imported what it needs.
 
-    tests/captioner/decoding starts them as a command does, and so does what reads links, in threads
-    that would be missing in a fork.
+    What reads links starts them as a command does, in threads that would be missing in a fork.
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from operator import itemgetter
@@ -22,6 +22,7 @@ from captioner.closing import Closing
 __all__ = ["Budget", "FairThreads", "Turns"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _HALF = 60.0  # seconds after which half of what a client has taken is forgotten
 _MUCH = 10.0  # seconds of work; who has taken more does not get the last free worker
@@ -113,41 +114,32 @@ class Turns(Generic[T]):
         return seconds * math.exp2((when - time.monotonic()) / _HALF)
 
 
-class FairThreads(Closing):
+class FairThreads(Closing, Generic[T]):
     """Threads that work for the client whose turn it is.
 
     Args:
-        threads: how many.
+        values: one for each thread, which its work is called with.
         name: of the threads.
-        begin: what each of them does first.
-        end: what each of them does last.
 
     """
 
-    def __init__(
-        self,
-        threads: int,
-        *,
-        name: str,
-        begin: Callable[[], object] = lambda: None,
-        end: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._begin, self._end = begin, end
-        self._turns: Turns[tuple[Callable[[], Any], Future[Any]]] = Turns(threads)
+    def __init__(self, values: Sequence[T], *, name: str) -> None:
+        self.values = values
+        self._turns: Turns[tuple[Callable[[T], Any], Future[Any]]] = Turns(len(values))
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._attend, name=f"{name} {number}", daemon=True)
-            for number in range(threads)
+            threading.Thread(target=self._attend, args=[value], name=name, daemon=True)
+            for value in values
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[], T], client: str = "") -> Future[T]:
+    def submit(self, work: Callable[[T], R], client: str = "") -> Future[R]:
         """Have something done for a client; cancelled before its turn, it costs nothing.
 
         After `close` it comes back cancelled.
         """
-        future: Future[T] = Future()
+        future: Future[R] = Future()
         if self._closed:
             future.cancel()
         else:
@@ -161,19 +153,17 @@ class FairThreads(Closing):
         for thread in self._threads:
             thread.join()
 
-    def _attend(self) -> None:
-        self._begin()
+    def _attend(self, value: T) -> None:
         while (turn := self._turns.take()) is not None:
             (work, future), client = turn
             start = time.monotonic()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(work())
+                    future.set_result(work(value))
                 except BaseException as error:
                     future.set_exception(error)
             self._turns.done(client, time.monotonic() - start)
             del work, future, turn  # what they hold: a picture, maybe
-        self._end()
 
 
 class Budget:

@@ -20,7 +20,7 @@ from PIL import ExifTags, Image, ImageCms
 
 from captioner import errors
 from captioner.paths import is_web_address
-from captioner.readers import check_size, read_header
+from captioner.vision.header import check_size, read_header
 from captioner.vision.metadata import shorten_exif
 
 __all__ = ["MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]

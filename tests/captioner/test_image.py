@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops, ImageStat, features
 
-import captioner.readers
+import captioner.vision.header
 from captioner.errors import (
     ImageEmptyError,
     ImageError,
@@ -485,7 +485,7 @@ def test_memory_error_passes_through(monkeypatch):
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(captioner.readers.PngImageFile, "load_prepare", exhausted)
+    monkeypatch.setattr(captioner.vision.header.PngImageFile, "load_prepare", exhausted)
     with pytest.raises(MemoryError):
         open_image(encode(draw(), "PNG"))
 

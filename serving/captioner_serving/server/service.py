@@ -91,7 +91,7 @@ class CaptionService:
             nice=_NICE,
         )
         self.reader.start()
-        self._drawing = FairThreads(_DRAWN, name="drawing")
+        self._drawing = FairThreads([None] * _DRAWN, name="drawing")
 
     async def caption(
         self,
@@ -162,7 +162,7 @@ class CaptionService:
 
         """
 
-        def make() -> T:
+        def make(_: None) -> T:
             photo = EncodedPhoto(_NAME, image)
             return work(self.reader.picture(photo, longest=longest, client=client))
 

@@ -65,18 +65,18 @@ def test_a_closed_queue_gives_what_is_left_and_ends() -> None:
 
 
 def test_a_failure_is_the_future_s_and_the_threads_go_on() -> None:
-    with FairThreads(1, name="test") as threads:
+    with FairThreads([7], name="test") as threads:
         with pytest.raises(ZeroDivisionError):
-            threads.submit(lambda: 1 / 0).result(timeout=300)
-        assert threads.submit(lambda: 7).result(timeout=300) == 7
+            threads.submit(lambda _: 1 / 0).result(timeout=300)
+        assert threads.submit(lambda value: value).result(timeout=300) == 7
 
 
 def test_what_is_cancelled_before_its_turn_is_not_done() -> None:
     done: list[int] = []
     begin = threading.Event()
-    with FairThreads(1, name="test") as threads:
-        threads.submit(begin.wait)
-        unwanted = threads.submit(lambda: done.append(1))
+    with FairThreads([7], name="test") as threads:
+        threads.submit(lambda _: begin.wait())
+        unwanted = threads.submit(lambda _: done.append(1))
         assert unwanted.cancel()
         begin.set()
     assert not done

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.paths import there_is_no
-from captioner.readers import IMAGE_SUFFIXES
+from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vocabulary import Tokenizer, Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from captioner.errors import DataError
-from captioner.readers import IMAGE_SUFFIXES
+from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.places import composed, folded, walk
 from captioner_training.prepare.splits import SPLIT_NAMES

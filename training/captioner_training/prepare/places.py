@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
-from captioner.readers import IMAGE_SUFFIXES
+from captioner.vision.header import IMAGE_SUFFIXES
 
 __all__ = [
     "Found",

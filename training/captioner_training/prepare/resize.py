@@ -18,7 +18,7 @@ from typing import NamedTuple
 from PIL import ExifTags, Image
 
 from captioner.errors import DataError, ImageError
-from captioner.readers import read_header
+from captioner.vision.header import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
 from captioner_training.prepare.gathering import FoundImage
 from captioner_training.prepare.manifest import ImageFormat

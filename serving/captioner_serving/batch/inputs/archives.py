@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import IO, Self, cast
 
 from captioner.files import digest
-from captioner.readers import IMAGE_SUFFIXES
+from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.links import Readable
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.paths import is_web_address, there_is_no
-from captioner.readers import IMAGE_SUFFIXES
+from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import (
     ARCHIVES,
     COMPRESSED,

@@ -12,8 +12,8 @@ import stat
 from typing import Any
 
 from captioner.errors import OutputError
-from captioner.readers import IMAGE_SUFFIXES
 from captioner.terminal import json_line
+from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile
 from captioner_serving.batch.outputs.written import WrittenFiles

@@ -24,7 +24,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from captioner import errors
 from captioner.vision.metadata import check_png, lean_iso, lean_jpeg, lean_tiff, segments
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_SCANS", "check_size", "read_header"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_SCANS", "check_size", "is_ordinary", "read_header"]
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
@@ -36,6 +36,10 @@ MAX_SCANS = 100
 """A progressive JPEG has about ten; each costs as much as decoding the whole picture."""
 
 _BLOCKS = 10_000  # of 255 bytes at most: comments and the like in a GIF
+
+_ORDINARY = 30_000_000  # pixels; phones have 12 to 24 million, decoded at a half in 65 to 130 ms
+_SEGMENTS = 1000  # before the pixels; a reader takes its time for each, and cameras write a few
+_BESIDE = 4_000_000  # bytes before the pixels; a profile has one to three
 
 _USUAL_TILE = 1 << 20  # pixels; a tile may be larger than the picture
 
@@ -189,3 +193,27 @@ def _check_tiles(image: TiffImageFile, name: str, max_pixels: int) -> None:
             f"{name} has tiles of {across} x {down} pixels, more than the limit of "
             f"{max_pixels:,}: export it again"
         )
+
+
+def is_ordinary(data: bytes) -> bool:
+    """Whether a file is a JPEG that is decoded in one pass, and not very large.
+
+    That is: baseline, grey or of three colours (inks may have a profile, which takes time), all of
+    them in its first scan, at which a decoder stops, with little before it. Its time goes with
+    its pixels and nothing else.
+    """
+    colours = 0
+    if not data.startswith(b"\xff\xd8"):
+        return False
+    for number, (marker, begin, _) in enumerate(segments(data[:_BESIDE])):
+        if marker == 0xDA:
+            return 0 < colours == int.from_bytes(data[begin : begin + 1])
+        if number == _SEGMENTS:
+            return False
+        if marker == 0xC0 and begin + 6 <= len(data):
+            height, width, colours = struct.unpack_from(">xHHB", data, begin)
+            if width * height > _ORDINARY or colours not in (1, 3):
+                return False
+        elif not (marker >= 0xE0 or marker in (0xC4, 0xDB, 0xDD)):
+            return False  # progressive, lossless, arithmetic
+    return False

@@ -1,4 +1,4 @@
-"""`captioner.readers`: files whose headers ask for more than a photo may cost, and HEIC."""
+"""`captioner.vision.header`: files whose headers ask for more than a photo may cost, and HEIC."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import json
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from captioner.errors import ImageError, ImageTooLargeError
-from captioner.readers import MAX_SCANS
+from captioner.vision import header
+from captioner.vision.header import MAX_SCANS, is_ordinary
 from captioner.vision.image import open_image
 from tests.captioner import bombs
 from tests.captioner.pictures import HEIC, draw
-from tests.launcher import environment
+from tests.launcher import ROOT, environment
 
 
 def jpeg(scans: int, side: int = 64) -> bytes:
@@ -139,3 +141,53 @@ def test_a_turn_that_only_xmp_tells_is_taken() -> None:
     told = data[:2] + b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp + data[2:]
     picture, upright = open_image(told), open_image(data)
     assert picture.tobytes() == upright.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+# Which photos are decoded in a time that their header tells
+
+
+def photo_of(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:
+    Image.new(mode, size).save(buffer := io.BytesIO(), "JPEG", **options)
+    return buffer.getvalue()
+
+
+def commented(count: int) -> bytes:
+    """A sound JPEG with so many empty comments."""
+    return b"\xff\xd8" + b"\xff\xfe\0\2" * count + photo_of()[2:]
+
+
+def test_photos_of_cameras_are_ordinary() -> None:
+    """And grey ones, large ones, and those with much to say."""
+    assert is_ordinary((ROOT / "assets/samples/coffee.jpg").read_bytes())
+    assert is_ordinary(photo_of("L"))
+    assert is_ordinary(photo_of(size=(6000, 5000)))
+    assert is_ordinary(photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(3_000_000)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        photo_of(progressive=True),
+        photo_of("CMYK"),  # its profile may take seconds
+        photo_of(size=(6001, 5000)),
+        photo_of()[:100],
+        commented(2000),
+        photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(5_000_000)),
+        b"\x89PNG\r\n\x1a\n",
+        b"",
+    ],
+    ids=["progressive", "inks", "huge", "cut off", "many segments", "metadata", "PNG", "empty"],
+)
+def test_what_may_take_longer_is_not(data: bytes) -> None:
+    assert not is_ordinary(data)
+
+
+def test_it_is_told_from_the_beginning_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It happens where all requests are served; 19 MB of segments would take a second and more."""
+    seen: list[object] = []
+    walk = header.segments
+    monkeypatch.setattr(
+        header, "segments", lambda data: (seen.append(one) or one for one in walk(data))
+    )
+    assert not is_ordinary(commented(100_000))
+    assert len(seen) <= 1001
