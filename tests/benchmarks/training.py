@@ -143,20 +143,13 @@ def straightforward_step(
     optimizer.step()
 
 
-def build_step(model: CaptionModel, stage: Stage, transform: Transform) -> TrainStep:
+def build_step(model: CaptionModel, recipe: Recipe) -> TrainStep:
     """Build our step; plain cross-entropy, as the other way has it."""
-    recipe = Recipe(
-        name="benchmark",
-        data=DataConfig(scenes=ScenesConfig()),
-        stages=(stage,),
-        label_smoothing=0.0,
-    )
-    state = TrainState(model, processes=PROCESS)
-    state.begin_stage(recipe, stage, steps=10_000)
+    stage = TrainState(model, processes=PROCESS).begin_stage(recipe, steps=10_000)
+    objectives = {"cross_entropy": CrossEntropy()}
     return TrainStep(
-        state, recipe, stage, objectives=[CrossEntropy()], vocabulary=Vocabulary([]),
-        transform=transform, processes=PROCESS,
-    )  # fmt: skip
+        stage, recipe, objectives=objectives, vocabulary=Vocabulary([]), processes=PROCESS
+    )
 
 
 def compare(case: Case, *, repeat: int, folder: Path) -> bool:
@@ -172,8 +165,15 @@ def compare(case: Case, *, repeat: int, folder: Path) -> bool:
         attention_entropy=0.0,
         fine_tune_from=0 if case.fine_tune else None,
     )
-    step = build_step(model, stage, transform)
-    optimizer = build_optimizer(other, step.recipe, stage)
+    recipe = Recipe(
+        name="benchmark",
+        data=DataConfig(scenes=ScenesConfig()),
+        stages=(stage,),
+        transform=transform.config,
+        label_smoothing=0.0,
+    )
+    step = build_step(model, recipe)
+    optimizer = build_optimizer(other, recipe, stage)
     other.train()
 
     def ours() -> None:

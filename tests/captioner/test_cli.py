@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,21 @@ def test_help_is_short_has_examples_and_imports_no_torch() -> None:
         assert told.endswith("False 0")
         assert f"captioner {verb} " in told.split("examples:")[1]
         assert len(told.splitlines()) < 61
+
+
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback() -> None:
+    script = (
+        "import os, runpy, signal, sys\n"
+        "class Hook:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'captioner.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Hook())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('captioner', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", script, "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
 def test_wrong_usage_is_a_sentence(

@@ -19,7 +19,7 @@ from captioner import ConfigError
 from captioner_training.data.sampler import BucketSampler
 from captioner_training.lock import locked
 from tests.launcher import environment, start
-from tests.training.runs import newest_state, records
+from tests.training.runs import newest_state, records, train_here
 
 RECIPE = """
 name: twins
@@ -27,7 +27,7 @@ encoder_weights: random
 encoder: {name: mobilenet_v3_small, stride: 16}
 transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
-data: {scenes: {train: 105, validation: 9}, minimum_count: 1, workers: 1}
+data: {scenes: {train: 53, validation: 5}, minimum_count: 1, workers: 1}
 generation: {beam_size: 2}
 precision: float32
 log_every: 1
@@ -36,8 +36,8 @@ keep_files: true
 stages:
   - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 11, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
-"""  # 105 images in batches of 10 and 11: shares are of different sizes
-STEPS = 20
+"""  # 53 images in batches of 10 and 11: shares are of different sizes
+STEPS = 10
 
 
 ONE_MACHINE = ("--standalone", "--nproc-per-node", 2)
@@ -106,7 +106,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(recipe: Path) -> Path:
     out = recipe.parent / "alone"
-    finish(start("train", recipe, "--out", out))
+    train_here(recipe, out)
     return out
 
 
@@ -116,7 +116,7 @@ def together(recipe: Path) -> Path:
     said = "".join(map(finish, pair("train", recipe, "--out", out)))
     # One of the two speaks: the result stands once on standard output.
     assert said.count(str(out / "best.safetensors")) == 1
-    assert said.count("105 training images") == 1
+    assert said.count("53 training images") == 1
     return out
 
 
@@ -164,8 +164,7 @@ def test_two_machines_learn_what_one_process_learns(
 
 
 def test_a_batch_in_parts_is_the_same_batch(recipe: Path, alone: Path, tmp_path: Path) -> None:
-    parts = ("--stages.1.accumulate", 2, "--stages.2.accumulate", 3)
-    finish(start("train", recipe, "--out", tmp_path / "run", *parts))
+    train_here(recipe, tmp_path / "run", stages__1__accumulate=2, stages__2__accumulate=3)
     assert furthest(alone, tmp_path / "run") < 1e-5
 
 
@@ -208,7 +207,7 @@ def test_torchrun_is_ended_and_goes_on(
 ) -> None:
     out = tmp_path / "run"
     process = torchrun("train", recipe, "--out", out)
-    wait_for_lines(process, out, more_than=14)
+    wait_for_lines(process, out, more_than=7)
     if number == signal.SIGTERM:
         process.terminate()
     else:
@@ -231,7 +230,7 @@ def test_what_is_wrong_is_said_once(recipe: Path, tmp_path: Path) -> None:
             (("own", "--encoder.name", "resnet50"), "--weights bundled does not have"),
             ((recipe, "--device", "cuda:9"), "device 'cuda:9' cannot be used"),
             ((recipe,), "another `captioner train` is at work in"),
-            ((recipe, "--stages.1.batch_size", 1), "105 images in"),
+            ((recipe, "--stages.1.batch_size", 1), "53 images in"),
         ):
             folder = tmp_path / ("held" if arguments == (recipe,) else "free")
             process = torchrun("train", *arguments, "--out", folder)

@@ -20,12 +20,12 @@ from captioner.device import best_dtype
 from captioner.errors import GenerationError
 from captioner.vision.encoder import Encoder
 from captioner.vision.transform import TransformConfig
+from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
+from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
-from captioner_training.train import _sized
-from tests.launcher import environment, run
-from tests.training.runs import RECIPE as EVERYTHING
+from captioner_training.train import Run, _sized
 from tests.training.runs import newest_state, records, train_here
 
 Main = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,7 +56,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
-    train_here(place / "own.yaml", place / "run", data__root=place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split, "BATCH", 2)  # of four photos
+        train_here(place / "own.yaml", place / "run", data__root=place)
     return place / "run"
 
 
@@ -155,7 +157,11 @@ def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path
             "objectives 'nonesuch': name module:Class",
         ),
         (("--stages.1.objectives", "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
-        (("--stages.1.objectives", "{{attention_entropy: 1}}"), 2, "is a field of the stage"),
+        (
+            ("--stages.1.objectives", "{{attention_entropy: 1}}"),
+            2,
+            "a field of the stage are set there",
+        ),
         (
             (
                 "--stages.1.objectives",
@@ -212,6 +218,25 @@ def test_a_model_is_gone_on_from_and_compared_with(
     assert best.model.config.decoder.dropout == 0.3  # the recipe's is 0.0
 
 
+def test_a_run_that_ends_before_its_first_step_does_not_score_its_origin_again(
+    place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"data__root": place, "weights": tiny_file, "max_steps": 1}
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedGrids, "compute", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(place / "own.yaml", tmp_path / "run", **fields)
+    before = records(tmp_path / "run")
+    assert [one["event"] for one in before] == ["origin"]
+    monkeypatch.setattr(Run, "_score_origin", stop)
+    train_here(place / "own.yaml", tmp_path / "run", **fields)
+    assert records(tmp_path / "run")[0] == before[0]
+
+
 def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
     run_main: Main, place: Path, tmp_path: Path
 ) -> None:
@@ -239,7 +264,7 @@ def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
 
 @pytest.mark.parametrize("late", [False, True], ids=["in validation", "after the last step"])
 def test_a_signal_is_heard_between_the_batches_of_a_validation(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+    place: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     monkeypatch.setattr(split, "BATCH", 2)  # of four photos
     batches = []
@@ -255,21 +280,20 @@ def test_a_signal_is_heard_between_the_batches_of_a_validation(
         if late and not batches:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def go(name: str) -> None:
-        train_here(place / "own.yaml", tmp_path / name, data__root=place, keep_files=True)
+    def go() -> None:
+        train_here(place / "own.yaml", tmp_path / "run", data__root=place)
 
     made, stopped = split.generate, Clock.stop
     with monkeypatch.context() as patch:
         patch.setattr(split, "generate", generate)
         patch.setattr(Clock, "stop", stop)
         with pytest.raises(KeyboardInterrupt):
-            go("stopped")
+            go()
     assert len(batches) == (1 if late else 2)
-    assert newest_state(tmp_path / "stopped")["progress"]["step"] == 3  # all of the epoch
-    go("stopped")
-    go("unbroken")
-    assert records(tmp_path / "stopped") == records(tmp_path / "unbroken")
-    best = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("stopped", "unbroken")]
+    assert newest_state(tmp_path / "run")["progress"]["step"] == 3  # all of the epoch
+    go()
+    assert records(tmp_path / "run") == records(finished)
+    best = [(out / "best.safetensors").read_bytes() for out in (tmp_path / "run", finished)]
     assert best[0] == best[1]
 
 
@@ -318,23 +342,25 @@ def test_a_smaller_square_frames_the_same_part_of_a_photo(
     assert (sized.size, sized.resize) == (expected or (224, 256))
 
 
-def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(tmp_path: Path) -> None:
+def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
+    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Begun in what this machine would not choose, as a run that comes from another machine."""
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
     first, other = ("float32", "bfloat16") if fast else ("bfloat16", "float32")
-    file, out = tmp_path / "recipe.yaml", tmp_path / "run"
-    file.write_text(EVERYTHING)
-    train = ("train", file, "--out", out, "--max-steps", "1")
-    begun = run(*train, "--precision", first, timeout=300)
+    out = tmp_path / "run"
+    train = command(place, out, "--max-steps", 1, "--keep-files", "true")
+    begun = run_main(*train, "--precision", first)
     assert begun.returncode == 0, begun.stderr
     assert f"computing in {first}, as this run is set to, though the CPU has " in begun.stderr
     (out / "finished.json").unlink()  # as if it had been killed before its last line
-    threads = "2" if torch.get_num_threads() == 1 else "1"
-    then = run(*train, env=environment(OMP_NUM_THREADS=threads))
+    monkeypatch.setattr(Processes, "conditions", "torch 99")
+    then = run_main(*train)
     assert then.returncode == 0, then.stderr
     (note,) = [line for line in then.stderr.splitlines() if "note: the run had" in line]
-    assert f"goes on with torch {torch.__version__}, 1 x cpu, {threads} threads;" in note
+    assert f"note: the run had torch {torch.__version__}, 1 x cpu, " in note
+    assert "goes on with torch 99;" in note
     assert json.loads((out / "recipe.json").read_text())["precision"] == first
-    refused = run(*train, "--precision", other)
+    refused = run_main(*train, "--precision", other)
     assert refused.returncode == 2
     assert f"precision: '{first}' there, '{other}' now" in refused.stderr

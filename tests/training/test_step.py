@@ -19,7 +19,7 @@ from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Captions, Objective, count
 from captioner_training.losses.self_critical import SelfCriticalCaptions, draw_captions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
-from captioner_training.state import TrainState
+from captioner_training.state import Progress, StageState, TrainState
 from captioner_training.step import LossModule, TrainStep, autocast_of
 
 CPU = Processes(device=torch.device("cpu"))
@@ -46,23 +46,22 @@ def step_of(
     model = checkpoint.model.requires_grad_(True)
     model.encoder.fine_tune(from_stage=None)
     whole = replace(recipe(**fields), stages=(stage, Stage(epochs=1)))
-    state = TrainState(model, processes=CPU)
-    state.begin_stage(whole, stage, steps=steps)
+    begun = TrainState(model, processes=CPU).begin_stage(whole, steps=steps)
+    named = {type(one).__name__: one for one in objectives or [CrossEntropy()]}
     return TrainStep(
-        state, whole, stage, objectives=objectives or [CrossEntropy()], processes=CPU,
-        vocabulary=checkpoint.vocabulary, transform=Transform(checkpoint.transform),
-    )  # fmt: skip
+        begun, whole, objectives=named, processes=CPU, vocabulary=checkpoint.vocabulary
+    )
 
 
 def read(checkpoint: Checkpoint, batch: Batch, own_words: float) -> torch.Tensor:
     """Take the loss of the batch's captions."""
     loss = LossModule(
-        checkpoint.model, [CrossEntropy()], vocabulary=checkpoint.vocabulary,
+        checkpoint.model, {"it": CrossEntropy()}, vocabulary=checkpoint.vocabulary,
         transform=Transform(checkpoint.transform),
     )  # fmt: skip
     counts = count(batch.tokens[..., 1:])
-    values: torch.Tensor = loss(batch.images, batch, counts, None, counts, own_words)
-    return values[0]
+    values: dict[str, torch.Tensor] = loss(batch.images, batch, counts, None, counts, own_words)
+    return values["loss"]
 
 
 def listen(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> list[torch.Tensor]:
@@ -128,7 +127,7 @@ def test_scheduled_sampling_climbs_to_its_share(
     step = step_of(tiny_checkpoint, stage, steps=4, precision="float32")
     shares = []
     for _ in range(4):
-        step.state.count_step(step([batch]))
+        step.stage.count_step(step([batch]))
         shares.append((heard[-1][..., 1:-1] == 9).float().mean().item())
     # 760 words: four standard deviations of a share are at most 4 x sqrt(1/4 / 760) = 0.073.
     assert shares[0] == 0 and shares == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.073)
@@ -138,17 +137,22 @@ def test_scheduled_sampling_climbs_to_its_share(
 def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
     tiny_checkpoint: Checkpoint, batch: Batch, hand_on: Literal["best", "last"], epoch: int
 ) -> None:
-    model = tiny_checkpoint.model
+    model = tiny_checkpoint.model.requires_grad_(True)
+    model.encoder.fine_tune(from_stage=None)
     stage = Stage(epochs=2, batch_size=4, learning_rate=1e-2, warmup=0, hand_on=hand_on)
-    config = recipe(ema=0.5)
-    step = step_of(tiny_checkpoint, stage, steps=20, ema=0.5)
-    state = step.state
+    whole = replace(recipe(ema=0.5), stages=(stage, Stage(epochs=1)))
+    state = TrainState(model, processes=CPU)
+    begun = state.begin_stage(whole, steps=20)
+    step = TrainStep(
+        begun, whole, objectives={"it": CrossEntropy()}, processes=CPU,
+        vocabulary=tiny_checkpoint.vocabulary,
+    )  # fmt: skip
     averages = []
     for cider, surprise in ((10.0, 3.0), (5.0, 2.0), (10.0, 3.0)):
-        state.count_step(step([batch]))
-        with state.averaged():
+        begun.count_step(step([batch]))
+        with begun.average.applied():
             averages.append(model.decoder.embedding.weight.detach().clone())
-            assert state.count_epoch(cider, surprise) == (len(averages) == 1)
+            assert begun.count_epoch(cider, surprise) == (len(averages) == 1)
     assert state.progress.stale == 2 and state.progress.taken == 3
     assert not torch.equal(averages[0], averages[2])
     saved = state.state_dict()
@@ -158,7 +162,7 @@ def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
     # A run that is taken up again hands on the same.
     again = TrainState(model, processes=CPU)
     again.load_state_dict(saved)
-    again.begin_stage(config, stage, steps=20)
+    again.begin_stage(whole, steps=20)
     again.end_stage()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
 
@@ -223,11 +227,12 @@ def test_the_datas_captions_are_mixed_with_captions_drawn(
 
 def self_critical_step(
     checkpoint: Checkpoint, batch: Batch, critic: SelfCriticalCaptions
-) -> list[float]:
+) -> dict[str, float]:
     """Take a step with a model that is in training mode before, and read what it returns."""
     checkpoint.model.train()
     stage = Stage(epochs=1, batch_size=4)
-    return step_of(checkpoint, stage, critic, steps=2, precision="float32")([batch]).tolist()
+    values = step_of(checkpoint, stage, critic, steps=2, precision="float32")([batch])
+    return {name: value.item() for name, value in values.items()}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -243,7 +248,7 @@ def test_a_self_critical_loss_by_hand(
     said = logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).where(targets != PAD, 0)
     wanted = -(WEIGHTS.unsqueeze(-1) * said).sum() / (targets != PAD).sum()
     critic = drawing(tiny_checkpoint, temperature=temperature)
-    loss, *_ = self_critical_step(tiny_checkpoint, batch, critic)
+    loss = self_critical_step(tiny_checkpoint, batch, critic)["loss"]
     assert loss == pytest.approx(wanted.item(), abs=1e-6) and abs(loss) > 0.01
 
 
@@ -270,7 +275,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     drawn: list[Captions] = []
     draw = critic.draw
     monkeypatch.setattr(critic, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
-    *_, reward, _ = self_critical_step(tiny_checkpoint, batch, critic)
+    reward = self_critical_step(tiny_checkpoint, batch, critic)["reward"]
     assert torch.equal(drawn[0].tokens, best.expand(-1, 4, -1)) and not drawn[0].weights.any()
     rewards = critic.rewards(best, range(4))
     assert rewards.min() > 1 and reward == pytest.approx(rewards.mean().item())
@@ -280,11 +285,9 @@ def test_of_epochs_of_equal_cider_the_less_surprised_is_better(
     tiny_checkpoint: Checkpoint,
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
-    config = recipe()
-    state = TrainState(model, processes=CPU)
-    state.progress.best = (0.0, -4.0)  # of the model that it went on from
-    state.begin_stage(config, config.stages[0], steps=20)
-    counted = [state.count_epoch(0.0, nats) for nats in (5.0, 3.0, 3.0, 2.0)]
+    progress = Progress(best=(0.0, -4.0))  # of the model that it went on from
+    stage = StageState(model, progress, recipe(), steps=20)
+    counted = [stage.count_epoch(0.0, nats) for nats in (5.0, 3.0, 3.0, 2.0)]
     assert counted == [False, True, False, True]
-    assert (state.progress.best_at, state.progress.stale) == ((1, 4), 0)
-    assert state.count_epoch(0.1, 9.0)
+    assert (progress.best_at, progress.stale) == ((1, 4), 0)
+    assert stage.count_epoch(0.1, 9.0)

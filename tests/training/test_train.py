@@ -126,17 +126,20 @@ class Shy(Objective):
 def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     recipe: Path, tmp_path: Path
 ) -> None:
+    """The log has each term of the loss by its name; one's own is learned from."""
     recipe.write_text(RECIPE.replace("train: 120, validation: 20", "train: 60, validation: 4"))
-    means = {}
-    for weight in (0, 5):
-        out = tmp_path / f"{weight}"
-        named = json.dumps({f"{__name__}:Shy": weight})
-        fields = {"stages__1__objectives": named, "data__workers": 0, "log_every": 1}
-        train_here(recipe, out, shared=tmp_path / "shared", **fields)
-        steps = [one for one in records(out) if one["event"] == "step" and one["stage"] == 1]
-        # What is neither cross-entropy nor the terms that either run has is the gates' mean.
-        means[weight] = [one["loss"] - one["cross_entropy"] for one in steps]
-    shut = [loud - still for loud, still in zip(means[5], means[0], strict=True)]
+    name = f"{__name__}:Shy"
+    fields = {"data__workers": 0, "log_every": 1, "max_steps": 6}
+    train_here(recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: 5}), **fields)
+    steps = [one for one in records(tmp_path / "run") if one["event"] == "step"]
+    for one in steps:
+        terms = {key: value for key, value in one.items() if key.startswith("loss/")}
+        own = {f"loss/{name}"} if one["stage"] == 1 else set()
+        assert terms.keys() == own | {
+            "loss/cross_entropy", "loss/doubly_stochastic", "loss/attention_entropy"
+        }  # fmt: skip
+        assert sum(terms.values()) == pytest.approx(one["loss"], rel=1e-5)
+    shut = [one[f"loss/{name}"] for one in steps if one["stage"] == 1]
     assert 1 < shut[0] < 5 and shut[-1] < 0.8 * shut[0]
 
 

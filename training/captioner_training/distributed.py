@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -72,6 +72,11 @@ class Processes:
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def sum_named(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """Add up scalars of the same names from every process."""
+        sums = self.sum(torch.stack([*values.values()]))
+        return dict(zip(values, sums.tolist(), strict=True))
 
     def gather(self, value: Value) -> list[Value]:
         """Collect a value from every process, in the order of their ranks."""

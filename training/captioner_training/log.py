@@ -17,16 +17,20 @@ import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
+from captioner.checkpoint import Checkpoint
+from captioner.device import best_dtype, find_dtype
 from captioner.drawing.overlay import Panel
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import MissingExtraError, OutputError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, Tokenizer, join
+from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes, end_silently
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.recipe import Recipe, Stage
-from captioner_training.state import TrainState, diverged
+from captioner_training.losses.objective import Objective
+from captioner_training.recipe import Recipe
+from captioner_training.state import Progress, StageState, TrainState, diverged
 
 __all__ = ["Board", "Clock", "Log"]
 
@@ -146,7 +150,7 @@ class Log:
         recipe: of the run.
         out: the folder of the run.
         processes: of the run.
-        state: of the run: the log is cut back to it, and TensorBoard goes on from it.
+        progress: the log is cut back to it, and TensorBoard goes on from it.
 
     Raises:
         OutputError: the log cannot be written.
@@ -155,15 +159,14 @@ class Log:
     """
 
     def __init__(
-        self, recipe: Recipe, out: Path, *, processes: Processes, state: TrainState
+        self, recipe: Recipe, out: Path, *, processes: Processes, progress: Progress
     ) -> None:
-        self.recipe, self.processes, self.state = recipe, processes, state
+        self.recipe, self.processes, self.progress = recipe, processes, progress
         self.path = out / "log.jsonl"
         self._board: Board | None = None
         self._bar: tqdm[NoReturn] | None = None
         if not processes.main:
             return
-        progress = state.progress
         if recipe.tensorboard:
             folder = out / "tensorboard"
             self._board = Board(folder, step=progress.total, tokenizer=recipe.data.tokenizer)
@@ -212,29 +215,75 @@ class Log:
             tqdm.write(text, file=sys.stderr)
             sys.stderr.flush()
 
+    def begins(
+        self, corpus: Corpus, origin: Checkpoint | None,
+        objectives: Sequence[Mapping[str, Objective]], state: TrainState,
+    ) -> None:  # fmt: skip
+        """Say what a run learns from, in which precision, and where it begins."""
+        for line in corpus.described(self.recipe.data):
+            self.say(line)
+        device, precision = self.processes.device, self.recipe.precision
+        fast, why = best_dtype(device)
+        is_fast = find_dtype(precision, device) is fast
+        self.say(
+            f"computing in {precision}{':' if is_fast else ', as this run is set to, though'} {why}"
+        )
+        for note in dict.fromkeys(one.note for each in objectives for one in each.values()):
+            if note:
+                self.say(note)
+        if origin is not None:
+            known = len(origin.vocabulary.ordinary_words)
+            added = len(corpus.vocabulary.ordinary_words) - known
+            self.say(f"{known:,} words are those of the model, {added:,} new")
+            if (styles := origin.vocabulary.styles) and not corpus.vocabulary.styles:
+                self.say(
+                    f"its styles, {', '.join(styles)}, are given up: data.styles would keep them"
+                )
+        if (before := state.conditions_before) is not None:
+            progress, now = self.progress, self.processes.conditions
+            self.say(
+                f"going on after step {progress.total:,} (stage {progress.stage + 1}, epoch "
+                f"{progress.epoch + 1})"
+            )
+            if before != now:
+                self.say(
+                    f"note: the run had {before} before and goes on with {now}; the numbers will "
+                    "differ in their last digits from those of an uninterrupted run"
+                )
+
+    def stopped(self, states: Sequence[Path]) -> None:
+        """Say from which of the states, the newest first, the run will go on."""
+        if states:
+            self.say(
+                f"stopped after step {self.progress.total:,}: the same command goes on from "
+                f"{states[0]}"
+            )
+        else:
+            self.say("stopped: the same command begins again, with the grids that are done")
+
     @contextmanager
-    def epoch_bar(self, stage: Stage) -> Iterator[None]:
+    def epoch_bar(self, stage: StageState) -> Iterator[None]:
         """Show a bar of the stage's steps."""
-        progress, stages = self.state.progress, len(self.recipe.stages)
         with tqdm(
-            desc=f"stage {progress.stage + 1}/{stages} epoch {progress.epoch + 1}/{stage.epochs}",
-            total=self.state.steps,
-            initial=progress.taken,
+            desc=self._epoch(stage, self.progress.epoch + 1),
+            total=stage.steps,
+            initial=self.progress.taken,
             unit="step",
             disable=self.processes.no_bar,
         ) as self._bar:
             yield
 
-    def is_due(self) -> bool:
+    def is_due(self, stage: StageState) -> bool:
         """Whether the step just taken is one that is logged."""
-        every = min(self.recipe.log_every, max(1, self.state.steps // _LINES))
-        return self.state.progress.taken % every == 0
+        every = min(self.recipe.log_every, max(1, stage.steps // _LINES))
+        return self.progress.taken % every == 0
 
-    def step(self, values: Tensor, clock: Clock) -> None:
+    def step(self, values: Mapping[str, Tensor], stage: StageState, clock: Clock) -> None:
         """Move the bar on, and log the step where one is due.
 
         Args:
-            values: (4,), of `TrainStep`: the shares of this process.
+            values: of `TrainStep`: the shares of this process.
+            stage: that the step is of.
             clock: of the epoch.
 
         Raises:
@@ -243,32 +292,32 @@ class Log:
         """
         if self._bar is not None:
             self._bar.update()
-        if not self.is_due():
+        if not self.is_due(stage):
             return
-        sums = self.processes.sum(values.clone()).tolist()
-        self.refuse_diverged(sums)
-        named = self._named(sums)
-        named["learning_rate"] = float(self.state.scheduler.get_last_lr()[0])
+        named = self.processes.sum_named(values)
+        self.refuse_diverged(named)
+        named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
         timing = clock.timing()
-        self._write({"event": "step", **self._place(), **named, "timing": timing})
+        place = self._place(self.progress.epoch + 1)
+        self._write({"event": "step", **place, **named, "timing": timing})
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
         if self._board:
             rates = {**named, "images_per_second": timing["images_per_second"]}
-            self._board.curves("train", rates, step=self.state.progress.total)
+            self._board.curves("train", rates, step=self.progress.total)
 
-    def refuse_diverged(self, values: Sequence[float]) -> None:
+    def refuse_diverged(self, values: Mapping[str, float]) -> None:
         """Refuse to go on with a training that has come to no number; one process says so.
 
         Raises:
             GenerationError: one of the values is NaN or infinite.
 
         """
-        if all(map(math.isfinite, values)):
+        if all(map(math.isfinite, values.values())):
             return
         if not self.processes.main:
             end_silently()
-        raise diverged(self.state.progress.total)
+        raise diverged(self.progress.total)
 
     def origin(self, scores: Mapping[str, float]) -> None:
         """Tell what the checkpoint scores that the run goes on from."""
@@ -276,33 +325,32 @@ class Log:
         self.say(f"the model as it is: CIDEr {scores['CIDEr']:.1f}, BLEU-4 {scores['BLEU-4']:.1f}")
 
     def epoch(
-        self, values: Sequence[float], scores: Mapping[str, float], captioned: Sequence[Captioned],
-        *, clock: Clock, stage: Stage,
+        self, means: Mapping[str, float], scores: Mapping[str, float],
+        captioned: Sequence[Captioned], *, stage: StageState, clock: Clock,
     ) -> None:  # fmt: skip
         """Log the epoch just counted, and say in a line how it went.
 
         Args:
-            values: the means of what its steps returned.
+            means: of what its steps returned.
             scores: of the validation.
             captioned: the validation split.
-            clock: of the epoch.
             stage: of the epoch.
+            clock: of the epoch.
 
         """
-        named, timing, progress = self._named(values), clock.timing(), self.state.progress
-        place = {**self._place(), "epoch": progress.epoch}
-        self._write({"event": "epoch", **place, **named, "validation": scores, "timing": timing})
+        timing, progress = clock.timing(), self.progress
+        place = self._place(progress.epoch)
+        self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})
         if self._board:
             self._board.curves("validation", scores, step=progress.total)
             self._board.photos(captioned, self.recipe.transform, step=progress.total)
-        left = timing["seconds"] / max(1, clock.steps) * (self.state.steps - progress.taken)
-        learned = f"cross-entropy {named['cross_entropy']:.3f},"
-        if "reward" in named:
-            learned = f"reward {named['reward']:.3f}, cross-entropy"
+        left = timing["seconds"] / max(1, clock.steps) * (stage.steps - progress.taken)
+        learned = f"cross-entropy {means['cross_entropy']:.3f},"
+        if "reward" in means:
+            learned = f"reward {means['reward']:.3f}, cross-entropy"
         extra = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.say(
-            f"stage {progress.stage + 1}/{len(self.recipe.stages)} "
-            f"epoch {progress.epoch}/{stage.epochs}: "
+            f"{self._epoch(stage, progress.epoch)}: "
             f"{learned} {scores['cross_entropy']:.3f} on validation, CIDEr {scores['CIDEr']:.1f}, "
             f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
             f"{left / 60:.0f} min left in this stage"
@@ -312,22 +360,22 @@ class Log:
                 "note: CIDEr is 0 so far: of such epochs the one with the lowest cross-entropy on "
                 "validation is the best"
             )
-        if self.state.is_out_of_patience(stage) and progress.taken < self.state.steps:
+        if stage.is_out_of_patience and progress.taken < stage.steps:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
 
     def finished(self, *, best: Path, last: Path) -> None:
         """Log the end, and compare with the model that the run began from."""
-        progress = self.state.progress
+        progress = self.progress
         after, before = progress.best[0], progress.untouched
         self._write({"event": "finished", "steps": progress.total, "best": after})
         if before is None:
             return
         if after > before:
-            gain = after - before
+            gain = f"{after - before:.1f}" if after - before > 0.05 else "less than 0.1"
             self.say(
-                f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained "
-                f"{f'{gain:.1f}' if gain > 0.05 else 'less than 0.1'} ({best})"
+                f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained {gain} "
+                f"({best})"
             )
         elif progress.best_at is not None:
             self.say(
@@ -340,12 +388,10 @@ class Log:
                 f"that model, {last} the trained one"
             )
 
-    def _named(self, values: Sequence[float]) -> dict[str, float]:
-        loss, cross_entropy, reward, norm = values
-        named = {"loss": loss, "cross_entropy": cross_entropy, "gradient_norm": norm}
-        critic = self.recipe.stages[self.state.progress.stage].self_critical
-        return named if critic is None else {**named, "reward": reward}
+    def _epoch(self, stage: StageState, number: int) -> str:
+        stages = len(self.recipe.stages)
+        return f"stage {self.progress.stage + 1}/{stages} epoch {number}/{stage.config.epochs}"
 
-    def _place(self) -> dict[str, int]:
-        progress = self.state.progress
-        return {"stage": progress.stage + 1, "epoch": progress.epoch + 1, "step": progress.total}
+    def _place(self, epoch: int) -> dict[str, int]:
+        progress = self.progress
+        return {"stage": progress.stage + 1, "epoch": epoch, "step": progress.total}

@@ -203,6 +203,12 @@ class Stage:
         _refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[str]:
+        for name in self.objectives:
+            if not all(name.partition(":")):
+                yield (
+                    f"objectives {name!r}: name module:Class; those that are a field of the stage "
+                    "are set there"
+                )
         if self.fine_tune_from is None:
             set_in_vain = {
                 "flip": self.flip,

@@ -7,8 +7,8 @@ the end finished.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from captioner.errors import ConfigError, DataError, GenerationError, OutputError
 from captioner.files import replace_file
@@ -26,11 +24,12 @@ from captioner.model import CaptionModel
 from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.distributed import Processes
 from captioner_training.optimizer import AveragedWeights, build_optimizer, build_scheduler
-from captioner_training.recipe import Recipe, Stage
+from captioner_training.recipe import Recipe
 
 __all__ = [
     "Progress",
     "RunFolder",
+    "StageState",
     "TrainState",
     "diverged",
     "plain",
@@ -38,9 +37,8 @@ __all__ = [
     "write_json",
 ]
 
-_FORMAT = 3
+_FORMAT = 4
 _SHOWN = 5  # differences of another recipe
-_SUMS = 4  # what a step returns: loss, cross-entropy, reward, norm of the gradient
 # Fields that a run may be taken up with anew: they do not change what is computed.
 _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
@@ -70,110 +68,69 @@ class Progress:
     log_bytes: int = 0  # how long the log is
 
 
-class TrainState:
-    """A model in training: its weights, what its stage remembers, and how far the run is.
+class StageState:
+    """What a stage remembers from step to step, beside the model's weights.
 
     Args:
-        model: on the device of this process.
-        processes: of the run; each has random numbers and sums of its own.
+        model: on the device of this process; what the stage trains of it is thawed already.
+        progress: of the run; it is counted on here.
+        recipe: of the run.
+        steps: of the whole stage.
+
+    Attributes:
+        config: the stage of the recipe.
+        sums: of what this process's steps of the epoch returned.
 
     """
 
-    optimizer: AdamW
-    scheduler: LambdaLR
-    average: AveragedWeights
-    sums: Tensor  # (4,), on the device: of what the steps of this epoch returned
-    steps: int  # of the whole stage
-
-    def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
-        self.model, self.processes = model, processes
-        self.progress = Progress()
-        self._handed_on: dict[str, Tensor] | None = None  # averaged: of the stage's best or last
-        self._hands_on_last = False
-        self._in_stage = False
-        self._loaded: Mapping[str, Any] | None = None  # until its stage begins
-
-    def begin_stage(self, recipe: Recipe, stage: Stage, *, steps: int) -> None:
-        """Make what a stage remembers; after `load_state_dict`, as it was when it was saved.
-
-        Args:
-            recipe: of the run.
-            stage: what it trains is thawed already.
-            steps: of the whole stage.
-
-        """
-        self.steps, self._in_stage = steps, True
-        self._hands_on_last = stage.hand_on == "last"
-        self.optimizer = build_optimizer(self.model, recipe, stage)
+    def __init__(
+        self, model: CaptionModel, progress: Progress, recipe: Recipe, *, steps: int
+    ) -> None:
+        self.model, self.progress, self.steps = model, progress, steps
+        self.config = recipe.stages[progress.stage]
+        self.optimizer = build_optimizer(model, recipe, self.config)
         self.scheduler = build_scheduler(
-            self.optimizer, stage, steps=steps, taken=self.progress.taken
+            self.optimizer, self.config, steps=steps, taken=progress.taken
         )
-        self.average = AveragedWeights(self.model, decay=recipe.ema)
-        self.sums = torch.zeros(_SUMS, device=self.processes.device)
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
-        if (remembered := loaded["stage"]) is not None:
-            self.optimizer.load_state_dict(remembered["optimizer"])
-            self.scheduler.load_state_dict(remembered["scheduler"])
-            self.average.load_state_dict(remembered["average"])
-            self._handed_on = remembered["best"]
-        self._restore_processes(loaded["processes"])
+        self.average = AveragedWeights(model, decay=recipe.ema)
+        self.sums: dict[str, Tensor] = {}
+        self._best: dict[str, Tensor] | None = None  # averaged weights for the next stage
 
-    def end_stage(self) -> None:
-        """Hand on the weights of the epoch that `hand_on` names to the next stage."""
-        if self._handed_on is not None:
-            device = self.processes.device
-            weights = {name: tensor.to(device) for name, tensor in self._handed_on.items()}
-            self.model.load_state_dict(weights, strict=False)
-        self._handed_on, self._in_stage = None, False
-        fresh = Progress()
-        self.progress = replace(
-            self.progress, stage=self.progress.stage + 1, epoch=0, step=0, taken=0,
-            stage_best=fresh.stage_best, stale=0,
-        )  # fmt: skip
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether as many epochs as the stage allows have brought no better score."""
+        patience = self.config.patience
+        return patience is not None and self.progress.stale >= patience
 
-    def stage_is_over(self, stage: Stage) -> bool:
+    @property
+    def is_over(self) -> bool:
         """Whether the stage has had its steps, or has not become better for long enough."""
         progress = self.progress
-        if self.is_out_of_patience(stage):
-            return True
         # A dry run's steps may end inside an epoch, which is validated like any other.
         dry = progress.step == 0 and progress.taken >= self.steps
-        return progress.epoch >= stage.epochs or dry
+        return progress.epoch >= self.config.epochs or dry or self.is_out_of_patience
 
-    def is_out_of_patience(self, stage: Stage) -> bool:
-        """Whether as many epochs as the stage allows have brought no better score."""
-        return stage.patience is not None and self.progress.stale >= stage.patience
-
-    def count_step(self, values: Tensor) -> None:
-        """Take down a step: the (4,) values that it returned."""
-        self.sums += values
+    def count_step(self, values: Mapping[str, Tensor]) -> None:
+        """Record a step by what it returned."""
+        self.sums = {name: self.sums.get(name, 0) + value for name, value in values.items()}
         self.progress.step += 1
         self.progress.taken += 1
         self.progress.total += 1
 
-    def means(self) -> Tensor:
-        """Give the means (4,) of what the steps of the epoch returned, over all processes."""
-        return self.processes.sum(self.sums.clone()) / max(1, self.progress.step)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Let the model have the averaged weights, which are validated and kept, for a while."""
-        with self.average.applied():
-            yield
-
     def count_epoch(self, cider: float, cross_entropy: float) -> bool:
-        """Record an epoch's scores on validation, inside `averaged`; say whether it is the best."""
+        """Record an epoch's scores on validation; say whether it is the best of the run.
+
+        The model has the averaged weights meanwhile.
+        """
         progress, score = self.progress, (cider, -cross_entropy)
         progress.epoch, progress.step = progress.epoch + 1, 0
-        self.sums.zero_()
+        self.sums = {}
         progress.stale += 1
         best_of_stage = score > progress.stage_best
         if best_of_stage:
             progress.stage_best, progress.stale = score, 0
-        if best_of_stage or self._hands_on_last:
-            self._handed_on = {
+        if best_of_stage or self.config.hand_on == "last":
+            self._best = {
                 name: parameter.detach().clone()
                 for name, parameter in self.model.named_parameters()
                 if parameter.requires_grad
@@ -183,6 +140,68 @@ class TrainState:
             progress.best, progress.best_at = score, (progress.stage + 1, progress.epoch)
         return best
 
+    def end(self) -> None:
+        """Hand on the weights of the epoch that `hand_on` names to the next stage."""
+        if self._best is not None:
+            self.model.load_state_dict(self._best, strict=False)
+        progress, fresh = self.progress, Progress()
+        progress.stage += 1
+        progress.epoch = progress.step = progress.taken = progress.stale = 0
+        progress.stage_best = fresh.stage_best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all but the sums, which each process has of its own."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "average": self.average.state_dict(),
+            "best": self._best,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state_dict of the same stage."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.average.load_state_dict(state["average"])
+        self._best = state["best"]
+
+
+class TrainState:
+    """A model in training: its weights, how far the run is, and what its stage remembers.
+
+    Args:
+        model: on the device of this process.
+        processes: of the run; each has random numbers and sums of its own.
+
+    Attributes:
+        stage: between the begin of a stage and its end.
+        conditions_before: those of the run that this one goes on from.
+
+    """
+
+    def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
+        self.model, self.processes = model, processes
+        self.progress = Progress()
+        self.stage: StageState | None = None
+        self.conditions_before: str | None = None
+        self._loaded: Mapping[str, Any] | None = None  # until its stage begins
+
+    def begin_stage(self, recipe: Recipe, *, steps: int) -> StageState:
+        """Begin the stage of so many steps; after `load_state_dict`, as it was saved."""
+        stage = self.stage = StageState(self.model, self.progress, recipe, steps=steps)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            if loaded["stage"] is not None:
+                stage.load_state_dict(loaded["stage"])
+            stage.sums = self._restore_process(loaded["processes"])
+        return stage
+
+    def end_stage(self) -> None:
+        """Hand the stage's weights on to the next one."""
+        if self.stage is not None:
+            self.stage.end()
+        self.stage = None
+
     def state_dict(self) -> dict[str, Any]:
         """Give all of it. Every process calls this; each adds its random numbers and its sums.
 
@@ -190,26 +209,19 @@ class TrainState:
             GenerationError: the weights are NaN or infinite.
 
         """
+        sums = self.stage.sums if self.stage is not None else {}
         mine = {
             "random": _random(self.processes.device),
-            "sums": self.sums.cpu() if self._in_stage else torch.zeros(_SUMS),
+            "sums": {name: value.cpu() for name, value in sums.items()},
         }
         each = self.processes.gather(mine)
         weights = self.model.state_dict()
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
             raise diverged(self.progress.total)
-        stage = None
-        if self._in_stage:
-            stage = {
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "average": self.average.state_dict(),
-                "best": self._handed_on,
-            }
         return {
             "progress": asdict(self.progress),
             "model": weights,
-            "stage": stage,
+            "stage": None if self.stage is None else self.stage.state_dict(),
             "processes": each,
             "conditions": self.processes.conditions,
         }
@@ -218,18 +230,27 @@ class TrainState:
         """Go on from a state_dict; what belongs to a stage waits for `begin_stage`."""
         self.progress = Progress(**state["progress"])
         self.model.load_state_dict(state["model"])
+        self.conditions_before = state["conditions"]
         self._loaded = state
 
-    def _restore_processes(self, each: Sequence[Mapping[str, Any]]) -> None:
-        """Give every process its own; of another number of processes, the sum is what counts."""
+    def _restore_process(self, each: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Restore this process's random numbers, and give its sums.
+
+        Of another number of processes the main one gets all sums, and nobody's random numbers fit.
+        """
+        device = self.processes.device
         if len(each) == self.processes.world:
             mine = each[self.processes.rank]
             torch.set_rng_state(mine["random"]["torch"])
-            if self.processes.device.type == "cuda" and mine["random"]["cuda"] is not None:
-                torch.cuda.set_rng_state(mine["random"]["cuda"], self.processes.device)
-            self.sums.copy_(mine["sums"])
-        elif self.processes.main:
-            self.sums.copy_(torch.stack([one["sums"] for one in each]).sum(dim=0))
+            if device.type == "cuda" and mine["random"]["cuda"] is not None:
+                torch.cuda.set_rng_state(mine["random"]["cuda"], device)
+            sums = mine["sums"]
+        else:
+            share = 1 if self.processes.main else 0
+            sums = {
+                name: share * sum(one["sums"][name] for one in each) for name in each[0]["sums"]
+            }
+        return {name: value.to(device) for name, value in sums.items()}
 
 
 def _random(device: torch.device) -> dict[str, Tensor | None]:
@@ -250,35 +271,42 @@ class RunFolder:
     """The folder that a run writes into. Only the main process writes.
 
     Args:
-        recipe: of the run, its precision settled or "auto", for which a run that is there decides.
+        recipe: of the run.
         out: the folder: empty, or of a run of this recipe, which goes on.
+        fast: whether the hardware has bfloat16: what a precision that is `auto` becomes in a run
+            that is new.
 
     Attributes:
-        recipe: with the precision of the run that is there, if one is.
-        finished: whether that run is over.
+        recipe: with its precision settled.
+        finished: whether the run is over.
 
     Raises:
         ConfigError: the folder has files, and no run of this recipe.
 
     """
 
-    def __init__(self, recipe: Recipe, out: Path) -> None:
-        self.out, self.recipe = out, recipe
+    def __init__(self, recipe: Recipe, out: Path, *, fast: bool) -> None:
+        self.out = out
         self.best, self.last = out / "best.safetensors", out / "last.safetensors"
         self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
         self.finished = self._finished_file.exists()
-        there = read_json(self._recipe_file)
-        if there is None:
-            found = (path for path in out.glob("*") if path.is_file() or any(path.iterdir()))
-            if {path.name for path in found} - _BEFORE_A_RUN:
-                raise ConfigError(
-                    f"{out} is not empty and has no run to go on with: choose another --out"
-                )
+        there = read_json(self._recipe_file) or {}
+        precision: Any = "bfloat16" if fast else "float32"
+        if there.get("precision") in ("bfloat16", "float32"):
+            precision = there["precision"]
+        if recipe.precision == "auto":
+            recipe = replace(recipe, precision=precision)
+        self.recipe = recipe
+        if there:
+            self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
             return
-        precision = there.get("precision")
-        if recipe.precision == "auto" and precision in ("bfloat16", "float32"):
-            self.recipe = replace(recipe, precision=precision)  # what its first hardware is fast in
-        old, new = _flat(there), _flat(plain(self.recipe))
+        found = (path for path in out.glob("*") if path.is_file() or any(path.iterdir()))
+        if {path.name for path in found} - _BEFORE_A_RUN:
+            raise ConfigError(
+                f"{out} is not empty and has no run to go on with: choose another --out"
+            )
+
+    def _refuse_other_recipe(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         changed = [
             f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
             for name in sorted(old.keys() | new.keys())
@@ -287,34 +315,30 @@ class RunFolder:
         if changed:
             more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
             raise ConfigError(
-                f"{out} has the run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
+                f"{self.out} has the run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
                 "choose another --out, or set the fields as they were"
             )
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
-        """Read the newest state that is whole; None where there is none.
+        """Read the newest state that is whole; None where there is none, or the run is finished.
 
         Args:
             digest: of the data of the run.
 
         Raises:
-            ConfigError: the run, perhaps a finished one, began with other data.
+            ConfigError: the run began with other data.
             DataError: there are states, but none can be read.
 
         """
-        state = None
-        if self.finished:
-            state = read_json(self._finished_file) or {}
-        elif self.states():
-            state = self._newest()
+        state = (read_json(self._finished_file) or {}) if self.finished else self._newest()
         if state is not None and state.get("data") != digest:
             raise ConfigError(
                 f"{self.out} has a run on other images or captions, or from a model with other "
                 "words: choose another --out"
             )
-        return state
+        return None if self.finished else state
 
-    def _newest(self) -> dict[str, Any]:
+    def _newest(self) -> dict[str, Any] | None:
         reason = ""
         for path in self.states():
             try:
@@ -325,10 +349,12 @@ class RunFolder:
             if isinstance(state, dict) and state.get("format") == _FORMAT:
                 return state
             reason = reason or f"{path}: another version of Captioner wrote it"
-        raise DataError(
-            f"no state of this run can be read ({reason}): start again with another --out, "
-            "from its best checkpoint with --weights if you like"
-        )
+        if reason:
+            raise DataError(
+                f"no state of this run can be read ({reason}): start again with another --out, "
+                "from its best checkpoint with --weights if you like"
+            )
+        return None
 
     def states(self) -> list[Path]:
         """Name the states that are there, the newest first."""

@@ -7,13 +7,12 @@ draws itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.decoders.decoder import DecoderOutput
 from captioner.device import find_dtype
 from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
@@ -21,9 +20,16 @@ from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
-from captioner_training.losses.objective import Captions, Counts, Objective, Reading, count
-from captioner_training.recipe import Recipe, Stage
-from captioner_training.state import TrainState
+from captioner_training.losses.objective import (
+    Captions,
+    Counts,
+    DrawingObjective,
+    Objective,
+    Reading,
+    count,
+)
+from captioner_training.recipe import Recipe
+from captioner_training.state import StageState
 
 __all__ = ["LossModule", "TrainStep", "autocast_of"]
 
@@ -39,75 +45,71 @@ class TrainStep:
     """Takes the steps of one stage.
 
     Args:
-        state: of the run, whose stage has begun.
+        stage: that has begun.
         recipe: of the run.
-        stage: of the recipe.
-        objectives: of the stage; one of them may draw captions.
+        objectives: of the stage, by name; one of them may draw captions.
         vocabulary: of the model.
-        transform: of the recipe.
         processes: each of which has its share of every batch.
 
     """
 
     def __init__(
-        self, state: TrainState, recipe: Recipe, stage: Stage, *, objectives: Sequence[Objective],
-        vocabulary: Vocabulary, transform: Transform, processes: Processes,
+        self, stage: StageState, recipe: Recipe, *, objectives: Mapping[str, Objective],
+        vocabulary: Vocabulary, processes: Processes,
     ) -> None:  # fmt: skip
-        self.state, self.recipe, self.stage, self.objectives = state, recipe, stage, objectives
-        self.transform, self.processes = transform, processes
+        self.stage, self.processes = stage, processes
+        self.gradient_clip = recipe.gradient_clip
         self.autocast = autocast_of(recipe, processes.device)
-        loss = LossModule(state.model, objectives, vocabulary=vocabulary, transform=transform)
+        drawing = (one for one in objectives.values() if isinstance(one, DrawingObjective))
+        self._drawing = next(drawing, None)
+        self._transform = Transform(recipe.transform)
+        loss = LossModule(stage.model, objectives, vocabulary=vocabulary, transform=self._transform)
         self._ddp = None
         if processes.world > 1:
             self._ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True)
-        self._module: nn.Module = loss if self._ddp is None else self._ddp
+        self._module: nn.Module = self._ddp or loss
 
-    def __call__(self, parts: Sequence[Batch]) -> Tensor:
-        """Learn from this process's share of one batch.
-
-        Args:
-            parts: of the share; their gradients are added up.
+    def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
+        """Learn from this process's share of one batch, whose parts' gradients are added up.
 
         Returns:
-            (4,), on the device: this process's shares of the loss, the cross-entropy, the mean
-            reward and the gradient's norm before clipping. Summed over the processes they are those
-            of the whole batch.
+            scalars on the device: `loss` and each of its terms as `loss/NAME`, `cross_entropy` in
+            nats a token, `gradient_norm` before clipping, and where captions were drawn their mean
+            `reward`. Summed over the processes they are those of the whole batch.
 
         """
-        model = self.state.model
-        model.train(all(objective.dropout for objective in self.objectives))
-        images = [part.images.to(self.processes.device, non_blocking=True) for part in parts]
+        stage, device = self.stage, self.processes.device
+        stage.model.train(self._drawing is None)
+        images = [part.images.to(device, non_blocking=True) for part in parts]
         drawn = [self._draw(*pair) for pair in zip(parts, images, strict=True)]
         of_data, of_drawn = self._count(parts, drawn)
-        own_words = self.stage.scheduled_sampling * self.state.progress.taken / self.state.steps
-        sums = torch.zeros(3, device=self.processes.device)
+        own_words = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+        sums: dict[str, Tensor] = {}
         for number, (part, pixels, own) in enumerate(zip(parts, images, drawn, strict=True), 1):
-            more = number < len(parts) and self._ddp is not None
-            with self._ddp.no_sync() if more and self._ddp else contextlib.nullcontext():
+            more = number < len(parts)
+            with self._ddp.no_sync() if self._ddp and more else contextlib.nullcontext():
                 with self.autocast:
                     values = self._module(pixels, part, of_data, own, of_drawn, own_words)
                 # DistributedDataParallel takes the mean over processes; the loss is a sum.
-                torch.autograd.backward(values[0] * self.processes.world)
-            sums[:2] += values.detach()
+                torch.autograd.backward(values["loss"] * self.processes.world)
             if own is not None and own.reward is not None:
-                sums[2] += own.reward / of_drawn.captions
-        norm = nn.utils.clip_grad_norm_(model.parameters(), self.recipe.gradient_clip)
-        self.state.optimizer.step()
-        self.state.optimizer.zero_grad(set_to_none=True)
-        self.state.scheduler.step()
-        self.state.average.update()
-        return torch.cat([sums, norm.unsqueeze(0) / self.processes.world])
+                values["reward"] = own.reward.to(device) / of_drawn.captions
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0) + value.detach()
+        norm = nn.utils.clip_grad_norm_(stage.model.parameters(), self.gradient_clip)
+        stage.optimizer.step()
+        stage.optimizer.zero_grad(set_to_none=True)
+        stage.scheduler.step()
+        stage.average.update()
+        return {**sums, "gradient_norm": norm / self.processes.world}
 
     def _draw(self, part: Batch, images: Tensor) -> Captions | None:
-        """Give the captions that an objective draws, where one does."""
-        model = self.state.model
-        for objective in self.objectives:
-            if type(objective).draw is Objective.draw:
-                continue
-            with torch.no_grad(), self.autocast:
-                features = _features_of(model, images, self.transform)
-                return objective.draw(model.decoder, features, part)
-        return None
+        """Let the objective that draws captions draw them, where there is one."""
+        if self._drawing is None:
+            return None
+        with torch.no_grad(), self.autocast:
+            features = _features_of(self.stage.model, images, self._transform)
+            return self._drawing.draw(self.stage.model.decoder, features, part)
 
     def _count(
         self, parts: Sequence[Batch], drawn: Sequence[Captions | None]
@@ -127,7 +129,7 @@ class LossModule(nn.Module):
     """The model with its loss, since DistributedDataParallel wraps the forward of one module."""
 
     def __init__(
-        self, model: CaptionModel, objectives: Sequence[Objective], *, vocabulary: Vocabulary,
+        self, model: CaptionModel, objectives: Mapping[str, Objective], *, vocabulary: Vocabulary,
         transform: Transform,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -137,7 +139,7 @@ class LossModule(nn.Module):
     def forward(
         self, images: Tensor, part: Batch, of_data: Counts, drawn: Captions | None,
         of_drawn: Counts, own_words: float,
-    ) -> Tensor:  # fmt: skip
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Let the model read captions, and take the losses.
 
         Args:
@@ -152,32 +154,33 @@ class LossModule(nn.Module):
                 output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
 
         Returns:
-            (2,): the loss, and the cross-entropy in nats a token.
+            `loss`, its terms `loss/NAME`, and `cross_entropy` in nats a token: of the data's
+            captions, if an objective reads them, else of those that were drawn.
 
         """
         features = _features_of(self.model, images, self.transform)
-        data = Captions.of_data(part, features.device)
-        readings: dict[bool, Reading] = {}  # by whether the captions are the data's
-        total = torch.zeros((), device=features.device)
-        for objective in self.objectives:
-            if is_data := objective.of_data or drawn is None:
-                captions, counts = data, of_data
-            else:
-                captions, counts = drawn, of_drawn
-            reading = readings.get(is_data)
-            if reading is None:
-                output = self._read(features, captions.tokens[..., :-1], own_words)
-                readings[is_data] = reading = Reading(
-                    self.model.decoder, output, captions, counts=counts, positions=part.positions
-                )
-            total = total + objective.loss(reading)
-        return torch.stack([total, readings[max(readings)].nats()])  # of data, if those were read
 
-    def _read(self, features: Tensor, inputs: Tensor, own_words: float) -> DecoderOutput:
-        if own_words > 0:
-            inputs = self._mixed(features, inputs, own_words)
-        output: DecoderOutput = self.model.decoder(features, inputs)
-        return output
+        def read(captions: Captions, counts: Counts) -> Reading:
+            inputs = captions.tokens[..., :-1]
+            if own_words > 0:
+                inputs = self._mixed(features, inputs, own_words)
+            output = self.model.decoder(features, inputs)
+            return Reading(
+                self.model.decoder, output, captions, counts=counts, positions=part.positions
+            )
+
+        data = Captions.of_data(part, features.device)
+        learned = read(data, of_data) if drawn is None else read(drawn, of_drawn)
+        people = learned  # what is read of people's captions
+        if drawn is not None and any(one.of_data for one in self.objectives.values()):
+            people = read(data, of_data)
+        terms = {
+            name: one.loss(people if one.of_data else learned)
+            for name, one in self.objectives.items()
+        }
+        total = sum(terms.values(), torch.zeros((), device=features.device))
+        named = {f"loss/{name}": term for name, term in terms.items()}
+        return {"loss": total, **named, "cross_entropy": people.nats()}
 
     @torch.no_grad()
     def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:

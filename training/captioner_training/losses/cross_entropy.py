@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import torch
 from torch import Tensor
 
+from captioner_training.data.corpus import Corpus
 from captioner_training.losses.objective import Objective, Reading
+from captioner_training.recipe import Recipe
 
 __all__ = ["CrossEntropy"]
 
@@ -24,6 +28,11 @@ class CrossEntropy(Objective):
     def __init__(self, weight: float = 1.0, *, label_smoothing: float = 0.0) -> None:
         super().__init__(weight)
         self.label_smoothing = label_smoothing
+
+    @classmethod
+    def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
+        """Smooth labels as the recipe says."""
+        return cls(setting, label_smoothing=recipe.label_smoothing)
 
     def loss(self, reading: Reading) -> Tensor:
         """Average over tokens."""

@@ -1,6 +1,7 @@
 """What every objective is: a loss of how the model reads captions, teacher-forced.
 
-A new one is a file with a subclass of Objective and a line in a stage of the recipe:
+A new one is a file with a subclass of Objective, or of DrawingObjective where it draws captions
+itself, and a line in a stage of the recipe:
 
     objectives: {my_package.my_file:MyTerm: 0.5}
 """
@@ -20,7 +21,7 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.recipe import Recipe
 
-__all__ = ["Captions", "Counts", "Objective", "Reading", "count"]
+__all__ = ["Captions", "Counts", "DrawingObjective", "Objective", "Reading", "count"]
 
 
 class Counts(NamedTuple):
@@ -116,8 +117,6 @@ class Objective(ABC):
 
     of_data: ClassVar[bool] = False
     """Whether it reads the captions of the data also where the stage draws captions of its own."""
-    dropout: ClassVar[bool] = True
-    """Whether the stage may drop out units."""
     note: str = ""
     """What a run says of it when it begins."""
 
@@ -134,13 +133,6 @@ class Objective(ABC):
         """
         return cls(setting)
 
-    def draw(self, decoder: Decoder, features: Tensor, batch: Batch) -> Captions | None:  # noqa: ARG002
-        """Draw captions for the grids (B, L, D) of a batch, for the stage to learn from.
-
-        Without a gradient. None, as by default: it learns from the captions that there are.
-        """
-        return None
-
     @abstractmethod
     def loss(self, reading: Reading) -> Tensor:
         """Give this part's share of the term, weighed: a scalar.
@@ -149,3 +141,14 @@ class Objective(ABC):
         and processes add up to the mean over the batch. A decoder without attention has
         `reading.output.attention` None, of which nothing can be asked.
         """
+
+
+class DrawingObjective(Objective):
+    """An objective that draws the captions which its stage learns from.
+
+    The stage drops out no units: the captions are read by the policy that drew them.
+    """
+
+    @abstractmethod
+    def draw(self, decoder: Decoder, features: Tensor, batch: Batch) -> Captions:
+        """Draw captions for the grids (B, L, D) of a batch, without a gradient."""

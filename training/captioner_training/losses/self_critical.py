@@ -25,7 +25,7 @@ from captioner.vocabulary import END, PAD, UNK, Vocabulary
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
-from captioner_training.losses.objective import Captions, Objective, Reading
+from captioner_training.losses.objective import Captions, DrawingObjective, Reading
 from captioner_training.recipe import Recipe, SelfCritical
 
 __all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
@@ -33,7 +33,7 @@ __all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
 _END = "<end>"  # a word of the reward: else captions learn to stop in the middle, "on top of a"
 
 
-class SelfCriticalCaptions(Objective):
+class SelfCriticalCaptions(DrawingObjective):
     """Draws captions, and asks for those that are worth more than the others.
 
     Args:
@@ -43,8 +43,6 @@ class SelfCriticalCaptions(Objective):
         maximum_length: words a drawn caption, where `config` does not say.
 
     """
-
-    dropout = False
 
     def __init__(
         self,
