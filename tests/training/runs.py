@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
@@ -52,3 +55,20 @@ def newest_state(out: Path) -> dict[str, Any]:
     path = max((out / "state").glob("step-*.pt"))
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
+
+
+def write_photos(folder: Path, split: str, captions: Sequence[Sequence[str]]) -> None:
+    """Write a photo of noise, 64 x 64, for each list of captions, and these in COCO's format."""
+    chance = np.random.default_rng(len(split))
+    (folder / split).mkdir(parents=True)
+    images, annotations = [], []
+    for number, sentences in enumerate(captions):
+        photo = chance.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(photo).save(folder / split / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png"})
+        annotations += [
+            {"id": 10 * number + k, "image_id": number, "caption": words}
+            for k, words in enumerate(sentences)
+        ]
+    data = {"images": images, "annotations": annotations}
+    (folder / f"captions_{split}.json").write_text(json.dumps(data))

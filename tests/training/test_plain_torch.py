@@ -5,7 +5,6 @@ What a decoder computes is taken from the product; tests/captioner/test_papers.p
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -28,7 +27,7 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.distributed import Processes
 from captioner_training.recipe import DataConfig, Recipe, Stage
 from captioner_training.train import train
-from tests.training.runs import records
+from tests.training.runs import records, write_photos
 
 PAD, START, END = 0, 1, 2
 WORDS = ("a", "dog", "cat", "runs", "sits", "red")  # number 4 and on
@@ -58,23 +57,6 @@ class Split(NamedTuple):
     tokens: Tensor
 
 
-def write_split(folder: Path, split: str) -> None:
-    """Write photos of noise, and captions in COCO's format."""
-    chance = np.random.default_rng(len(split))
-    (folder / split).mkdir(parents=True)
-    images, annotations = [], []
-    for number, captions in enumerate(CAPTIONS[split]):
-        photo = chance.integers(0, 256, (64, 64, 3), dtype=np.uint8)
-        Image.fromarray(photo).save(folder / split / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png"})
-        annotations += [
-            {"id": 10 * number + k, "image_id": number, "caption": words}
-            for k, words in enumerate(captions)
-        ]
-    told = {"images": images, "annotations": annotations}
-    (folder / f"captions_{split}.json").write_text(json.dumps(told))
-
-
 def read_split(folder: Path, split: str) -> Split:
     """Give a whole split as one batch."""
     pixels, rows = [], []
@@ -91,8 +73,8 @@ def read_split(folder: Path, split: str) -> Split:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, and weights to begin with."""
     place = tmp_path_factory.mktemp("place")
-    for split in CAPTIONS:
-        write_split(place / "data", split)
+    for split, captions in CAPTIONS.items():
+        write_photos(place / "data", split, captions)
     torch.manual_seed(0)
     vocabulary = Vocabulary(WORDS)
     model = CaptionModel(MODEL, vocabulary_size=len(vocabulary))

@@ -25,6 +25,7 @@ from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
+from captioner_training.losses.objective import Objective, Reading
 from captioner_training.train import Run, _sized
 from tests.training.runs import newest_state, records, train_here
 
@@ -43,6 +44,14 @@ stages:
   - {epochs: 1, batch_size: 10, warmup: 2}
   - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
 """
+
+
+OBJECTIVE = ("--stages.1.objectives",)
+
+
+class Weighed(Objective):
+    def loss(self, reading: Reading) -> torch.Tensor:
+        return self.weight * reading.nats()
 
 
 @pytest.fixture(scope="module")
@@ -151,26 +160,10 @@ def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path
         ),
         (("--encoder.stride", 1, "--encoder.last_stage", 7), 2, "stride"),
         (("--stages.1.batch_size", 1, "--stages.1.accumulate", 2), 2, "too few for 1 processes"),
-        (
-            ("--stages.1.objectives", "{{nonesuch: 1}}"),
-            2,
-            "objectives 'nonesuch': name module:Class",
-        ),
-        (("--stages.1.objectives", "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
-        (
-            ("--stages.1.objectives", "{{attention_entropy: 1}}"),
-            2,
-            "a field of the stage are set there",
-        ),
-        (
-            (
-                "--stages.1.objectives",
-                "{{captioner_training.losses.attention:AttentionEntropy: x}}",
-            ),
-            2,
-            "'x' does not fit",
-        ),
-        (("--stages.1.objectives", "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
+        ((*OBJECTIVE, "{{attention_entropy: 1}}"), 2, "'attention_entropy': name module:Class"),
+        ((*OBJECTIVE, "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
+        ((*OBJECTIVE, f"{{{{{__name__}:Weighed: x}}}}"), 2, "'x' does not fit"),
+        ((*OBJECTIVE, "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
         (("--data.boxes", "[{broken}]", "--stages.2.attention_supervision", 1), 1, "list images"),
         (("--data.root", "nowhere"), 1, "there is no folder nowhere"),
         (("--data.minimum_count", 1000), 1, "no word occurs 1000 times"),
@@ -195,46 +188,45 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
 def test_a_model_is_gone_on_from_and_compared_with(
     run_main: Main, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
-    fields = ("--weights", tiny_file, "--name", "kept", "--stages.1.learning_rate", 2e-2)
-    kept, still = tmp_path / "kept", tmp_path / "still"
-    result = run_main(*command(place, kept, *fields, "--stages.1.epochs", 12))
+    result = run_main(
+        *command(place, tmp_path / "run", "--weights", tiny_file), "--stages.1.epochs", 3,
+        "--stages.1.learning_rate", 2e-2, "--stages.1.batch_size", 3,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     theirs = load_checkpoint(tiny_file).vocabulary.words
-    ours = load_checkpoint(kept / "best.safetensors").vocabulary.words
+    ours = load_checkpoint(tmp_path / "run" / "best.safetensors").vocabulary.words
     assert ours[: len(theirs)] == theirs and "circle" in ours[len(theirs) :]
-    origin = records(kept)[0]
+    origin = records(tmp_path / "run")[0]
     assert origin["event"] == "origin"
     assert f"before the training {origin['validation']['CIDEr']:.1f}: the run g" in result.stderr
-    # What nothing is learned from is no better than the model was: that one is handed out.
-    result = run_main(
-        *command(place, still, *fields[:4]), "--stages.1.learning_rate", 0,
+
+
+def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
+    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    still = command(
+        place, out, "--weights", tiny_file, "--name", "kept", "--stages.1.learning_rate", 0,
         "--stages.2.learning_rate", 0, "--stages.2.encoder_learning_rate", 0,
         "--data.minimum_count", 99,
     )  # fmt: skip
-    assert "no epoch was better than the model as it was (CIDEr " in result.stderr
-    best, last = (load_checkpoint(still / f"{name}.safetensors") for name in ("best", "last"))
-    assert (best.name, last.name) == ("tiny", "kept")
-    assert best.fingerprint() == load_checkpoint(tiny_file).fingerprint()
-    assert best.model.config.decoder.dropout == 0.3  # the recipe's is 0.0
-
-
-def test_a_run_that_ends_before_its_first_step_does_not_score_its_origin_again(
-    place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = {"data__root": place, "weights": tiny_file, "max_steps": 1}
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(CachedGrids, "compute", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_here(place / "own.yaml", tmp_path / "run", **fields)
-    before = records(tmp_path / "run")
-    assert [one["event"] for one in before] == ["origin"]
+        patch.setattr(CachedGrids, "compute", stop)  # before the first step
+        assert run_main(*still).returncode == 130
+    begun = records(out)
+    assert [one["event"] for one in begun] == ["origin"]
     monkeypatch.setattr(Run, "_score_origin", stop)
-    train_here(place / "own.yaml", tmp_path / "run", **fields)
-    assert records(tmp_path / "run")[0] == before[0]
+    result = run_main(*still)
+    assert "no epoch was better than the model as it was (CIDEr " in result.stderr
+    assert records(out)[0] == begun[0]
+    best, last = (load_checkpoint(out / f"{name}.safetensors") for name in ("best", "last"))
+    assert (best.name, last.name) == ("tiny", "kept")
+    assert best.fingerprint() == load_checkpoint(tiny_file).fingerprint()
+    assert best.model.config.decoder.dropout == 0.3  # the recipe's is 0.0
 
 
 def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
@@ -243,21 +235,20 @@ def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
     """At a rate of zero nothing gets better, so that patience runs out at once."""
     result = run_main(
         *command(place, tmp_path / "run", "--tensorboard", "true"), "--stages.1.learning_rate", 0,
-        "--stages.1.epochs", 9, "--stages.1.patience", 1, "--stages.2.learning_rate", 0,
-        "--stages.2.encoder_learning_rate", 0, "--stages.2.epochs", 2, "--stages.2.patience", 1,
+        "--stages.1.epochs", 9, "--stages.1.patience", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    # Of the second stage, whose second epoch is its last anyway, it is not said.
     assert result.stderr.count("no better score for 1 epoch: the stage ends here") == 1
     epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
-    assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (2, 1)]
     from tensorboard.backend.event_processing import event_accumulator
 
     board = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert {"photos/0", "photos/3"} <= set(board.Tags()["images"])
+    assert board.Scalars("train/loss/doubly_stochastic")
     curve = board.Scalars("validation/CIDEr")
-    assert [point.step for point in curve] == [3, 6, 9, 12]
+    assert [point.step for point in curve] == [3, 6, 9]
     scores = [one["validation"]["CIDEr"] for one in epochs]
     assert [point.value for point in curve] == pytest.approx(scores, rel=1e-5)
 

@@ -72,12 +72,9 @@ def _check_shares(shares: Sequence[float] | None, count: int) -> list[float]:
     typed = " ".join(f"{share:g}" for share in shares)
     if len(shares) != count:
         raise ConfigError(f"--shares {typed}: give each of the {count} checkpoints one")
-    if any(not math.isfinite(share) or share <= 0 for share in shares):
+    if not min(shares) > 0 or not math.isfinite(sum(shares)):
         raise ConfigError(f"--shares {typed}: each is a number above 0")
-    scaled = [share / max(shares) for share in shares]  # first: the sum of huge ones is infinite
-    if min(scaled) < 1e-6:
-        raise ConfigError(f"--shares {typed}: one would be lost: leave that checkpoint out")
-    return [share / sum(scaled) for share in scaled]
+    return [share / sum(shares) for share in shares]
 
 
 def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
@@ -94,15 +91,13 @@ def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
 
 def _settings(checkpoint: Checkpoint) -> dict[str, object]:
     vocabulary, config = checkpoint.vocabulary, checkpoint.model.config
-    parts = {
-        "encoder": asdict(config.encoder),
-        "decoder": asdict(config.decoder),
-        "transform": asdict(checkpoint.transform),
-    }
     found: dict[str, object] = {"tokenizer": vocabulary.tokenizer, "styles": vocabulary.styles}
-    for part, settings in parts.items():
-        found |= {f"{part}.{name}": value for name, value in settings.items()}
-    del found["decoder.dropout"]
+    for part, settings in (
+        ("encoder", config.encoder),
+        ("decoder", replace(config.decoder, dropout=0.0)),
+        ("transform", checkpoint.transform),
+    ):
+        found |= {f"{part}.{name}": value for name, value in asdict(settings).items()}
     return found
 
 

@@ -27,11 +27,7 @@ _SECONDS = 10
 
 
 def end_silently() -> NoReturn:
-    """End silently, and after the process that says what is wrong.
-
-    torchrun ends all processes as soon as one has failed: if it were this one, the other might not
-    get to say why.
-    """
+    """End without a word, and late: torchrun ends all processes as soon as one has failed."""
     time.sleep(_SECONDS)
     raise SystemExit(1)
 
@@ -97,11 +93,8 @@ class Processes:
     def main_first(self, work: Callable[[], Value]) -> Value:
         """Do something in the main process, which may write files, and then in the others.
 
-        All go on when all have done it, however long it takes.
-
-        Raises:
-            CaptionerError: it failed in the main process; the others end without a word.
-
+        They wait for each other, however long it takes. Where it fails in the main process with a
+        CaptionerError, the others end without a word.
         """
         result = self.main_alone(work)
         try:
@@ -110,12 +103,7 @@ class Processes:
             self._meet()
 
     def main_alone(self, work: Callable[[], Value]) -> Value | None:
-        """Do something in the main process; the others wait, however long, and get None.
-
-        Raises:
-            CaptionerError: it failed; the others end without a word.
-
-        """
+        """Do something in the main process alone, as in `main_first`; the others get None."""
         result, problem = None, None
         if self.main:
             try:
@@ -150,8 +138,7 @@ class Processes:
 def start_processes(device: str = "auto") -> Iterator[Processes]:
     """Join the processes that torchrun started; without torchrun, be the only one.
 
-    Args:
-        device: as for find_device; "cuda" takes the GPU of this process's local rank.
+    `device` is as for find_device; "cuda" takes the GPU of this process's local rank.
 
     Raises:
         DeviceError: this machine has no such device, or fewer GPUs than processes.

@@ -113,13 +113,7 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Make the model of a recipe.
-
-    Args:
-        recipe: of the run.
-        vocabulary: what the model will say.
-        encoder: of `load_encoder`.
-        origin: of `load_origin`.
+    """Make the model of a recipe with the encoder of `load_encoder`, the origin of `load_origin`.
 
     Raises:
         ConfigError: the decoder is larger than the memory.

@@ -13,14 +13,10 @@ __all__ = ["locked"]
 
 @contextmanager
 def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
-    """Hold a lock until the block ends, or the process, however it ends.
+    """Hold a lock file until the block ends, or the process, however it ends.
 
-    Where the block leaves nothing else in the folder, lock and folders go again.
-
-    Args:
-        file: the lock; its folder is made if need be.
-        verb: the command that may be at work already.
-        what: the folder that it may be at work in.
+    Its folder is made if need be. Where the block leaves nothing else there, both go again. An
+    error says that `captioner VERB` is at work in `what`.
 
     Raises:
         OutputError: another process holds it, or it cannot be written.

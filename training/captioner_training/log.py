@@ -39,11 +39,9 @@ _PHOTOS = 6  # of validation in TensorBoard, the same ones every time, so that t
 
 
 class Clock:
-    """Counts what this process has done of an epoch's training since it began it or took it up.
+    """Counts what an epoch's training has done since this run began it or took it up.
 
-    Args:
-        processes: that do as much each.
-
+    `processes` do as much each as this one.
     """
 
     def __init__(self, *, processes: int) -> None:
@@ -94,10 +92,7 @@ class Clock:
 class Board:
     """TensorBoard's curves, and validation photos with where the model looked for every word.
 
-    Args:
-        folder: for the event files.
-        step: that the run goes on from: what was written after it is hidden.
-        tokenizer: how captions were split into words, and are put together again.
+    What was written after the step that the run goes on from is hidden.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
@@ -146,11 +141,7 @@ class Log:
     log.jsonl has one record a line. What depends on the clock stands under `timing`: all else is
     the same in every run of the same recipe on the same machine, interrupted or not.
 
-    Args:
-        recipe: of the run.
-        out: the folder of the run.
-        processes: of the run.
-        progress: the log is cut back to it, and TensorBoard goes on from it.
+    It is cut back to `progress`, and TensorBoard goes on from there.
 
     Raises:
         OutputError: the log cannot be written.
@@ -279,12 +270,7 @@ class Log:
         return self.progress.taken % every == 0
 
     def step(self, values: Mapping[str, Tensor], stage: StageState, clock: Clock) -> None:
-        """Move the bar on, and log the step where one is due.
-
-        Args:
-            values: of `TrainStep`: the shares of this process.
-            stage: that the step is of.
-            clock: of the epoch.
+        """Move the bar on, and log this process's share of the step where one is due.
 
         Raises:
             GenerationError: the step is logged, and its values are NaN or infinite.
@@ -328,16 +314,7 @@ class Log:
         self, means: Mapping[str, float], scores: Mapping[str, float],
         captioned: Sequence[Captioned], *, stage: StageState, clock: Clock,
     ) -> None:  # fmt: skip
-        """Log the epoch just counted, and say in a line how it went.
-
-        Args:
-            means: of what its steps returned.
-            scores: of the validation.
-            captioned: the validation split.
-            stage: of the epoch.
-            clock: of the epoch.
-
-        """
+        """Log the epoch just counted, and say in a line how it went; `means` are of its steps."""
         timing, progress = clock.timing(), self.progress
         place = self._place(progress.epoch)
         self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})
@@ -355,11 +332,6 @@ class Log:
             f"BLEU-4 {scores['BLEU-4']:.1f}, {extra}{timing['images_per_second']:.0f} images/s, "
             f"{left / 60:.0f} min left in this stage"
         )
-        if progress.best[0] == 0 and (progress.stage, progress.epoch) == (0, 1):
-            self.say(
-                "note: CIDEr is 0 so far: of such epochs the one with the lowest cross-entropy on "
-                "validation is the best"
-            )
         if stage.is_out_of_patience and progress.taken < stage.steps:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
@@ -371,16 +343,11 @@ class Log:
         self._write({"event": "finished", "steps": progress.total, "best": after})
         if before is None:
             return
-        if after > before:
+        if progress.best_at is not None:
             gain = f"{after - before:.1f}" if after - before > 0.05 else "less than 0.1"
             self.say(
                 f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained {gain} "
                 f"({best})"
-            )
-        elif progress.best_at is not None:
-            self.say(
-                f"CIDEr {before:.1f}, as before the training, but a lower cross-entropy on "
-                f"validation ({best})"
             )
         else:
             self.say(

@@ -47,15 +47,7 @@ def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, taken: int = 
 
 
 def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) -> float:
-    """Say by what the peak rate is multiplied at a step.
-
-    Args:
-        step: from 0.
-        steps: of the whole stage.
-        warmup: steps that climb to the peak.
-        floor: the share of the peak that is left at the end.
-
-    """
+    """Give the share of the peak rate at a step from 0; the first `warmup` of all climb to it."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))

@@ -18,8 +18,6 @@ from captioner_training.recipes import shipped_recipes
 
 __all__ = ["fields_text", "load_recipe", "recipe_text"]
 
-_LONGEST = 50_000  # bytes of a file; the longest that is shipped has 3,000
-_DEEPEST = 10  # lists and mappings inside each other; a recipe has five
 _WIDTH = 96  # columns of a reason
 
 
@@ -63,11 +61,7 @@ def recipe_text(name: str) -> str:
     """
     source = _source(name)
     try:
-        with source.open("rb") as file:
-            text = file.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise ConfigError(f"recipe {source} is no recipe: it has more than {_LONGEST:,} bytes")
-        return text.decode()
+        return source.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"recipe {name} cannot be read: {there_is_no('file', source)}") from error
     except OSError as error:
@@ -105,7 +99,6 @@ class _Loader(yaml.SafeLoader):
         sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Read a value as it is written; refuse what a recipe does not need."""
@@ -115,13 +108,9 @@ class _Loader(yaml.SafeLoader):
             odd = "anchors, aliases and merge keys (&, *, <<) are not read: write the values out"
         elif event.tag is not None:
             odd = f"tags (!) are not read: write the value without {event.tag!a}"
-        elif self._depth > _DEEPEST:
-            odd = f"more than {_DEEPEST} lists and mappings lie inside each other"
         if odd:
             raise yaml.composer.ComposerError(None, None, odd, event.start_mark)
-        self._depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -142,6 +131,8 @@ def _parse(text: str, what: str) -> Any:
         line = f", line {mark.line + 1}," if mark else ""
         said = said or str(error).splitlines()[0]
         raise ConfigError(f"{what}{line} is not YAML as recipes are: {said}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} has too many lists and mappings inside each other") from error
 
 
 def _set(values: dict[str, Any], key: str, text: str) -> str | None:

@@ -71,16 +71,9 @@ class Progress:
 class StageState:
     """What a stage remembers from step to step, beside the model's weights.
 
-    Args:
-        model: on the device of this process; what the stage trains of it is thawed already.
-        progress: of the run; it is counted on here.
-        recipe: of the run.
-        steps: of the whole stage.
-
-    Attributes:
-        config: the stage of the recipe.
-        sums: of what this process's steps of the epoch returned.
-
+    What it trains of the model is thawed already; `progress` is that of the run. `config` is the
+    stage of the recipe, `steps` are those of the whole stage, and `sums` are of what this process's
+    steps of the epoch returned.
     """
 
     def __init__(
@@ -169,14 +162,8 @@ class StageState:
 class TrainState:
     """A model in training: its weights, how far the run is, and what its stage remembers.
 
-    Args:
-        model: on the device of this process.
-        processes: of the run; each has random numbers and sums of its own.
-
-    Attributes:
-        stage: between the begin of a stage and its end.
-        conditions_before: those of the run that this one goes on from.
-
+    `stage` is None between two stages. `conditions_before` are those of the run that this one goes
+    on from.
     """
 
     def __init__(self, model: CaptionModel, *, processes: Processes) -> None:
@@ -268,17 +255,10 @@ def diverged(step: int) -> GenerationError:
 
 
 class RunFolder:
-    """The folder that a run writes into. Only the main process writes.
+    """The folder that a run writes into: empty, or of a run of this recipe, which goes on.
 
-    Args:
-        recipe: of the run.
-        out: the folder: empty, or of a run of this recipe, which goes on.
-        fast: whether the hardware has bfloat16: what a precision that is `auto` becomes in a run
-            that is new.
-
-    Attributes:
-        recipe: with its precision settled.
-        finished: whether the run is over.
+    Only the main process writes. `recipe` has its precision settled: `auto` is what the run that is
+    there computes in, else bfloat16 where the hardware is `fast` in it.
 
     Raises:
         ConfigError: the folder has files, and no run of this recipe.
@@ -321,9 +301,6 @@ class RunFolder:
 
     def load(self, *, digest: str) -> dict[str, Any] | None:
         """Read the newest state that is whole; None where there is none, or the run is finished.
-
-        Args:
-            digest: of the data of the run.
 
         Raises:
             ConfigError: the run began with other data.

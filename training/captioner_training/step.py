@@ -42,16 +42,7 @@ def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
 
 
 class TrainStep:
-    """Takes the steps of one stage.
-
-    Args:
-        stage: that has begun.
-        recipe: of the run.
-        objectives: of the stage, by name; one of them may draw captions.
-        vocabulary: of the model.
-        processes: each of which has its share of every batch.
-
-    """
+    """Takes the steps of a stage, whose objectives come by name; one of them may draw captions."""
 
     def __init__(
         self, stage: StageState, recipe: Recipe, *, objectives: Mapping[str, Objective],
@@ -169,7 +160,8 @@ class LossModule(nn.Module):
                 self.model.decoder, output, captions, counts=counts, positions=part.positions
             )
 
-        data = Captions.of_data(part, features.device)
+        tokens = part.tokens.to(features.device, non_blocking=True)
+        data = Captions(tokens, part.tokens[..., 1:])
         learned = read(data, of_data) if drawn is None else read(drawn, of_drawn)
         people = learned  # what is read of people's captions
         if drawn is not None and any(one.of_data for one in self.objectives.values()):

@@ -54,21 +54,3 @@ def test_scores_are_pycocoevalcaps() -> None:
     np.testing.assert_allclose(ours[:, 0], scores, atol=1e-9)
     assert ours.mean() == pytest.approx(mean, abs=1e-9)
     assert 0.5 < mean < 10 and np.ptp(scores) > 5  # nothing trivial was compared
-
-
-def test_document_frequencies_of_another_corpus() -> None:
-    """As a reward has it: the frequencies are the training set's, whatever is scored."""
-    from pycocoevalcap.cider import cider_scorer as scorer
-
-    chance = random.Random(5)
-    corpus = [[sentence(chance) for _ in range(5)] for _ in range(300)]
-    batch = [3, 141, 59]
-    drawn = [[sentence(chance), *corpus[index][:2]] for index in batch]
-    ours = CiderD(corpus).score([corpus[index] for index in batch], drawn)
-    for number in range(3):  # the whole corpus each time, of which three captions are looked at
-        theirs = scorer.CiderScorer()
-        for index, each in enumerate(corpus):
-            words = drawn[batch.index(index)][number] if index in batch else each[0]
-            theirs += (" ".join(words), [" ".join(reference) for reference in each])
-        _, scores = theirs.compute_score()
-        np.testing.assert_allclose(ours[:, number], scores[batch], atol=1e-9)

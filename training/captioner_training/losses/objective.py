@@ -44,11 +44,6 @@ class Captions(NamedTuple):
     weights: Tensor | None = None
     reward: Tensor | None = None
 
-    @classmethod
-    def of_data(cls, batch: Batch, device: torch.device) -> Self:
-        """Take the captions of a batch."""
-        return cls(batch.tokens.to(device, non_blocking=True), batch.tokens[..., 1:])
-
 
 def count(targets: Tensor) -> Counts:
     """Count the targets (B, K, T) that are not padding, and the captions that have any."""

@@ -36,12 +36,7 @@ _END = "<end>"  # a word of the reward: else captions learn to stop in the middl
 class SelfCriticalCaptions(DrawingObjective):
     """Draws captions, and asks for those that are worth more than the others.
 
-    Args:
-        config: how many, against which baseline.
-        vocabulary: of the model.
-        references: of each training image, its captions as words. Document frequencies are theirs.
-        maximum_length: words a drawn caption, where `config` does not say.
-
+    `references` are the captions of each training image as words; document frequencies are theirs.
     """
 
     def __init__(
@@ -117,12 +112,9 @@ class SelfCriticalCaptions(DrawingObjective):
 
 
 def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
-    """Say by how much each reward (B, K) is above its baseline.
+    """Say by how much each reward (B, K), of K samples of B images, is above its baseline.
 
-    Args:
-        rewards: of K samples of B images.
-        greedy: (B, 1), of the greedy captions; None compares a sample with the mean of the others.
-
+    That is the greedy captions' (B, 1); without them the mean of the image's other samples.
     """
     if greedy is not None:
         return rewards - greedy
@@ -144,15 +136,8 @@ def draw_captions(
 ) -> Tensor:
     """Draw `count` captions for each of the grids (B, L, D) from the model's own probabilities.
 
-    Args:
-        decoder: of the model.
-        features: the grids.
-        count: captions a grid.
-        starts: (B,), the token that each grid's captions begin with.
-        silent: tokens that stand for no word.
-        maximum_length: words a caption.
-        greedy: takes the likeliest word in place of drawing one.
-        temperature: below 1 sharpens the probabilities.
+    A caption begins with its grid's token of `starts` (B,), and never has a `silent` one. `greedy`
+    takes the likeliest words instead; a temperature below 1 sharpens the probabilities.
 
     Returns:
         tokens (B, K, T), what starts them first, padded with <pad>. A caption that is not over
