@@ -8,12 +8,13 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit status; Ctrl-C ends even its imports in silence."""
-    heard = signal.getsignal(signal.SIGINT)
-    if heard is signal.default_int_handler:
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored
+    if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from captioner.cli import main as command
 
-    signal.signal(signal.SIGINT, heard)
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return command()
 
 

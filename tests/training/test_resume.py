@@ -170,27 +170,23 @@ def is_at_work(pid: int) -> bool:
         return False
 
 
-def test_ended_by_every_signal_in_turn(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_killed_and_then_ended_by_a_signal_to_its_group(
+    recipe: Path, unbroken: Path, tmp_path: Path
+) -> None:
     """As processes of their own; the workers of one that was killed end too."""
-    out, orphans = tmp_path / "run", list[int]()
-    for send, number in (
-        (os.kill, signal.SIGKILL),
-        (os.kill, signal.SIGINT),
-        (os.kill, signal.SIGTERM),
-        (os.killpg, signal.SIGTERM),
-    ):
-        process = start("train", recipe, "--out", out, start_new_session=True)
-        wait_for_lines(process, out, grown=2)
-        if number == signal.SIGKILL:
-            killed, orphans = process, children(process.pid)
-        send(process.pid, number)
-        if number == signal.SIGKILL:
-            assert process.wait(timeout=300) == -signal.SIGKILL
-        else:
-            _, errors = process.communicate(timeout=300)
-            assert process.returncode == 130 and "Traceback" not in errors, errors
-            step = newest_state(out)["progress"]["total"]
-            assert f"stopped after step {step}: the same command goes on from" in errors
+    out = tmp_path / "run"
+    killed = start("train", recipe, "--out", out, start_new_session=True)
+    wait_for_lines(killed, out, grown=2)
+    orphans = children(killed.pid)
+    killed.kill()
+    assert killed.wait(timeout=300) == -signal.SIGKILL
+    ended = start("train", recipe, "--out", out, start_new_session=True)
+    wait_for_lines(ended, out, grown=6)
+    os.killpg(ended.pid, signal.SIGTERM)
+    _, errors = ended.communicate(timeout=300)
+    assert ended.returncode == 130 and "Traceback" not in errors, errors
+    step = newest_state(out)["progress"]["total"]
+    assert f"stopped after step {step}: the same command goes on from" in errors
     go(recipe, out)
     same(unbroken, out)
     killed.communicate(timeout=300)  # its workers have its pipes

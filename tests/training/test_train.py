@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from captioner import ConfigError
@@ -27,7 +26,7 @@ from captioner_training.losses.objective import Objective, Reading
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import start
-from tests.training.runs import records, train_here
+from tests.training.runs import records, train_here, write_photos
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -57,17 +56,8 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
 ) -> None:
     """A worker leaves SIGTERM to the main process, which must not wait for it at its end."""
     for split in ("train", "val"):
-        (tmp_path / split).mkdir()
-        names = [f"{number}.jpg" for number in range(8)]
-        for name in names:
-            Image.effect_noise((80, 80), 60).convert("RGB").save(tmp_path / split / name)
-        images = [{"id": number, "file_name": name} for number, name in enumerate(names)]
-        captions = [
-            {"id": number, "image_id": number, "caption": "a grey square"} for number in range(8)
-        ]
-        text = json.dumps({"images": images, "annotations": captions})
-        (tmp_path / f"captions_{split}.json").write_text(text)
-    broken = tmp_path / "train" / "5.jpg"
+        write_photos(tmp_path, split, [["a grey square"]] * 8)
+    broken = tmp_path / "train" / "5.png"
     broken.write_bytes(broken.read_bytes()[:800])
     (tmp_path / "recipe.yaml").write_text(
         "encoder_weights: random\nencoder: {name: mobilenet_v3_small}\n"
@@ -78,11 +68,11 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
     options = ("--data.root", tmp_path, "--out", tmp_path / "run")
     result = run_captioner("train", tmp_path / "recipe.yaml", *options, timeout=300)
     assert result.returncode == 1
-    assert "5.jpg" in result.stderr and "Traceback" not in result.stderr
+    assert "5.png" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_run_from_recipe_to_scored_checkpoint(
-    run_captioner: Run, run_main: Run, recipe: Path, tmp_path: Path
+    run_captioner: Run, recipe: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     best = out / "best.safetensors"
@@ -98,20 +88,6 @@ def test_a_run_from_recipe_to_scored_checkpoint(
     assert losses[2] < 0.8 * losses[0]  # six steps each; it learns the grammar of scenes at once
     highest = max(one["validation"]["CIDEr"] for one in epochs)
     assert load_checkpoint(best).metrics["CIDEr"] == pytest.approx(highest)
-
-    result = run_main(
-        "evaluate", "--captions", out / "scenes" / "captions_val.json",
-        "--images", out / "scenes" / "val-*.tar", "--checkpoint", best, "--calibration", "--json",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    calibration = json.loads(result.stdout)["calibration"]
-    captions = json.loads((out / "scenes" / "captions_val.json").read_text())["annotations"]
-    words = sum(len(one["caption"].split()) for one in captions)
-    assert calibration["tokens"] == words + len(captions)  # and the end of each
-    # The same references, there in float32 weights (and bfloat16, where the CPU has it), here from
-    # the float16 file.
-    surprise = load_checkpoint(best).metrics["cross_entropy"]
-    assert calibration["cross_entropy"] == pytest.approx(surprise, rel=0.02)
 
 
 class Shy(Objective):
