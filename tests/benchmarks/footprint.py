@@ -36,12 +36,12 @@ from pydantic import TypeAdapter
 
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.batches import BucketSampler
 from captioner_training.data.dataset import ImageDataset, encode_captions, starts_of
 from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_loader
 from captioner_training.data.reading import read_dataset
-from captioner_training.data.sampler import BucketSampler
 from captioner_training.prepare.manifest import IndexRow, Manifest, StoredFile
 from tests.benchmarks.measuring import Watch
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from captioner import ConfigError
-from captioner_training.data.sampler import BucketSampler
+from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.lock import locked
 from tests.launcher import environment, start

@@ -15,11 +15,11 @@ from PIL import Image
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
+from captioner_training.data.batches import BucketSampler
 from captioner_training.data.dataset import Augmentation, ImageDataset, collate
 from captioner_training.data.images import ImageStore
 from captioner_training.data.loader import make_loader, make_split_loader
 from captioner_training.data.reading import read_coco, read_dataset
-from captioner_training.data.sampler import BucketSampler
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def prepare(run: Run, to: Path, url: str, *options: object) -> subprocess.CompletedProcess[str]:
+    return run("prepare", "coco", "--to", to, "--mirror", url, "--workers", 1, *options)
+
+
 @pytest.mark.parametrize(
     ("options", "splits", "name"),
     [
@@ -39,12 +43,12 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_each_year_and_split(
-    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path,
+    run_main: Run, miniature: Path, serve: Any, tmp_path: Path,
     options: tuple[object, ...], splits: dict[str, int], name: str,
 ) -> None:  # fmt: skip
     server = serve(miniature)
     to = tmp_path / "coco"
-    result = run_captioner("prepare", "coco", "--to", to, "--mirror", server.url, *options)
+    result = prepare(run_main, to, server.url, *options)
     assert (result.returncode, result.stdout.strip()) == (0, str(to)), result.stderr
     manifest = Manifest.load(to)
     assert manifest.name == name and manifest.name in result.stderr
@@ -65,25 +69,25 @@ def test_each_year_and_split(
     row = next(manifest.rows(to, "train"))
     assert (row.width, row.height, row.licence) == (400, 300, "Attribution License")
     asked = len(server.requests)
-    again = run_captioner("prepare", "coco", "--to", to, "--mirror", server.url, *options)
+    again = prepare(run_main, to, server.url, *options)
     assert again.returncode == 0 and len(server.requests) == asked  # nothing is fetched twice
 
 
 def test_a_lie_about_a_checksum_is_found_out(
-    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+    run_main: Run, miniature: Path, serve: Any, tmp_path: Path
 ) -> None:
     www = Path(shutil.copytree(miniature, tmp_path / "www"))
     sums = (www / "SHA256SUMS").read_text().splitlines()
     lying = ["0" * 64 + line[64:] if "val2014" in line else line for line in sums]
     (www / "SHA256SUMS").write_text("\n".join(lying))
     to = tmp_path / "coco"
-    result = run_captioner("prepare", "coco", "--to", to, "--mirror", serve(www).url)
+    result = prepare(run_main, to, serve(www).url)
     assert (result.returncode, result.stdout) == (1, "")
     assert "val2014.zip is not the file that was published: its sha256 is" in result.stderr
     assert not (to / "manifest.json").exists() and "Traceback" not in result.stderr
     # Without a list of its own, a mirror's files must be the published ones.
     (www / "SHA256SUMS").unlink()
-    result = run_captioner("prepare", "coco", "--to", to, "--mirror", serve(www).url)
+    result = prepare(run_main, to, serve(www).url)
     assert result.returncode == 1
     assert "annotations_trainval2014.zip" in result.stderr or "not enough room" in result.stderr
 
@@ -95,17 +99,17 @@ def test_a_split_that_is_nested_too_deep_is_refused(
     with zipfile.ZipFile(www / "caption_datasets.zip", "w") as archive:
         archive.writestr("dataset_coco.json", "[" * 100_000)
     sign(www)
-    result = run_main("prepare", "coco", "--to", tmp_path / "c", "--mirror", serve(www).url)
+    result = prepare(run_main, tmp_path / "c", serve(www).url)
     assert result.returncode == 1 and "dataset_coco.json in " in result.stderr
     assert "cannot be read" in result.stderr
 
 
 def test_free_disk_is_asked_before_the_first_byte(
-    run_captioner: Run, miniature: Path, serve: Any, tmp_path: Path
+    run_main: Run, miniature: Path, serve: Any, tmp_path: Path
 ) -> None:
     server = serve(miniature)
     server.behave("zips/train2014.zip", claimed_length=10**15)
-    result = run_captioner("prepare", "coco", "--to", tmp_path / "c", "--mirror", server.url)
+    result = prepare(run_main, tmp_path / "c", server.url)
     assert result.returncode == 1
     assert "not enough room in " in result.stderr
     assert ": 1000000.0 GB to download and about 250000.0 GB" in result.stderr
@@ -113,7 +117,7 @@ def test_free_disk_is_asked_before_the_first_byte(
 
 
 def test_images_that_are_damaged_or_missing_are_reported_together(
-    run_captioner: Run, miniature: Path, serve: Any, sign: Callable[[Path], None], tmp_path: Path
+    run_main: Run, miniature: Path, serve: Any, sign: Callable[[Path], None], tmp_path: Path
 ) -> None:
     www = Path(shutil.copytree(miniature, tmp_path / "www"))
     with zipfile.ZipFile(www / "zips" / "val2014.zip") as archive:
@@ -131,16 +135,14 @@ def test_images_that_are_damaged_or_missing_are_reported_together(
     (www / "zips" / "val2014.zip").write_bytes(damaged)
     sign(www)
     to, url = tmp_path / "coco", serve(www).url
-    result = run_captioner("prepare", "coco", "--to", to, "--mirror", url)
+    result = prepare(run_main, to, url)
     assert (result.returncode, result.stdout) == (1, "")
     assert "missing image: 1 (COCO_val2014_000000000204.jpg)" in result.stderr
     assert "corrupt image: 2 (" in result.stderr
     assert "COCO_val2014_000000000203.jpg cannot be read: Bad CRC-32" in result.stderr
     assert "COCO_val2014_000000000205.jpg is cut off or damaged" in result.stderr
     assert not (to / "manifest.json").exists() and not list(to.glob("*.tar"))
-    result = run_captioner(
-        "prepare", "coco", "--to", to, "--mirror", url, "--skip-bad", "--keep-downloads"
-    )
+    result = prepare(run_main, to, url, "--skip-bad", "--keep-downloads")
     assert result.returncode == 0, result.stderr
     assert "13 of 13 images were resized by an earlier run" in result.stderr
     assert len(list((to / ".prepare" / "downloads").iterdir())) == 4
@@ -154,23 +156,24 @@ def test_images_that_are_damaged_or_missing_are_reported_together(
 
 
 def test_killed_while_downloading_and_while_preparing(
-    miniature: Path, run_captioner: Run, serve: Any, tmp_path: Path
+    miniature: Path, run_main: Run, serve: Any, tmp_path: Path
 ) -> None:
     server = serve(miniature)
     to = tmp_path / "coco"
     arguments = ["prepare", "coco", "--to", to, "--mirror", server.url, "--shard-images", 2]
+    arguments += ["--workers", 1]
     server.behave("zips/train2014.zip", pause=0.02)
     _kill_when(arguments, lambda: _size(to / ".prepare/downloads/train2014.zip.part") > 20_000)
     assert not (to / "manifest.json").exists()
     server.behaviours.clear()
     _kill_when(arguments, lambda: len(list((to / ".prepare").glob("*.tar"))) >= 2)
     assert not (to / "manifest.json").exists()
-    result = run_captioner(*arguments)
+    result = run_main(*arguments)
     assert result.returncode == 0, result.stderr
     codes = [code for _, code in server.gets("zips/train2014.zip")]
     assert codes == [200, 206]  # the rest of it, once
     whole = tmp_path / "whole"
-    run_captioner("prepare", "coco", "--to", whole, "--mirror", server.url, "--shard-images", 2)
+    run_main(*arguments[:3], whole, *arguments[4:])
     assert files(to) == files(whole)
 
 

@@ -361,7 +361,7 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
         "2 (a/0.jpg in train, copy-of-0.jpg in val; a/2.jpg in train, a/2.jpg in val)"
     )
 
-    result = run_main("prepare", *command, "--to", tmp_path / "to", "--skip-bad")
+    result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to", "--skip-bad")
     assert result.returncode == 0, result.stderr
     assert "left out: " in result.stderr and "corrupt image: 2" in result.stderr
     # What is scored stays; what is left of train are the images that have no twin in val.
@@ -378,7 +378,7 @@ def test_a_repaired_data_set_is_taken_up(run_main: Run, photos: Path, tmp_path: 
     command = ("folder", photos, "--val", 0, "--shard-images", 2)
     assert "corrupt image: 1 (b/4.jpg" in refused(run_main, tmp_path / "to", *command)
     (photos / "b" / "4.jpg").write_bytes(whole)
-    result = run_main("prepare", *command, "--to", tmp_path / "to")
+    result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to")
     assert result.returncode == 0, result.stderr
     assert "4 of 6 images were resized by an earlier run" in result.stderr
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from captioner import DataError
+from captioner.cli import main
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.dataset import ImageDataset
-from captioner_training.data.reading import read_coco, read_dataset
+from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
 from tests import launcher
@@ -37,7 +38,7 @@ def command(scenes: Path, to: Path, *options: object) -> list[str]:
     return [
         "prepare", "coco-json", f"train={scenes}/captions_train.json",
         f"val={scenes}/captions_val.json", "--images", f"{scenes}/train-00.tar",
-        f"{scenes}/val-00.tar", "--to", str(to), *map(str, options),
+        f"{scenes}/val-00.tar", "--to", str(to), "--workers", "1", *map(str, options),
     ]  # fmt: skip
 
 
@@ -45,8 +46,7 @@ def command(scenes: Path, to: Path, *options: object) -> list[str]:
 def prepared(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scenes prepared, which no test may change."""
     to = tmp_path_factory.mktemp("prepared") / "set"
-    result = launcher.run(*command(scenes, to, "--shard-images", 16))
-    assert result.returncode == 0, result.stderr
+    assert main(command(scenes, to, "--shard-images", 16)) == 0
     return to
 
 
@@ -64,10 +64,6 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None:
     for split, count, shards in ("train", 60, 4), ("val", 20, 2):
         there = read_dataset(scenes, split=split)  # the plain layout is a data set too
-        assert [image.name for image in there] == [
-            image.name
-            for image in read_coco(scenes / f"captions_{split}.json", scenes / f"{split}-00.tar")
-        ]
         here = read_dataset(prepared, split=split)
         assert len(here) == count
         assert len(Manifest.load(prepared).splits[split].shards) == shards
@@ -143,7 +139,7 @@ def test_killed_at_random_moments_it_ends_the_same(
     line = command(scenes, to, "--shard-images", 16)
     chance = random.Random(7)
     kills = 0
-    for _ in range(12):
+    for _ in range(4):
         process = launcher.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(timeout=chance.uniform(0, 0.5))
@@ -173,16 +169,16 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
     assert len(workers) >= 2 and process.returncode == -signal.SIGKILL
 
 
-def test_one_folder_one_data_set(run_captioner: Run, scenes: Path, own: Path) -> None:
+def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
     before = files(own)
-    same = run_captioner(*command(scenes, own, "--shard-images", 16))
+    same = run_main(*command(scenes, own, "--shard-images", 16))
     assert (same.returncode, files(own)) == (0, before)
     other = command(scenes, own, "--shard-images", 16, "--size", 64)
-    result = run_captioner(*other)
+    result = run_main(*other)
     assert result.returncode == 1 and "holds another data set" in result.stderr
     assert "--force" in result.stderr and files(own) == before
     (own / "backup-00001.tar").write_text("mine")
-    result = run_captioner(*command(scenes, own, "--size", 64, "--force"))
+    result = run_main(*command(scenes, own, "--size", 64, "--force"))
     assert result.returncode == 0, result.stderr
     assert (own / "backup-00001.tar").read_text() == "mine"
     (own / "backup-00001.tar").unlink()
@@ -192,23 +188,21 @@ def test_one_folder_one_data_set(run_captioner: Run, scenes: Path, own: Path) ->
     assert Manifest.load(own).image.short_side == 64
     (own / "train-00001.tar").write_text("mine")  # a name that the next one needs
     again = command(scenes, own, "--shard-images", 16, "--force")
-    result = run_captioner(*again)
+    result = run_main(*again)
     assert result.returncode == 1 and "train-00001.tar is in the way" in result.stderr
     assert (own / "train-00001.tar").read_text() == "mine"
     assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
     (own / "train-00001.tar").unlink()
-    assert run_captioner(*again).returncode == 0
+    assert run_main(*again).returncode == 0
     assert files(own) == before
 
 
-def test_what_an_interrupted_set_left_makes_way(
-    run_captioner: Run, scenes: Path, own: Path
-) -> None:
+def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own: Path) -> None:
     """Killed while its files were moved to their places, the last of them the manifest."""
     assert "train-00001.tar" in [file.file for file in Manifest.load(own).files]
     (own / ".prepare").mkdir()
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
-    result = run_captioner(*command(scenes, own, "--size", 64))
+    result = run_main(*command(scenes, own, "--size", 64))
     assert result.returncode == 0, result.stderr
     assert sorted(files(own)) == [
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
@@ -216,24 +210,24 @@ def test_what_an_interrupted_set_left_makes_way(
 
 
 def test_files_of_something_else_are_left_alone(
-    run_captioner: Run, scenes: Path, tmp_path: Path
+    run_main: Run, scenes: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "home"
     to.mkdir()
     (to / "train-00000.tar").write_text("mine")
     for options in ((), ("--force",)):
-        result = run_captioner(*command(scenes, to, *options))
+        result = run_main(*command(scenes, to, *options))
         assert (
             result.returncode == 1
             and "contains other files: choose an empty or new folder" in result.stderr
         )
     assert files(to) == {"train-00000.tar": b"mine"}
     (to / "manifest.json").write_text('{"name": "an app"}')
-    result = run_captioner(*command(scenes, to, "--force"))
+    result = run_main(*command(scenes, to, "--force"))
     assert result.returncode == 1 and "is not a manifest" in result.stderr
     assert (to / "train-00000.tar").read_bytes() == b"mine"
     (tmp_path / "file").write_text("")
-    result = run_captioner(*command(scenes, tmp_path / "file"))
+    result = run_main(*command(scenes, tmp_path / "file"))
     assert result.returncode == 1 and "cannot be written" in result.stderr
 
 

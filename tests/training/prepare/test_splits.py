@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from captioner_training.prepare.gathering import gather
 from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.places import ImageFiles, equal_images
-from captioner_training.prepare.splits import Fractions
+from captioner_training.prepare.originals import ImageFiles, equal_images
+from captioner_training.prepare.selection import Fractions, select
 
 
 def test_splits_by_hash_are_near_their_share_and_stay() -> None:
@@ -49,13 +48,13 @@ def test_equal_images_are_drawn_together(tmp_path: Path) -> None:
         (tmp_path / f"copy-{n:03}.jpg").write_bytes(bytes([n]) * 9000)
     names = [f"{kind}{n:03}.jpg" for kind in ("", "copy-") for n in range(200)]
     problems = Problems()
-    found = gather(listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3))
+    found = select(listed(*names), ImageFiles([tmp_path]), problems, fractions=Fractions(val=0.3))
     splits = [image.split for image in found]
     assert splits[:200] == splits[200:] and 80 <= splits.count("val") <= 160
     assert not problems
     # One of them is in val by the data's own word: its copy goes with it.
     own = [*listed("005.jpg", split="validation"), *listed("copy-005.jpg")]
-    found = gather(own, ImageFiles([tmp_path]), problems, fractions=Fractions(val=0))
+    found = select(own, ImageFiles([tmp_path]), problems, fractions=Fractions(val=0))
     assert [image.split for image in found] == ["val", "val"] and not problems
 
 

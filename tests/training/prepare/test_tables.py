@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from captioner import ConfigError, DataError
+from captioner_training.prepare.caption_files import Columns, csv_rows, jsonl_rows, read_table
 from captioner_training.prepare.listing import Problems
-from captioner_training.prepare.tables import Columns, read_table
 
 Found = dict[str, tuple[str, ...]]
 
@@ -21,7 +21,7 @@ def problems() -> Problems:
 def read(tmp_path: Path, content: str | bytes, problems: Problems, **columns: object) -> Found:
     table = tmp_path / "table.csv"
     table.write_bytes(content if isinstance(content, bytes) else content.encode())
-    images = read_table(table, "csv", Columns(**columns), problems)  # type: ignore[arg-type]
+    images = read_table(table, csv_rows, Columns(**columns), problems)  # type: ignore[arg-type]
     return {image.file_name: image.captions for image in images}
 
 
@@ -107,11 +107,12 @@ def test_encodings(tmp_path: Path, problems: Problems) -> None:
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
     table = tmp_path / "t.json"
     table.write_text('[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n')
-    assert [one.captions for one in read_table(table, "jsonl", Columns(), problems)] == [("a", "b")]
+    (found,) = read_table(table, jsonl_rows, Columns(), problems)
+    assert found.captions == ("a", "b")
     assert "item 2 is not a JSON object" in problems.report()
     table.write_text("[]")
     with pytest.raises(DataError, match="one a line is expected, or a list of them"):
-        read_table(table, "jsonl", Columns(), problems)
+        read_table(table, jsonl_rows, Columns(), problems)
 
 
 def test_numbered_captions(tmp_path: Path, problems: Problems) -> None:
@@ -125,5 +126,5 @@ def test_what_is_nested_too_deep_is_no_json_and_a_caption_in_a_cell(
     deep = "[" * 100_000
     (tmp_path / "t.jsonl").write_text(deep)
     with pytest.raises(DataError, match="has no JSON objects"):
-        read_table(tmp_path / "t.jsonl", "jsonl", Columns(), problems)
+        read_table(tmp_path / "t.jsonl", jsonl_rows, Columns(), problems)
     assert read(tmp_path, f"image,caption\n1.jpg,{deep}\n", problems) == {"1.jpg": (deep,)}

@@ -1,30 +1,89 @@
-"""The batches of a stage: images or cached grids, with all their captions."""
+"""The batches of a stage: images or cached grids, with all their captions, bucketed by length."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import torch
+from torch.utils.data import Sampler
+
+from captioner.errors import ConfigError
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch, ItemDataset
 from captioner_training.data.loader import make_loader
-from captioner_training.data.sampler import BucketSampler
 from captioner_training.distributed import Processes
 from captioner_training.recipe import ANY_STYLE, Recipe
 
-__all__ = ["StageBatches", "stage_sampler"]
+__all__ = ["BucketSampler", "StageBatches", "stage_sampler"]
+
+_POOL = 24  # batches that are sorted together: enough to save padding, few enough to stay random
 
 
-def stage_sampler(
-    recipe: Recipe, number: int, captions: list[list[list[int]]], processes: Processes
-) -> BucketSampler:
-    """Decide which images come together in the batches of a stage, counted from 0.
+class BucketSampler(Sampler[list[int]]):
+    """Yields the indices of each part of each batch, as far as they are this process's own.
+
+    Images are shuffled, sorted by shape within pools of batches, and the batches shuffled again:
+    padding shrinks, yet an image has other company in every epoch. All batches are of the same
+    size, give or take one image. A batch is the same whatever the number of processes and parts.
+
+    Args:
+        shapes: of each image: its number of captions and the length of the longest.
+        batch_size: images a batch, at most, over all processes and parts.
+        seed: with `epoch`, decides the order.
+        parts: of a batch, one after the other, for the accumulation of gradients.
+        rank: of this process, of `world`.
 
     Raises:
         ConfigError: a batch has fewer images than processes times parts.
 
     """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        *,
+        batch_size: int,
+        seed: int,
+        parts: int = 1,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.shapes = shapes
+        self.seed = seed
+        self.parts, self.rank, self.world = parts, rank, world
+        self.batches = -(-len(shapes) // batch_size)  # an epoch: one optimizer step each
+        self.epoch = 0
+        self.skip = 0  # batches of this epoch that an interrupted run has done already
+        if len(shapes) // self.batches < world * parts:
+            raise ConfigError(
+                f"{len(shapes)} images in batches of {batch_size} are too few for {world} "
+                f"processes and {parts} parts a batch: raise batch_size, or lower accumulate"
+            )
+
+    def __len__(self) -> int:
+        return (self.batches - self.skip) * self.parts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        count = len(self.shapes)
+        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
+        order = torch.randperm(count, generator=generator).tolist()
+        ends = [count * batch // self.batches for batch in range(self.batches + 1)]
+        for first in range(0, self.batches, _POOL):
+            pool = slice(ends[first], ends[min(first + _POOL, self.batches)])
+            order[pool] = sorted(order[pool], key=self.shapes.__getitem__)
+        chosen = torch.randperm(self.batches, generator=generator).tolist()
+        for batch in chosen[self.skip :]:
+            whole = order[ends[batch] : ends[batch + 1]]
+            for part in range(self.parts):
+                yield whole[part * self.world + self.rank :: self.world * self.parts]
+
+
+def stage_sampler(
+    recipe: Recipe, number: int, captions: list[list[list[int]]], processes: Processes
+) -> BucketSampler:
+    """Decide which images come together in the batches of a stage, counted from 0."""
     stage = recipe.stages[number]
     # Drawn captions have a length of their own: batches alike in the data's captions would only
     # pull the model towards long ones at one step and short ones at the next.
@@ -40,15 +99,10 @@ def stage_sampler(
 
 
 class StageBatches:
-    """The batches of a stage, epoch by epoch.
+    """The batches of a stage, numbered from 0, epoch by epoch.
 
-    Args:
-        recipe: of the run.
-        number: of the stage, from 0.
-        corpus: of the run.
-        dataset: the training images of the corpus, or their grids.
-        processes: each of which gets its share of every batch.
-
+    `dataset` has the training images of the corpus, or their grids; each process gets its share of
+    every batch.
     """
 
     def __init__(
@@ -67,15 +121,12 @@ class StageBatches:
         return steps if self.recipe.max_steps is None else min(steps, self.recipe.max_steps)
 
     def epoch(self, number: int, *, skip: int, most: int) -> Iterator[list[Batch]]:
-        """Give the parts of each batch of an epoch.
+        """Give the parts of each batch of an epoch, numbered from 0.
 
-        Args:
-            number: of the epoch, from 0.
-            skip: batches that an interrupted run has done already.
-            most: batches that are given; a dry run ends with them.
-
+        `skip` batches are those that an interrupted run has done; a dry run ends after `most`.
         """
         self.sampler.epoch, self.sampler.skip = number, skip
+        self.dataset.epoch = number
         loader = make_loader(
             self.dataset,
             self.sampler,
@@ -84,6 +135,7 @@ class StageBatches:
             maximum_length=self.recipe.data.maximum_length,
             workers=self.recipe.data.workers,
             device=self.device,
+            seed=self.sampler.seed + number,
         )
         each = iter(loader)
         for _ in range(most):

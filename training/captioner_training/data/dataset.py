@@ -64,12 +64,7 @@ class ItemDataset(Dataset[Item], ABC):
     epoch: int = 0  # what varies from epoch to epoch follows it
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Count the images of the list."""
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> Item:
-        """Read the image at a position."""
+    def __len__(self) -> int: ...
 
 
 class ImageDataset(ItemDataset):

@@ -90,20 +90,10 @@ class CachedGrids:
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
-        They are encoded as `captioner.vision.encoder` makes an encoder ready for use.
-
-        The names of the files hold a digest of encoder, dtype, transform and images, and a file
-        only gets its name when it is whole: what is found is never stale and never half. Each
-        process writes files of its own, so that processes on several machines never share one.
-
-        Args:
-            encoder: stays as it is.
-            images: in the order of the grids.
-            transform: of the images.
-            folder: for the files.
-            processes: that share the work.
-            dtype: of the arithmetic.
-            workers: processes that decode images.
+        The encoder stays as it is. The names of the files hold a digest of encoder, dtype,
+        transform and images, and a file only gets its name when it is whole: what is found is never
+        stale and never half. Each process writes files of its own, so that processes on several
+        machines never share one. `workers` decode images.
 
         Raises:
             OutputError: the disk is full, or the folder cannot be written.
@@ -178,12 +168,7 @@ def _encode(
 
 
 def _check_room(folder: Path, size: int) -> None:
-    """Refuse to begin what the disk cannot hold.
-
-    Raises:
-        OutputError: the disk is too full.
-
-    """
+    """Refuse, by OutputError, to begin what the disk cannot hold."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -197,10 +182,7 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _digest(
-    encoder: Encoder,
-    images: Sequence[CaptionedImage],
-    transform: Transform,
-    dtype: torch.dtype,
+    encoder: Encoder, images: Sequence[CaptionedImage], transform: Transform, dtype: torch.dtype
 ) -> str:
     about = (encoder.config, transform.config, dtype)
     digest = hashlib.sha256(repr(about).encode())

@@ -39,14 +39,11 @@ class Member(NamedTuple):
 
 
 class ImageStore:
-    """Reads images by name from folders and tar files.
+    """Reads images by name from a folder, a tar file, or a glob of either ("train-*.tar").
 
     Only an index of names and positions is in memory, so the store travels cheaply to the worker
     processes of a loader. Each process opens a tar file once. A name never leads out of the
     folders: captions from somebody else are not to fetch the files that lie beside them.
-
-    Args:
-        pattern: a folder, a tar file, or a glob of either ("train-*.tar").
 
     Raises:
         DataError: nothing matches, or a tar file is damaged.
@@ -136,12 +133,7 @@ class ImageStore:
         return None
 
     def read(self, name: str) -> bytes:
-        """Read one image file.
-
-        Raises:
-            DataError: there is no such image, or it cannot be read.
-
-        """
+        """Read one image file. Raises DataError where there is none, or it cannot be read."""
         try:
             if member := self._members.get(name):
                 data = self._bytes(member)
@@ -182,12 +174,7 @@ class CaptionedImage:
     style: str = ""  # of the captions, where the model has several; "": its usual
 
     def open(self, *, at_least: int | None = None) -> Image.Image:
-        """Open the image; see open_image.
-
-        Raises:
-            DataError: it cannot be read; the detail says which it is, and where.
-
-        """
+        """Open the image; see open_image. Raises DataError, which says which it is, and where."""
         try:
             return open_image(self.store.read(self.name), at_least=at_least)
         except ImageError as error:

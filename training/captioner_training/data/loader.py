@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Batch, ImageDataset, Item, ItemDataset, collate
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.sampler import BucketSampler
 from captioner_training.interrupts import SIGNALS
 
 __all__ = ["Loader", "make_loader", "make_split_loader"]
@@ -99,7 +98,6 @@ def _with_captions(
     maximum_length: int,
     items: Sequence[Item],
 ) -> Batch:
-    """Put images and all their captions into one batch."""
     positions = [item.position for item in items]
     return collate(
         torch.stack([item.image for item in items]),
@@ -112,22 +110,22 @@ def _with_captions(
 
 def make_loader(
     dataset: ItemDataset,
-    sampler: BucketSampler,
+    order: Sampler[list[int]],
     captions: Sequence[Sequence[Sequence[int]]],
     *,
     starts: Sequence[int],
     maximum_length: int,
     workers: int,
     device: torch.device,
+    seed: int = 0,
 ) -> Loader[Batch]:
-    """Load the batches of the sampler's epoch, in its order whatever the number of workers."""
-    dataset.epoch = sampler.epoch
+    """Load batches in this order, whatever the number of workers."""
     return Loader(
         dataset,
         put_together=partial(_with_captions, captions, starts, maximum_length),
         workers=workers,
-        seed=sampler.seed + sampler.epoch,
-        batch_sampler=sampler,
+        seed=seed,
+        batch_sampler=order,
         pin_memory=device.type == "cuda",
     )
 

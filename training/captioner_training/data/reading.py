@@ -17,8 +17,9 @@ from captioner.vocabulary import Tokenizer, Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.scenes import write_scenes
-from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.caption_files import coco_images
+from captioner_training.prepare.kinds import KINDS
+from captioner_training.prepare.listing import ListedImage, Problems, has_word, read_json
 from captioner_training.prepare.manifest import (
     MANIFEST,
     IndexRow,
@@ -26,8 +27,7 @@ from captioner_training.prepare.manifest import (
     is_prepared,
     is_unfinished,
 )
-from captioner_training.prepare.places import walk
-from captioner_training.prepare.texts import has_word, read_json
+from captioner_training.prepare.originals import walk
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
 __all__ = ["read_coco", "read_corpus", "read_dataset"]
@@ -36,13 +36,6 @@ _DRY_VALIDATION = 50  # images that a dry run looks at after each stage
 _WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: flickr8k, say"
 _SAMPLE = 1000  # images whose captions tell in which script they are written
 _LOOKED_AT = 10_000  # files; enough to see what a folder holds
-_TABLES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".json": "coco-json",
-}
 
 
 def read_dataset(
@@ -140,7 +133,6 @@ def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:
 
 
 def _unprepared(folder: Path, split: str) -> str:
-    """Say why `split` of a folder cannot be read, and what to run."""
     if not folder.exists():
         return there_is_no("folder", folder)
     if list(folder.glob("*.index.jsonl")):
@@ -165,8 +157,9 @@ def _unprepared(folder: Path, split: str) -> str:
 def _command(folder: Path, files: list[Path]) -> str:
     place = shlex.quote(str(folder))
     for path in files:
-        if kind := _TABLES.get(path.suffix.lower()):
-            return f"{kind} {shlex.quote(str(path))} --images {place}"
+        for name, kind in KINDS.items():
+            if path.suffix.lower() in kind.suffixes:
+                return f"{name} {shlex.quote(str(path))} --images {place}"
     if any(path.suffix.lower() in IMAGE_SUFFIXES for path in files):
         return f"folder {place}"
     return "KIND ..."
@@ -241,7 +234,7 @@ def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
 def _styled(
     images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, usual: str
 ) -> list[CaptionedImage]:
-    """Give images whose style the model does not have the one that its checkpoint will speak in."""
+    """Give images of a style that the model does not have the one that its checkpoint speaks in."""
     return [
         image if image.style in vocabulary.styles else replace(image, style=usual)
         for image in images

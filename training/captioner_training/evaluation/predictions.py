@@ -13,9 +13,8 @@ from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.terminal import json_line
 from captioner_training.data.images import CaptionedImage
-from captioner_training.prepare.coco_json import coco_images
-from captioner_training.prepare.listing import Problems
-from captioner_training.prepare.texts import read_json
+from captioner_training.prepare.caption_files import coco_images
+from captioner_training.prepare.listing import Problems, read_json
 
 __all__ = [
     "Predictions",

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from captioner.errors import DataError, OutputError
-from captioner_training.prepare.assemble import assemble
-from captioner_training.prepare.coco_json import coco_images
+from captioner_training.prepare.assembly import Options, assemble, claimed, clear, find_finished
+from captioner_training.prepare.caption_files import coco_images
 from captioner_training.prepare.download import Downloader, RemoteFile
-from captioner_training.prepare.gathering import SourceData, gather
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.manifest import Manifest
-from captioner_training.prepare.places import ImageFiles
-from captioner_training.prepare.splits import Fractions
-from captioner_training.prepare.target import Options, claimed, clear, find_finished
+from captioner_training.prepare.originals import ImageFiles
+from captioner_training.prepare.selection import Fractions, SourceData, select
 
 __all__ = ["prepare_coco", "remote_files"]
 
@@ -61,12 +59,8 @@ def remote_files(
 ) -> list[RemoteFile]:
     """List the zip files of 2014 or 2017, the small ones first: what is wrong shows early.
 
-    Args:
-        year: of the images.
-        karpathy: whether his split is among them.
-        mirror: another place for the same files, MIRROR/zips/train2014.zip and so on.
-        sums: what the mirror's SHA256SUMS says, by which its files are checked then.
-
+    A mirror has them as MIRROR/zips/train2014.zip and so on; they are checked by `sums`, what its
+    SHA256SUMS says.
     """
     paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
     found = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
@@ -83,14 +77,7 @@ def remote_files(
 
 
 def prepare_coco(
-    options: Options,
-    *,
-    year: int,
-    karpathy: bool,
-    mirror: str | None,
-    keep_downloads: bool,
-    name: str | None,
-    licence: str | None,
+    options: Options, *, year: int, karpathy: bool, mirror: str | None, keep_downloads: bool
 ) -> Manifest:
     """Download COCO, prepare it, and delete the downloads unless they are to be kept.
 
@@ -104,9 +91,7 @@ def prepare_coco(
     with claimed(options.to) as work:
         if (manifest := find_finished(options, source=source)) is None:
             paths = _fetch(work / "downloads", source, mirror, options)
-            data = _read(paths, source)
-            data = replace(data, name=name or data.name, licence=licence or data.licence)
-            manifest = assemble(data, options, work)
+            manifest = assemble(_read(paths, source), options, work)
         clear(work, keep="downloads" if keep_downloads else None)
     return manifest
 
@@ -148,7 +133,7 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
     places = ImageFiles([paths[f"{split}{year}.zip"] for split in ("train", "val")])
     return SourceData(
         name=f"coco{year}-{source['split']}",
-        images=gather(listed, places, problems, fractions=Fractions(), published=True),
+        images=select(listed, places, problems, fractions=Fractions(), published=True),
         problems=problems,
         source=source,
         licence=_LICENCE,

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from captioner import __version__
 from captioner.errors import DownloadError, OutputError
-from captioner_training.prepare.shards import file_digest
+from captioner_training.prepare.manifest import file_digest
 
 __all__ = ["Downloader", "RemoteFile"]
 
@@ -67,12 +66,9 @@ class _TransferError(Exception):
 class Downloader:
     """Downloads files into a folder; one that is there by its name is whole and checked.
 
-    Args:
-        folder: where the files go. An unfinished one is NAME.part; what the server calls the
-            version that it is a part of is in NAME.version.
-        tries: attempts without a single new byte before it gives up.
-        backoff: seconds before the second attempt; they double from try to try.
-
+    An unfinished one is NAME.part; what the server calls the version that it is a part of is in
+    NAME.version. It gives up after `tries` attempts without a new byte; `backoff` is the seconds
+    before the second one, and doubles from try to try.
     """
 
     def __init__(self, folder: Path, *, tries: int = 8, backoff: float = 0.5) -> None:
@@ -91,12 +87,7 @@ class Downloader:
         self._client.close()
 
     def read_text(self, url: str) -> str | None:
-        """Fetch a small text; None: the server has none.
-
-        Raises:
-            DownloadError: the server cannot be reached.
-
-        """
+        """Fetch a small text; None: the server has none. Raises DownloadError."""
 
         def get() -> str | None:
             response = self._client.get(url)
@@ -221,11 +212,7 @@ class Downloader:
 def _start(response: httpx.Response, offset: int, url: str) -> int | None:
     """Find where in the file the body begins; None: there is nothing behind `offset`.
 
-    A server may ignore that only a part was asked for.
-
-    Raises:
-        DownloadError: it does not have the file.
-
+    A server may ignore that only a part was asked for. Raises DownloadError where it has no file.
     """
     _check_busy(response)
     if response.status_code in (200, 416):
@@ -240,17 +227,13 @@ def _start(response: httpx.Response, offset: int, url: str) -> int | None:
 
 
 def _check_busy(response: httpx.Response) -> None:
-    """Raise _TransferError where a server asks to be asked again: in seconds, or at a date."""
-    if response.status_code not in _TRY_AGAIN:
-        return
-    value, seconds = response.headers.get("Retry-After", ""), 0.0
-    try:
-        seconds = float(value)
-    except ValueError:
+    """Raise _TransferError where a server asks to be asked again, perhaps after some seconds."""
+    if response.status_code in _TRY_AGAIN:
+        seconds = 0.0
         with suppress(ValueError):
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-    wait = min(max(seconds, 0.0), _LONGEST_WAIT)
-    raise _TransferError(f"the server answers {response.status_code}", wait=wait)
+            seconds = float(response.headers.get("Retry-After", ""))
+        wait = min(max(seconds, 0.0), _LONGEST_WAIT)
+        raise _TransferError(f"the server answers {response.status_code}", wait=wait)
 
 
 def _length(response: httpx.Response) -> int:

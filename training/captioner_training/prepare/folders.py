@@ -8,11 +8,10 @@ from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.places import composed, folded, walk
-from captioner_training.prepare.splits import SPLIT_NAMES
-from captioner_training.prepare.tables import Columns, read_table
-from captioner_training.prepare.texts import read_json, read_text
+from captioner_training.prepare.caption_files import Columns, csv_rows, read_table
+from captioner_training.prepare.listing import ListedImage, Problems, read_json, read_text
+from captioner_training.prepare.originals import composed, folded, walk
+from captioner_training.prepare.selection import SPLIT_NAMES
 
 __all__ = ["read_flickr8k", "read_folder"]
 
@@ -77,7 +76,6 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
 
 
 def _beside(image: Path) -> list[Path]:
-    """Name the files in which an image's captions may stand: photo.txt, photo.jpg.txt, ..."""
     names = [image.with_suffix(suffix) for suffix in _SIDECARS]
     return names + [image.with_name(image.name + suffix) for suffix in _SIDECARS]
 
@@ -136,12 +134,7 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
 
 
 def _about(folder: Path, files: list[Path]) -> dict[str, Path]:
-    """Find the files about the data set by their names, in lower case.
-
-    Raises:
-        DataError: two of them that differ have the same name.
-
-    """
+    """Find the files about the data set by lower-case name; DataError where two differ."""
     found: dict[str, Path] = {}
     for path in (path for path in files if path.name.lower() in _ABOUT):
         other = found.setdefault(path.name.lower(), path)
@@ -169,11 +162,10 @@ def _karpathy(path: Path, problems: Problems) -> list[ListedImage]:
 
 
 def _pairs(folder: Path, about: dict[str, Path], problems: Problems) -> list[tuple[str, str]]:
-    """Read pairs of an image's name and a caption of it."""
     if token := about.get("flickr8k.token.txt"):
         lines = (line.partition("\t") for line in read_text(token, problems).splitlines())
         return [(name, caption) for name, _, caption in lines if name.strip()]
     if kaggle := about.get("captions.txt"):
-        listed = read_table(kaggle, "csv", Columns(delimiter=","), problems)
+        listed = read_table(kaggle, csv_rows, Columns(delimiter=","), problems)
         return [(image.file_name, caption) for image in listed for caption in image.captions]
     raise DataError(f"{folder} has none of dataset_flickr8k.json, Flickr8k.token.txt, captions.txt")

@@ -28,6 +28,7 @@ __all__ = [
     "Shard",
     "Split",
     "StoredFile",
+    "file_digest",
     "is_prepared",
     "is_unfinished",
 ]
@@ -58,6 +59,12 @@ class Shard(StoredFile):
     """One tar file."""
 
     images: int
+
+    @classmethod
+    def of(cls, path: Path, *, images: int) -> Shard:
+        """Measure a tar file that is written."""
+        size, digest = path.stat().st_size, file_digest(path)
+        return cls(file=path.name, images=images, bytes=size, sha256=digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +127,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read a manifest, and no other file.
-
-        Raises:
-            DataError: it cannot be read, or is of another kind.
-
-        """
+        """Read a manifest, and no other file. Raises DataError."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:
@@ -143,12 +145,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read the manifest of a prepared data set and look for its files.
-
-        Raises:
-            DataError: there is none, it is of another kind, or a file's size differs from it.
-
-        """
+        """Read the manifest of a prepared data set; DataError where a file's size differs."""
         manifest = cls.read(folder / MANIFEST)
         for stored in manifest.files:
             path = folder / stored.file
@@ -164,12 +161,7 @@ class Manifest:
         return manifest
 
     def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
-        """Read the index of a split.
-
-        Raises:
-            DataError: there is no such split, or its index has been changed.
-
-        """
+        """Read the index of a split; DataError where there is none, or it has been changed."""
         if split not in self.splits:
             have = ", ".join(self.splits)
             raise DataError(f"{folder} has no split {split!r}; it has {have}")
@@ -183,6 +175,12 @@ class Manifest:
         adapter = TypeAdapter(IndexRow)
         for line in content.splitlines():
             yield adapter.validate_json(line)
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Digest a file. Raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def is_prepared(folder: Path) -> bool:

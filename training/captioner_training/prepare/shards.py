@@ -1,7 +1,8 @@
-"""Shards: tar files by the WebDataset convention, each whole or not there.
+"""The way of an image into a shard: resized in worker processes, then written into a tar file.
 
-webdataset's own ShardWriter tells no offsets, by which training finds an image without reading the
-tar file first, and marks each member with the time of day.
+Shards are tar files by the WebDataset convention, each whole or not there. webdataset's own
+ShardWriter tells no offsets, by which training finds an image without reading the tar file first,
+and marks each member with the time of day.
 """
 
 from __future__ import annotations
@@ -9,21 +10,126 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import multiprocessing
+import os
+import signal
 import tarfile
-from collections.abc import Iterator, Sequence
+import threading
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from PIL import ExifTags, Image
 from pydantic import TypeAdapter, ValidationError
 
-from captioner.errors import OutputError
+from captioner.errors import DataError, ImageError, OutputError
 from captioner.files import replace_file
-from captioner_training.prepare.gathering import FoundImage
-from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard
-from captioner_training.prepare.resize import ResizedImage
+from captioner.vision.header import read_header
+from captioner.vision.image import MAX_PIXELS, open_image
+from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard, file_digest
+from captioner_training.prepare.originals import read_location
+from captioner_training.prepare.selection import SelectedImage
 
-__all__ = ["Plan", "Record", "file_digest", "is_written", "read_record", "write_shard"]
+__all__ = [
+    "Plan",
+    "Record",
+    "file_digest",
+    "is_written",
+    "read_record",
+    "resize_all",
+    "write_shard",
+]
+
+_CHUNK = 16  # images a task: a worker waits for nothing
+
+
+class ResizedImage(NamedTuple):
+    """An image as it goes into a shard, or why it does not."""
+
+    jpeg: bytes
+    width: int  # of the original, in pixels, as a viewer sees it
+    height: int
+    problem: str | None = None
+
+
+def resize_all(
+    images: Sequence[SelectedImage], image_format: ImageFormat, *, workers: int
+) -> Generator[ResizedImage]:
+    """Resize images in worker processes, in order. One worker is this process.
+
+    Raises DataError where a worker process was killed.
+    """
+    resize = partial(_resize, image_format)
+    if workers == 1:  # a process of its own takes longer to start than a small data set
+        yield from map(resize, images)
+        return
+    context = multiprocessing.get_context("spawn")  # tqdm has a thread, which fork would copy
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        yield from pool.map(resize, images, chunksize=_CHUNK)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process that reads images was killed, perhaps because memory ran out: run the same "
+            "command again with fewer --workers; it goes on where it stopped"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave interrupts to the parent, and never outlive it: it may be killed."""
+
+    def end_with_parent() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # As in captioner.cli: Pillow warns of odd metadata in photos that it reads all the same.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _resize(image_format: ImageFormat, image: SelectedImage) -> ResizedImage:
+    """Read, check and shrink one image."""
+    name, side = image.file_name, image_format.short_side
+    try:
+        data = read_location(image.location)
+        picture = open_image(data, at_least=side)
+    except OSError as error:
+        return ResizedImage(b"", 0, 0, f"{name} cannot be read: {error.strerror or error}")
+    except ImageError as error:
+        return ResizedImage(b"", 0, 0, error.detail.replace("the image", name, 1))
+    width, height, plain = _measure(data, picture)
+    if plain and min(width, height) <= side:
+        return ResizedImage(data, width, height)  # as it is: no second loss
+    scale = side / min(picture.size)
+    if scale < 1:  # a smaller image keeps its size
+        size = max(side, round(picture.width * scale)), max(side, round(picture.height * scale))
+        picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    picture.save(stored := io.BytesIO(), format="JPEG", quality=image_format.quality)
+    return ResizedImage(stored.getvalue(), width, height)
+
+
+def _measure(data: bytes, picture: Image.Image) -> tuple[int, int, bool]:
+    """Return the original's size, and whether it is an RGB JPEG without metadata to act on."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return *picture.size, False
+    # `picture` may be a half or a quarter as large.
+    header = read_header(io.BytesIO(data), "the image", MAX_PIXELS)
+    width, height = header.size
+    turn = 1
+    with suppress(Exception):  # damaged metadata, sound pixels
+        turn = header.getexif().get(ExifTags.Base.Orientation, 1)
+    if turn in (5, 6, 7, 8):
+        width, height = height, width
+    return width, height, header.mode == "RGB" and "exif" not in header.info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +139,18 @@ class Plan:
     split: str
     number: int  # of the shard in its split
     first: int  # position of its first image in the split
-    images: Sequence[FoundImage]
+    images: Sequence[SelectedImage]
     image_format: ImageFormat
 
     @property
     def file(self) -> str:
         """The name of the tar file."""
         return f"{self.split}-{self.number:05d}.tar"
+
+    @property
+    def record(self) -> str:
+        """The name of the file of its Record."""
+        return f"{self.file}.json"
 
     def fingerprint(self) -> str:
         """Digest all that decides what is in the shard."""
@@ -59,14 +170,9 @@ class Record:
 
 
 def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) -> None:
-    """Write a shard and its record into `folder`.
+    """Write a shard and its record: a result for each image of the plan, in order.
 
-    Takes one result for each image of the plan, in order. The same plan and images give the same
-    bytes.
-
-    Raises:
-        OutputError: the disk is full, or the folder cannot be written.
-
+    The same plan and images give the same bytes. Raises OutputError.
     """
     rows: list[IndexRow] = []
     corrupt: list[str] = []
@@ -94,19 +200,13 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
             )
             _add(tar, f"{key}.json", _annotation(row, plan.split))
             rows.append(row)
-    path = folder / plan.file
     record = Record(
         fingerprint=plan.fingerprint(),
-        shard=Shard(
-            file=plan.file,
-            images=len(rows),
-            bytes=path.stat().st_size,
-            sha256=file_digest(path),
-        ),
+        shard=Shard.of(folder / plan.file, images=len(rows)),
         rows=tuple(rows),
         corrupt=tuple(corrupt),
     )
-    with replace_file(_record_path(folder, plan)) as file:  # after the shard: it vouches for it
+    with replace_file(folder / plan.record) as file:  # after the shard: it vouches for it
         file.write(TypeAdapter(Record).dump_json(record))
 
 
@@ -134,13 +234,8 @@ def _annotation(row: IndexRow, split: str) -> bytes:
 
 
 def read_record(folder: Path, plan: Plan) -> Record:
-    """Read what is known of a shard.
-
-    Raises:
-        OutputError: there is no record, or it is damaged.
-
-    """
-    path = _record_path(folder, plan)
+    """Read what is known of a shard. Raises OutputError where that is missing or damaged."""
+    path = folder / plan.record
     try:
         return TypeAdapter(Record).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -157,13 +252,3 @@ def is_written(plan: Plan, *, work: Path, to: Path) -> bool:
                     if file_digest(folder / plan.file) == record.shard.sha256:
                         return True
     return False
-
-
-def _record_path(folder: Path, plan: Plan) -> Path:
-    return folder / f"{plan.file}.json"
-
-
-def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Digest a file. Raises OSError when it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioner.paths import expanded
-from captioner_training.prepare.tables import TABLES, Columns
+from captioner_training.prepare.caption_files import Columns
+from captioner_training.prepare.kinds import KINDS, Kind, Request, read_source
 
 if TYPE_CHECKING:
+    from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.manifest import Manifest
-    from captioner_training.prepare.target import Options
 
 HELP = "Prepare a data set to train on: images resized once, in tar shards, with a manifest."
 EXAMPLES = """examples:
@@ -26,63 +29,30 @@ EXAMPLES = """examples:
 together, and nothing is prepared from it; --skip-bad goes on without them. The same command
 finishes a run that was interrupted. The folder's path is printed on standard output."""
 
-_KINDS = {
-    "coco": (
-        "COCO captions, downloaded",
-        "coco --to ~/coco",
-        "coco --to ~/coco --year 2017 --split official",
-    ),
-    "folder": (
-        "photos with captions beside them (photo.jpg, photo.txt)",
-        "folder photos --to ~/mine",
-        "folder photos --to ~/mine --val 0.05 --test 0.05",
-    ),
-    **{kind: (table.summary, *table.examples) for kind, table in TABLES.items()},
-    "coco-json": (
-        "captions in COCO's json format",
-        "coco-json train=train.json val=val.json --images photos --to ~/mine",
-        "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
-    ),
-    "flickr8k": ("Flickr8k as it is distributed", "flickr8k downloads --to ~/flickr8k"),
-}
-_PATHS: dict[str, dict[str, Any]] = {
-    "folder": {
-        "metavar": "FOLDER",
-        "help": "photos, each with a .txt or .caption file of one caption per line; subfolders "
-        "train, val and test are splits",
-    },
-    **{kind: {"metavar": "FILE", "help": table.help} for kind, table in TABLES.items()},
-    "coco-json": {
-        "metavar": "[SPLIT=]FILE",
-        "nargs": "+",
-        "help": "json files with images and annotations",
-    },
-    "flickr8k": {
-        "metavar": "FOLDER",
-        "help": "with the images (unpacked or not), and dataset_flickr8k.json; or "
-        "Flickr8k.token.txt and Flickr_8k.*Images.txt; or Kaggle's captions.txt",
-    },
-}
+_COCO_EXAMPLES = ("coco --to ~/coco", "coco --to ~/coco --year 2017 --split official")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the kinds and their options."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for kind, (summary, *examples) in _KINDS.items():
-        one = kinds.add_parser(
-            kind,
+
+    def add_kind(name: str, summary: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+        return kinds.add_parser(
+            name,
             help=summary,
             description=f"Prepare {summary}.",
             epilog="examples:\n" + "\n".join(f"  captioner prepare {each}" for each in examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if kind == "coco":
-            _add_coco(one)
-        else:
-            one.add_argument("paths", **_PATHS[kind])
-            _add_own(one, kind)
-        _add_common(one)
+
+    coco = add_kind("coco", "COCO captions, downloaded", _COCO_EXAMPLES)
+    _add_coco(coco)
+    _add_common(coco)
+    for name, kind in KINDS.items():
+        own = add_kind(name, kind.summary, kind.examples)
+        _add_own(own, name, kind)
+        _add_common(own)
 
 
 def _add_coco(parser: argparse.ArgumentParser) -> None:
@@ -99,11 +69,12 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
     add("--keep-downloads", action="store_true", help="do not delete the zip files at the end")
 
 
-def _add_own(parser: argparse.ArgumentParser, kind: str) -> None:
+def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     add = parser.add_argument
-    if kind == "csv":
+    add("paths", metavar=kind.metavar, nargs="+" if kind.several else 1, help=kind.help)
+    if name == "csv":
         add("--delimiter", metavar="CHAR", help="default: found by the first row")
-    if kind in TABLES:
+    if kind.is_table:
         add("--image-column", metavar="NAME", help="the image's file name")
         add(
             "--caption-column",
@@ -113,7 +84,7 @@ def _add_own(parser: argparse.ArgumentParser, kind: str) -> None:
             help="a caption or a list of them; may be given several times",
         )
         add("--split-column", metavar="NAME", help="default: split, if there is one")
-    if kind in (*TABLES, "coco-json"):
+    if kind.has_images:
         add(
             "--images",
             nargs="+",
@@ -142,9 +113,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
     from captioner.device import cores
+    from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.coco import prepare_coco
     from captioner_training.prepare.manifest import ImageFormat
-    from captioner_training.prepare.target import Options
 
     options = Options(
         to=expanded(arguments.to),
@@ -153,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         workers=cores() if arguments.workers is None else arguments.workers,
         skip_bad=arguments.skip_bad,
         force=arguments.force,
+        name=arguments.name,
+        licence=arguments.licence,
     )
     if arguments.kind == "coco":
         manifest = prepare_coco(
@@ -161,8 +134,6 @@ def run(arguments: argparse.Namespace) -> int:
             karpathy=arguments.split == "karpathy",
             mirror=arguments.mirror,
             keep_downloads=arguments.keep_downloads,
-            name=arguments.name,
-            licence=arguments.licence,
         )
     else:
         manifest = _prepare_own(arguments, options)
@@ -179,34 +150,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_own(arguments: argparse.Namespace, options: Options) -> Manifest:
-    from dataclasses import replace
-
-    from captioner_training.prepare.assemble import assemble
-    from captioner_training.prepare.sources import read_source
-    from captioner_training.prepare.splits import Fractions
-    from captioner_training.prepare.target import claimed, clear
+    from captioner_training.prepare.assembly import assemble, claimed, clear
+    from captioner_training.prepare.selection import Fractions
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
-    table = {}
-    if arguments.kind in TABLES:
-        table["columns"] = Columns(
+    request = Request(paths=arguments.paths, images=getattr(arguments, "images", ()))
+    if KINDS[arguments.kind].is_table:
+        columns = Columns(
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),
             split=arguments.split_column,
             delimiter=getattr(arguments, "delimiter", None),
         )
-    paths = arguments.paths if isinstance(arguments.paths, list) else [arguments.paths]
-    data = read_source(
-        arguments.kind,
-        paths,
-        images=getattr(arguments, "images", ()),
-        fractions=Fractions(**given) if given else None,
-        **table,
-    )
-    data = replace(
-        data, name=arguments.name or data.name, licence=arguments.licence or data.licence
-    )
+        request = replace(request, columns=columns)
+    data = read_source(arguments.kind, request, fractions=Fractions(**given) if given else None)
     with claimed(options.to) as work:
         manifest = assemble(data, options, work)
         clear(work)

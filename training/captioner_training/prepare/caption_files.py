@@ -1,7 +1,4 @@
-"""Data sets that are a table: CSV as people write it, a JSON object a line, Parquet.
-
-A kind of table is a row of `TABLES`, at the end: what the command says of it, and its reader.
-"""
+"""Files of captions: tables (CSV, a JSON object a line, Parquet) and COCO's json."""
 
 from __future__ import annotations
 
@@ -13,15 +10,22 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
 from captioner.paths import did_you_mean, there_is_no
-from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.places import image_suffix
-from captioner_training.prepare.texts import parse_json, read_text
+from captioner_training.prepare.listing import ListedImage, Problems, parse_json, read_text
+from captioner_training.prepare.originals import image_suffix
 
-__all__ = ["TABLES", "Columns", "Table", "read_table"]
+__all__ = [
+    "Columns",
+    "TableReader",
+    "coco_images",
+    "csv_rows",
+    "jsonl_rows",
+    "parquet_rows",
+    "read_table",
+]
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 """Where each row stands, for messages, and its cells by their columns."""
@@ -89,33 +93,19 @@ class Columns:
         return Columns(image=image, captions=captions, split=split)
 
 
+TableReader = Callable[[Path, Columns, Problems], tuple[Columns, Rows]]
+"""Gives the columns that were found, and the rows."""
+
+
 def _first(usual: Sequence[str], names: Sequence[str], but: Sequence[str | None]) -> str | None:
     by_lower = {name.lower(): name for name in reversed(names) if name not in but}
     return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
-class Table(NamedTuple):
-    """A kind of table.
-
-    summary, examples: what `captioner prepare` says of it.
-    read: gives the columns that were found, and the rows.
-    help: of its file.
-    """
-
-    summary: str
-    examples: tuple[str, ...]
-    read: Callable[[Path, Columns, Problems], tuple[Columns, Rows]]
-    help: str | None = None
-
-
-def read_table(path: Path, kind: str, columns: Columns, problems: Problems) -> list[ListedImage]:
-    """Read a table; rows of the same image belong together.
-
-    Args:
-        path: of the file.
-        kind: a name in TABLES.
-        columns: those that hold images, captions and splits.
-        problems: gets what is wrong.
+def read_table(
+    path: Path, read: TableReader, columns: Columns, problems: Problems
+) -> list[ListedImage]:
+    """Read a table; rows of the same image and split belong together.
 
     Raises:
         ConfigError: the columns are not there, or the delimiter is not one character.
@@ -123,11 +113,36 @@ def read_table(path: Path, kind: str, columns: Columns, problems: Problems) -> l
         MissingExtraError: Parquet without pyarrow.
 
     """
-    found, rows = TABLES[kind].read(path, columns, problems)
-    return _listed(rows, found, problems)
+    columns, rows = read(path, columns, problems)
+    captions = defaultdict[tuple[str, str | None], list[str]](list)
+    for place, row in rows:
+        image = row.get(columns.image or "")
+        if not isinstance(image, str) or not image.strip():
+            problems.add("incomplete row", f"{place} names no image")
+            continue
+        split = row.get(columns.split) if columns.split else None
+        split = split.strip() if isinstance(split, str) else ""
+        found = [one for name in columns.captions for one in _captions(row.get(name))]
+        captions[image.strip(), split or None] += found or [""]
+    return [
+        ListedImage(id=image, file_name=image, captions=tuple(texts), split=split)
+        for (image, split), texts in captions.items()
+    ]
 
 
-def _csv(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+def _captions(value: object) -> list[str]:
+    """Read one caption, or a list of them; a CSV cell may hold a JSON list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value, value)
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [one if isinstance(one, str) else "" for one in value]
+    return []
+
+
+def csv_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+    """Read CSV as people write it: any delimiter, with a header or without."""
     text = read_text(path, problems)
     delimiter = columns.delimiter
     if delimiter is None:
@@ -136,7 +151,7 @@ def _csv(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Row
     delimiter = _TYPED.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
-    rows = list(_csv_rows(text, delimiter=delimiter))
+    rows = list(_split_rows(text, delimiter=delimiter))
     if not rows:
         raise DataError(f"{path} is empty")
     if any(image_suffix(cell.strip()) for cell in rows[0].cells):
@@ -194,7 +209,7 @@ def _tail(text: str, delimiter: str, first: int) -> str:
     return delimiter.join(cells[first:]).strip()
 
 
-def _csv_rows(text: str, *, delimiter: str) -> Iterator[_Row]:
+def _split_rows(text: str, *, delimiter: str) -> Iterator[_Row]:
     """Yield the rows that are not blank.
 
     A quotation mark that is opened and never closed would swallow the rows behind it; such a row
@@ -234,7 +249,7 @@ def _well_quoted(
         return
 
 
-def _jsonl(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+def jsonl_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
     """Read an object a line, or a list of objects, which is what many call JSON lines."""
     text = read_text(path, problems)
     if isinstance(items := parse_json(text), list):
@@ -252,7 +267,8 @@ def _jsonl(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, R
     return columns.find(names, path), rows
 
 
-def _parquet(path: Path, columns: Columns, _: Problems) -> tuple[Columns, Rows]:
+def parquet_rows(path: Path, columns: Columns, _: Problems) -> tuple[Columns, Rows]:
+    """Read the columns of a Parquet file that are asked for."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -268,55 +284,61 @@ def _parquet(path: Path, columns: Columns, _: Problems) -> tuple[Columns, Rows]:
     return columns, ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _listed(rows: Rows, columns: Columns, problems: Problems) -> list[ListedImage]:
-    """Put the rows of each image and split together."""
-    captions = defaultdict[tuple[str, str | None], list[str]](list)
-    for place, row in rows:
-        image = row.get(columns.image or "")
-        if not isinstance(image, str) or not image.strip():
-            problems.add("incomplete row", f"{place} names no image")
-            continue
-        split = row.get(columns.split) if columns.split else None
-        split = split.strip() if isinstance(split, str) else ""
-        found = [one for name in columns.captions for one in _captions(row.get(name))]
-        captions[image.strip(), split or None] += found or [""]
+def coco_images(
+    content: Any, problems: Problems, *, name: str, split: str | None = None
+) -> list[ListedImage]:
+    """Read COCO's captions format. `split` counts before one that an image record names.
+
+    Raises:
+        DataError: the content is not in that format.
+
+    """
+    if isinstance(content, list):
+        raise DataError(
+            f"{name} is not in COCO's captions format, an object with images and annotations, but "
+            "a list: if each of its objects names an image and its captions, `captioner prepare "
+            "jsonl` reads it"
+        )
+    try:
+        return _coco_listed(content, problems, name, split)
+    except KeyError as error:
+        raise DataError(f"{name} is not in COCO's captions format: there is no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise DataError(f"{name} is not in COCO's captions format: {error}") from error
+
+
+def _coco_listed(
+    content: Any, problems: Problems, name: str, split: str | None
+) -> list[ListedImage]:
+    if not isinstance(content, dict):
+        raise TypeError("it is no object with images and annotations")
+    for part in ("images", "annotations"):
+        entries = content[part]
+        if not isinstance(entries, list) or any(not isinstance(one, dict) for one in entries):
+            raise TypeError(f"its {part} are no list of objects")
+    captions = defaultdict[int | str, list[str]](list)
+    listed: dict[int | str, int] = {}
+    for image in content["images"]:
+        if not isinstance(image["id"], int | str):
+            raise TypeError(f"an image's id is {image['id']!r}")
+        listed[image["id"]] = 0
+    for one in content["annotations"]:
+        key, caption = one["image_id"], one["caption"]
+        if key not in listed:
+            problems.add("caption of an unknown image", f"image {key} in {name}")
+        elif isinstance(caption, str):
+            captions[key].append(caption)
+        else:
+            where = f"{caption!r:.40} for image {key} in {name}"
+            problems.add("caption that is no text", where)
+    licences = {one["id"]: one.get("name") for one in content.get("licenses") or []}
     return [
-        ListedImage(id=image, file_name=image, captions=tuple(texts), split=split)
-        for (image, split), texts in captions.items()
+        ListedImage(
+            id=image["id"],
+            file_name=str(image["file_name"]),
+            captions=tuple(captions[image["id"]]),
+            split=split or image.get("split"),
+            licence=licences.get(image.get("license")),
+        )
+        for image in content["images"]
     ]
-
-
-def _captions(value: object) -> list[str]:
-    """Read one caption, or a list of them; a CSV cell may hold a JSON list."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, value)
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [one if isinstance(one, str) else "" for one in value]
-    return []
-
-
-TABLES: Final = {
-    "csv": Table(
-        "a CSV table, one row per caption",
-        (
-            "csv captions.csv --images photos --to ~/mine",
-            "csv results.csv --image-column image_name --caption-column comment \\\n"
-            "      --images photos.zip --to ~/mine",
-        ),
-        _csv,
-        "with a header or without",
-    ),
-    "jsonl": Table(
-        "a file with one JSON object per line",
-        ("jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",),
-        _jsonl,
-    ),
-    "parquet": Table(
-        "a Parquet table, one row per caption or image",
-        ("parquet captions.parquet --images photos --to ~/mine",),
-        _parquet,
-    ),
-}
-"""The kinds of table by the name that `captioner prepare` takes."""

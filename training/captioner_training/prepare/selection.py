@@ -1,15 +1,19 @@
-"""From what a data set lists to the images that go into the prepared one."""
+"""Which of the images that a data set lists go into the prepared one, and into which split."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from captioner.errors import ConfigError, DataError
 from captioner.paths import is_web_address
-from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.places import (
+from captioner_training.prepare.listing import ListedImage, Problems, has_word
+from captioner_training.prepare.originals import (
     Found,
     ImageFiles,
     Location,
@@ -19,16 +23,66 @@ from captioner_training.prepare.places import (
     folders_of,
     image_suffix,
 )
-from captioner_training.prepare.splits import Fractions, keep_rank, split_name
-from captioner_training.prepare.texts import has_word
 
-__all__ = ["FoundImage", "SourceData", "gather"]
+__all__ = ["SPLIT_NAMES", "Fractions", "SelectedImage", "SourceData", "select"]
 
 _OTHER_NAMES = "images found by another name"
+# What others call the three splits.
+_SPLITS = {
+    "training": "train",
+    "restval": "train",  # Karpathy's: COCO's validation images that are neither his val nor test
+    "validation": "val",
+    "valid": "val",
+    "dev": "val",
+    "testing": "test",
+}
+SPLIT_NAMES = frozenset({"train", "val", "test", *_SPLITS})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fractions:
+    """The shares of a data set without splits that become val and test."""
+
+    val: float = 0.1
+    test: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
+            raise ConfigError(
+                f"--val {self.val} --test {self.test}: give fractions from 0 to 1, less than 1 "
+                "together"
+            )
+
+    def draw(self, keys: Sequence[int | str]) -> list[str]:
+        """Draw the split of each image by a hash of its id, so that others may come and go.
+
+        Chance may leave next to nothing for val where images are few. Then the images whose
+        hashes come next are taken too: half of what the fraction promises, and two of ten images
+        or more, are certain.
+        """
+        chances = [_chance(key) for key in keys]
+        tests = sum(chance < self.test for chance in chances)
+        vals = sum(chance < self.test + self.val for chance in chances) - tests
+        tests = max(tests, _least(self.test, len(keys)))
+        scored = tests + max(vals, _least(self.val, len(keys)))
+        splits = ["train"] * len(keys)
+        order = sorted(range(len(keys)), key=chances.__getitem__)
+        for rank, index in enumerate(order[:-1][:scored]):  # something is left to train on
+            splits[index] = "test" if rank < tests else "val"
+        return splits
+
+
+def _least(fraction: float, count: int) -> int:
+    return max(math.ceil(fraction * count / 2), 2 if count >= 10 else 1) if fraction else 0
+
+
+def _chance(key: int | str) -> float:
+    digest = hashlib.sha256(str(key).encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FoundImage:
+class SelectedImage:
     """An image that was found, with its captions and split."""
 
     id: int | str
@@ -48,20 +102,20 @@ class SourceData:
     """A data set as it was found."""
 
     name: str
-    images: list[FoundImage]
+    images: list[SelectedImage]
     problems: Problems
     source: dict[str, Any]  # kind and options, for the manifest
     licence: str | None = None
 
 
-def gather(
+def select(
     listed: Iterable[ListedImage],
     files: ImageFiles,
     problems: Problems,
     *,
     fractions: Fractions,
     published: bool = False,
-) -> list[FoundImage]:
+) -> list[SelectedImage]:
     """Check what a data set lists; keep what can be used, in its order.
 
     Args:
@@ -81,41 +135,50 @@ def gather(
     images = [image for image in checked if image.file_name in by_name and image.captions]
     found = [by_name[image.file_name] for image in images]
     groups = equal_images([one.location for one in found])
-    splits = _splits(images, found, groups, fractions)
-    usable = [
-        FoundImage(
+    selected = [
+        SelectedImage(
             id=image.id,
-            file_name=_text(image.file_name),
+            file_name=_valid(image.file_name),
             location=one.location,
             captions=image.captions,
             split=split,
             licence=image.licence,
         )
-        for image, one, split in zip(images, found, splits, strict=True)
+        for image, one, split in zip(
+            images, found, _splits(images, found, groups, fractions), strict=True
+        )
     ]
-    left_out = _in_two_splits(usable, groups, problems, published=published)
-    return _one_record_each(one for at, one in enumerate(usable) if at not in left_out)
+    left_out = _in_two_splits(selected, groups, problems, published=published)
+    return _one_record_each(one for at, one in enumerate(selected) if at not in left_out)
 
 
-def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterable[ListedImage]:
+def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
     """Yield each image once, its captions in one line each, its split under our name."""
     ids: set[tuple[str | None, int | str]] = set()
     for image in listed:
-        split = image.split and split_name(image.split, file_name=image.file_name)
+        split = image.split and _split_name(image.split, image.file_name)
         if (split, image.id) in ids:
             problems.add("duplicate id", f"{image.id} in {split}" if split else str(image.id))
             continue
         ids.add((split, image.id))
-        captions = tuple(" ".join(_text(caption).split()) for caption in image.captions)
-        if empty := sum(not has_word(caption) for caption in captions):
-            problems.add("empty caption", image.file_name, count=empty)
-            captions = tuple(filter(has_word, captions))
-        elif not captions:
+        captions = [" ".join(_valid(caption).split()) for caption in image.captions]
+        worded = tuple(filter(has_word, captions))
+        if not captions:
             problems.add("image without caption", image.file_name)
-        yield image._replace(captions=captions, split=split)
+        elif empty := len(captions) - len(worded):
+            problems.add("empty caption", image.file_name, count=empty)
+        yield image._replace(captions=worded, split=split)
 
 
-def _text(text: str) -> str:
+def _split_name(name: str, file_name: str) -> str:
+    ours = name.strip().lower()
+    ours = _SPLITS.get(ours, ours)
+    if not re.fullmatch(r"[a-z0-9_]+", ours):
+        raise DataError(f"{file_name} is in split {name!r}: name splits like train, val, test")
+    return ours
+
+
+def _valid(text: str) -> str:
     """Replace what is not valid in UTF-8, as file names may be."""
     return text.encode("utf-8", "replace").decode()
 
@@ -144,6 +207,11 @@ def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[s
     return {name: one for name, one in found.items() if one}
 
 
+def _keep_rank(split: str) -> tuple[int, str]:
+    """Order splits by who keeps an image that stands in two: what is scored before train."""
+    return {"test": 0, "val": 1}.get(split, 2), split
+
+
 def _splits(
     images: Sequence[ListedImage],
     found: Sequence[Found],
@@ -151,26 +219,23 @@ def _splits(
     fractions: Fractions,
 ) -> list[str]:
     """Take over the splits that are named, and draw the others; equal images stay together."""
-    splits = [image.split for image in images]
-    named = [
-        min(filter(None, (splits[index] for index in group)), key=keep_rank, default=None)
-        for group in groups
-    ]
-    drawn = iter(
-        fractions.draw([
-            min((_drawn_by(images[index], found[index]) for index in group), key=str)
-            for group, split in zip(groups, named, strict=True)
-            if split is None
-        ])
-    )  # fmt: skip
+    named: list[str | None] = []
+    keys: list[int | str] = []
+    for group in groups:
+        splits = [split for index in group if (split := images[index].split)]
+        named.append(min(splits, key=_keep_rank, default=None))
+        if not splits:
+            keys.append(min((_key(images[index], found[index]) for index in group), key=str))
+    drawn = iter(fractions.draw(keys))
+    chosen = [""] * len(images)
     for group, split in zip(groups, named, strict=True):
-        chosen = split or next(drawn)
+        of_group = split or next(drawn)
         for index in group:
-            splits[index] = splits[index] or chosen
-    return [split or "train" for split in splits]
+            chosen[index] = images[index].split or of_group
+    return chosen
 
 
-def _drawn_by(image: ListedImage, found: Found) -> int | str:
+def _key(image: ListedImage, found: Found) -> int | str:
     """Give what decides the split: the id; where it is a file name, composed and with a suffix."""
     if image.id != image.file_name:
         return image.id
@@ -179,7 +244,7 @@ def _drawn_by(image: ListedImage, found: Found) -> int | str:
 
 
 def _in_two_splits(
-    images: Sequence[FoundImage],
+    images: Sequence[SelectedImage],
     groups: Sequence[Sequence[int]],
     problems: Problems,
     *,
@@ -198,14 +263,14 @@ def _in_two_splits(
             problems.note("the same image in two splits, kept as published", example)
             continue
         problems.add("image in two splits", example)
-        keeper = min(names, key=keep_rank)
+        keeper = min(names, key=_keep_rank)
         left_out.update(index for index in group if images[index].split != keeper)
     return left_out
 
 
-def _one_record_each(images: Iterable[FoundImage]) -> list[FoundImage]:
+def _one_record_each(images: Iterable[SelectedImage]) -> list[SelectedImage]:
     """Put together what is said of an image that the data set names in several ways."""
-    records: dict[object, FoundImage] = {}
+    records: dict[object, SelectedImage] = {}
     for image in images:
         # Where an id is more than the file's name, somebody may ask for it.
         place = image.location.path, image.location.offset, image.location.member

@@ -41,11 +41,7 @@ _SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equ
 
 
 def composed(name: str) -> str:
-    r"""Give a name in the form in which names that look the same are the same: NFC.
-
-    >>> composed("Bu\u0308ck.jpg")
-    'Bück.jpg'
-    """
+    """Give a name in the form in which names that look the same are the same: NFC."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -55,30 +51,18 @@ def folded(name: str) -> str:
 
 
 def image_suffix(name: str) -> str:
-    """Give the suffix of an image's name; "" where it has another one, or none.
-
-    >>> image_suffix("a/b.JPG"), image_suffix("a/b.v2")
-    ('.JPG', '')
-    """
+    """Give the suffix of an image's name; "" where it has another one, or none."""
     suffix = PurePosixPath(name).suffix
     return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
 
 
 def stem(name: str) -> str:
-    """Give a path in small letters, composed, without the suffix of an image.
-
-    >>> stem("a/B.JPG"), stem("a/b.v2")
-    ('a/b', 'a/b.v2')
-    """
+    """Give a path in small letters, composed, without the suffix of an image."""
     return folded(name.removesuffix(image_suffix(name)))
 
 
 def slashed(path: str) -> str:
-    r"""Write a path as we do; it may be Windows's.
-
-    >>> slashed("a\\b\\1.jpg"), slashed("./1.jpg")
-    ('a/b/1.jpg', '1.jpg')
-    """
+    """Write a path as we do; it may be Windows's."""
     return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
 
 
@@ -131,7 +115,6 @@ class ImageFiles:
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
-        self._members: list[Found] = []
         self._spelled: dict[tuple[int, int, str], Location] = {}
         for place in places:
             pattern = expanded(place)
@@ -139,19 +122,19 @@ class ImageFiles:
             paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
             if not paths:
                 raise DataError(there_is_no("file or folder", pattern))
-            self._folders += filter(Path.is_dir, paths)
             for path in paths:
-                inside = sorted(path.iterdir()) if path.is_dir() else ()
-                archives = [one for one in inside if one.suffix.lower() in _ARCHIVES]
-                for archive in filter(Path.is_file, archives) if path.is_dir() else (path,):
-                    self._archives.append(archive)
-                    self._members += _members(archive)
+                if path.is_dir():
+                    self._folders.append(path)
+                    archives = [one for one in path.iterdir() if one.suffix.lower() in _ARCHIVES]
+                    self._archives += sorted(filter(Path.is_file, archives))
+                else:
+                    self._archives.append(path)
+        self._members = [member for archive in self._archives for member in _members(archive)]
         resolved: Callable[[Path], str] = os.path.abspath if links else os.path.realpath
         self._resolved = lru_cache(resolved)  # most images share their folder with others
         self._roots = [self._resolved(folder) for folder in self._folders]
 
     def __str__(self) -> str:
-        """List the places that are searched."""
         folders = [f"{folder} and its subfolders" for folder in self._folders]
         places = [*folders, *map(str, self._archives)]
         more = len(places) - _NAMED
@@ -336,15 +319,8 @@ def _middle(location: Location) -> Hashable:
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the files of a folder and its subfolders in the order of their names, none hidden.
 
-    A link to a folder that it lies in is passed over.
-
-    Args:
-        folder: to be walked.
-        above: device and inode of the folders that it lies in, as they were walked.
-
-    Raises:
-        DataError: a folder cannot be read.
-
+    A link to a folder that it lies in is passed over: `above` has the device and inode of those.
+    Raises DataError where a folder cannot be read.
     """
     try:
         status = folder.stat()
