@@ -251,7 +251,6 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(
     assert result.returncode == 1, result.stderr
     assert "train-00000.tar cannot be written: File too large" in result.stderr
     assert "Traceback" not in result.stderr and not to.exists()
-    assert run_captioner(*command(scenes, to)).returncode == 0
 
 
 @pytest.mark.parametrize(

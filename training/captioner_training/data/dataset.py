@@ -140,10 +140,7 @@ def _framed(caption: Sequence[int], start: int, maximum_length: int) -> list[int
 
 
 def starts_of(images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> list[int]:
-    """Number the token that each image's captions begin with.
-
-    Captions of a style that the vocabulary does not have begin as is usual.
-    """
+    """Number the token that each image's captions begin with; a style unknown begins as usual."""
     starts = {style: vocabulary.start(style) for style in ("", *vocabulary.styles)}
     return [starts.get(image.style, starts[""]) for image in images]
 

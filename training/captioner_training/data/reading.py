@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -100,8 +100,7 @@ def read_coco(
         tokenizer: how captions are split into words.
 
     Raises:
-        DataError: a file is missing or not of that format; images that come twice, or without
-            captions or files; captions without a word.
+        DataError: a file is missing or of another format, or an image or caption is unusable.
 
     """
     problems = Problems()
@@ -110,26 +109,21 @@ def read_coco(
         raise DataError(f"{captions} has no images: it is not in COCO's captions format")
     problems.refuse("caption that is no text", str(captions))
     store = ImageStore(images)
-    bare = [image.file_name for image in found if not image.captions]
-    _refuse(captions, "images without a caption", bare)
-    blank = [image.file_name for image in found if not all(map(has_word, image.captions))]
-    _refuse(captions, "images with an empty caption", blank)
     counts = Counter(image.id for image in found)
-    twice = [image.file_name for image in found if counts[image.id] > 1]
-    _refuse(captions, "images whose id comes twice", twice)
-    outside = [image.file_name for image in found if store.leads_outside(image.file_name)]
-    _refuse(captions, f"images that lie outside of {images}", outside)
-    absent = [image.file_name for image in found if image.file_name not in store]
-    _refuse(captions, f"images that are not in {images}", absent)
+    checks: dict[str, Callable[[ListedImage], bool]] = {
+        "images without a caption": lambda one: not one.captions,
+        "images with an empty caption": lambda one: not all(map(has_word, one.captions)),
+        "images whose id comes twice": lambda one: counts[one.id] > 1,
+        f"images that lie outside of {images}": lambda one: store.leads_outside(one.file_name),
+        f"images that are not in {images}": lambda one: one.file_name not in store,
+    }
+    for problem, is_wrong in checks.items():
+        if names := [image.file_name for image in found if is_wrong(image)]:
+            raise DataError(
+                f"{captions} has {problem}: {len(names)}, {names[0]} the first; `captioner prepare "
+                "coco-json` with --skip-bad leaves out what cannot be used"
+            )
     return _captioned(found, store, tokenizer)
-
-
-def _refuse(captions: Path, problem: str, names: Sequence[str]) -> None:
-    if names:
-        raise DataError(
-            f"{captions} has {problem}: {len(names)}, {names[0]} the first; `captioner prepare "
-            "coco-json` with --skip-bad leaves out what cannot be used"
-        )
 
 
 def _unprepared(folder: Path, split: str) -> str:
@@ -243,8 +237,7 @@ def _styled(
 
 def _some(sets: Sequence[Sequence[CaptionedImage]], most: int) -> list[CaptionedImage]:
     """Take so many images, of every set in turn."""
-    turns = chain.from_iterable(zip_longest(*sets))
-    return list(islice((image for image in turns if image is not None), most))
+    return list(islice(filter(None, chain.from_iterable(zip_longest(*sets))), most))
 
 
 def _read(

@@ -215,10 +215,9 @@ def _coverage(outline: list[Point], side: int) -> Image.Image:
 
 
 def scene_seed(*, seed: int, split: str, index: int) -> int:
-    """Return the seed of one scene of a written data set.
+    """Return the seed of one scene of a data set: the bytes of "seed/split/index" as one number.
 
-    It is the bytes of "seed/split/index" read as one number, so two scenes cannot share one, and
-    it depends neither on which other splits are written nor on how long they are.
+    Two scenes cannot share one, and no other split matters to it.
     """
     return int.from_bytes(f"{seed}/{split}/{index}".encode())
 
@@ -232,8 +231,7 @@ def write_scenes(
     the shapes, `area` is the box's) and captions_SPLIT.json (COCO captions). Each appears whole or
     not at all. The same arguments write the same bytes, given the same Pillow.
 
-    Raises ConfigError for a split's name or number that cannot work, before anything is written,
-    and OutputError where a file cannot be written.
+    Raises ConfigError for a split's name or number, before anything is written, and OutputError.
     """
     for split, count in splits.items():
         if not re.fullmatch(r"\w+", split, re.ASCII) or count < 1:

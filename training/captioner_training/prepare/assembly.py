@@ -89,13 +89,7 @@ def claimed(to: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
     with locked(work / "lock", verb="prepare", what=to):
-        try:
-            yield work
-        finally:  # leave no trace where nothing was done
-            with suppress(OSError):
-                if [path.name for path in work.iterdir()] == ["lock"]:
-                    shutil.rmtree(work)
-                    to.rmdir()  # unless it has something in it
+        yield work
 
 
 def find_finished(

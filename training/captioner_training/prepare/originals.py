@@ -102,8 +102,8 @@ class ImageFiles:
     """Finds images by the names that a data set calls them.
 
     Args:
-        places: folders, tar files, zip files, or globs of them. The archives that lie directly
-            in a folder count as well, so that a folder of tar files can be named as it is.
+        places: folders, tar files, zip files, or globs of them. Archives that lie directly in a
+            folder count as well.
         links: whether a link in a folder may lead out of all of them. A name never may: a table
             from somebody else is not to fetch the photos that lie beside the folder.
 
@@ -141,7 +141,7 @@ class ImageFiles:
         return ", ".join(places[:_NAMED]) + (f" and {more} more places" if more > 0 else "")
 
     def find(self, name: str) -> Found | None:
-        """Look for an image by its path; where it is not, for the one that is called most like it.
+        """Look for an image by its path, then for the one that is called most like it.
 
         That is a path with other capital letters or without a suffix, then one with the same base
         name. None: nothing is, or several different ones are.

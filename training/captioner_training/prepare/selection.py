@@ -118,13 +118,8 @@ def select(
 ) -> list[SelectedImage]:
     """Check what a data set lists; keep what can be used, in its order.
 
-    Args:
-        listed: its images.
-        files: the places where they are looked for.
-        problems: gets what is wrong.
-        fractions: the shares of images without a split.
-        published: whether its splits stay as they are, images that two of them share included:
-            scores on them must stay comparable.
+    `fractions` are the shares of images without a split. Splits that are `published` stay as they
+    are, images that two of them share included: scores on them must stay comparable.
 
     Raises:
         DataError: a split has a name that cannot be a file's.
