@@ -27,12 +27,10 @@ _RELATED = 0.5
 
 
 def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = None) -> Checkpoint:
-    """Take the weighted mean of checkpoints, tensor by tensor.
+    """Take the mean of checkpoints, tensor by tensor, weighted by `shares` in any unit.
 
-    Args:
-        paths: of the checkpoints. The mean has the name, vocabulary, transform and generation of
-            the first, and no scores: nobody has measured it.
-        shares: one for each, in any unit; None: all alike.
+    It has the name, vocabulary, transform and generation of the first, and no scores: nobody has
+    measured it.
 
     Raises:
         ConfigError: fewer than two checkpoints, or shares that are not one positive number each.

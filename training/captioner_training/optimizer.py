@@ -57,11 +57,8 @@ def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) ->
 class AveragedWeights:
     """The average of what a stage trains (Polyak and Juditsky 1992, with exponential weights).
 
-    Args:
-        module: whose trained parameters are averaged, from their present values on.
-        decay: of what is averaged already, at each update. The first updates use
-            (1 + n) / (10 + n), so that a short run does not remember where it began.
-
+    It begins with the present values, and decays by `decay` at each update. The first updates use
+    (1 + n) / (10 + n), so that a short run does not remember where it began.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:

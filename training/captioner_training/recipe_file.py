@@ -24,10 +24,7 @@ _WIDTH = 96  # columns of a reason
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read a shipped recipe by its name, or a YAML file, and set single fields anew.
 
-    Args:
-        name: "flickr8k", say, or a path that ends in .yaml or .yml.
-        overrides: dotted field names and their values; stages are counted from 1:
-            {"stages.1.epochs": "3"}.
+    Those are by their dotted names, with stages counted from 1: {"stages.1.epochs": "3"}.
 
     Raises:
         ConfigError: no such recipe, not YAML, or fields that do not fit: all of them at once.
@@ -110,8 +107,7 @@ class _Loader(yaml.SafeLoader):
             odd = f"tags (!) are not read: write the value without {event.tag!a}"
         if odd:
             raise yaml.composer.ComposerError(None, None, odd, event.start_mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        return node
+        return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping as it is written. Raises YAMLError where a key comes twice."""

@@ -17,10 +17,7 @@ __all__ = ["CrossEntropy"]
 class CrossEntropy(Objective):
     """Asks for the words of people's captions.
 
-    Args:
-        weight: of the term.
-        label_smoothing: the share of probability that is spread over all words.
-
+    `label_smoothing` is the share of probability that is spread over all words.
     """
 
     of_data = True

@@ -103,12 +103,7 @@ class Reading:
 
 
 class Objective(ABC):
-    """A term of what a stage minimises.
-
-    Args:
-        setting: what stands behind its name in the recipe: usually its weight.
-
-    """
+    """A term of what a stage minimises. Its setting in the recipe is usually its weight."""
 
     of_data: ClassVar[bool] = False
     """Whether it reads the captions of the data also where the stage draws captions of its own."""
