@@ -107,7 +107,8 @@ class _Loader(yaml.SafeLoader):
             odd = f"tags (!) are not read: write the value without {event.tag!a}"
         if odd:
             raise yaml.composer.ComposerError(None, None, odd, event.start_mark)
-        return super().compose_node(parent, index)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping as it is written. Raises YAMLError where a key comes twice."""
