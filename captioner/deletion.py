@@ -147,7 +147,7 @@ def word_effects(
         columns = rows.tolist(), mask.sum(-1).tolist(), torch.stack(parts, dim=1).tolist()
         gates = [None] * len(rows) if output.gate is None else output.gate[:, 0].tolist()
         for row, cells, numbers, gate in zip(*columns, gates, strict=True):
-            found.append(WordEffect(row, place, cells, *numbers, gate))
+            found.append(WordEffect._make([row, place, cells, *numbers, gate]))
         tokens, state = said.unsqueeze(1), output.state
     return found
 
