@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -15,12 +15,16 @@ from captioner_serving.batch.wording import Existing, Wording
 
 __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
 
+Sidecar = Literal["txt", "caption", "json", "xmp"]
+Maps = Literal["overlay", "sheet"]
+
+_CHOICES = {"sidecar": Sidecar, "existing": Existing, "maps": Maps}
 _MOST_WORKERS = 1024
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
-
-Sidecar = Literal["txt", "caption", "json", "xmp"]
-Maps = Literal["overlay", "sheet"]
+# What may change between two runs with one output, and what `generation` has.
+_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels", "keep_formulas")
+_GENERATION = ("beam_size", "captions", "style")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +65,7 @@ class BatchConfig:
     style: str | None = None  # of a model that has several; None: the checkpoint's own
     attention: bool = False  # each word's weights in the records: five times the size
     check_attention: bool = False  # each word's measured effect in the records; slower
-    wording: Wording = field(
-        default_factory=Wording
-    )  # what is done to a caption before it is written
+    wording: Wording = field(default_factory=Wording)  # of captions before they are written
     # Where it goes
     min_score: float | None = None  # records below go to `review` instead of the output
     review: str | None = None
@@ -84,61 +86,39 @@ class BatchConfig:
     max_pixels: int = MAX_PIXELS  # larger photos are refused
 
     def __post_init__(self) -> None:
-        if problems := [text for text, wrong in self._problems().items() if wrong]:
-            raise ConfigError("; ".join(problems))
+        if problems := "; ".join(self._problems()):
+            raise ConfigError(problems)
 
-    def _problems(self) -> Mapping[str, bool]:
-        unsure = self.min_score
-        known = (
-            ("sidecar", self.sidecar, get_args(Sidecar)),
-            ("existing", self.existing, get_args(Existing)),
-            ("maps", self.maps, get_args(Maps)),
-        )
-        counts = (("batch_size", self.batch_size), ("workers", self.workers))
-        return {
-            **{
-                f"{name} {value!r} is not one of {', '.join(values)}": value not in values
-                for name, value, values in known
-                if value is not None
-            },
-            **{f"{name} {n} is below 1": n is not None and n < 1 for name, n in counts},
-            f"workers {self.workers} is above {_MOST_WORKERS}": (
-                (self.workers or 0) > _MOST_WORKERS
-            ),
-            f"review {self.review!r} does not end in .jsonl": (
-                self.review is not None and not self.review.endswith(".jsonl")
-            ),
-            f"max_pixels {self.max_pixels} is below 1": self.max_pixels < 1,
-            "min_score and review go together: below the one, a record goes to the other": (
-                (unsure is None) != (self.review is None)
-            ),
-            f"min_score {unsure} is not a log-probability, which is 0 or less": (
-                unsure is not None and not (math.isfinite(unsure) and unsure <= 0)
-            ),
-            "maps and maps_to go together: which pictures, and their folder": (
-                (self.maps is None) != (self.maps_to is None)
-            ),
-            f"head {self.head} is for the pictures of maps: it needs maps": (
-                self.head is not None and self.maps is None
-            ),
-            f"existing {self.existing!r} is about sidecars: it needs sidecar": (
-                self.existing != "skip" and self.sidecar is None
-            ),
-            "existing prepend and append need a sidecar of text: json has a record": (
-                self.existing in ("prepend", "append") and self.sidecar == "json"
-            ),
-            f"language {self.language!r} is not a language tag such as en or pt-BR": (
-                _LANGUAGE.fullmatch(self.language) is None
-            ),
-        }
+    def _problems(self) -> Iterator[str]:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in get_args(choices):
+                yield f"{name} {value!r} is not one of {', '.join(get_args(choices))}"
+        for name in ("batch_size", "workers", "max_pixels"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name} {value} is below 1"
+        if self.workers is not None and self.workers > _MOST_WORKERS:
+            yield f"workers {self.workers} is above {_MOST_WORKERS}"
+        if self.review is not None and not self.review.endswith(".jsonl"):
+            yield f"review {self.review!r} does not end in .jsonl"
+        if (self.min_score is None) != (self.review is None):
+            yield "min_score and review go together: below the one, a record goes to the other"
+        if self.min_score is not None and not -math.inf < self.min_score <= 0:
+            yield f"min_score {self.min_score} is not a log-probability, which is 0 or less"
+        if (self.maps is None) != (self.maps_to is None):
+            yield "maps and maps_to go together: which pictures, and their folder"
+        if self.head is not None and self.maps is None:
+            yield f"head {self.head} is for the pictures of maps: it needs maps"
+        if self.existing != "skip" and self.sidecar is None:
+            yield f"existing {self.existing!r} is about sidecars: it needs sidecar"
+        if self.existing in ("prepend", "append") and self.sidecar == "json":
+            yield "existing prepend and append need a sidecar of text: json has a record"
+        if _LANGUAGE.fullmatch(self.language) is None:
+            yield f"language {self.language!r} is not a language tag such as en or pt-BR"
 
     def asked_of(self, generation: GenerationConfig) -> GenerationConfig:
-        """What this batch makes of a checkpoint's own settings.
-
-        Raises:
-            ConfigError: one is out of range.
-
-        """
+        """What this batch makes of a checkpoint's own settings."""
         return generation.asked(beam_size=self.beam_size, captions=self.captions, style=self.style)
 
     def settings(self, generation: GenerationConfig, review: str | None) -> dict[str, Any]:
@@ -149,16 +129,7 @@ class BatchConfig:
             review: as seen from the output.
 
         """
-        free = {
-            "retry_errors",
-            "restart",
-            "batch_size",
-            "workers",
-            "max_pixels",
-            "beam_size",  # these three are in `generation`
-            "captions",
-            "style",
-            "keep_formulas",
-        }
-        own = {key: value for key, value in asdict(self).items() if key not in free}
+        own = asdict(self)
+        for name in (*_FREE, *_GENERATION):
+            del own[name]
         return {**asdict(generation), **own, "review": review}

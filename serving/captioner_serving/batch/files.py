@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,54 +15,40 @@ from captioner.files import digest
 __all__ = ["RunFiles", "check_free", "digest_of", "lock", "size_of", "write_all"]
 
 
-@dataclass(frozen=True)
 class RunFiles:
     """What a run writes, but for sidecars and maps.
+
+    Attributes:
+        output: OUTPUT itself.
+        review: the unsure records, where there is a place for them.
+        records: OUTPUT where that has a record a line, else OUTPUT.journal.jsonl.
+        errors: OUTPUT.errors.jsonl, the photos that failed; only if there are any.
+        state: OUTPUT.run.json, the settings, and how long each file of records is.
+        written: OUTPUT.written.jsonl, the sidecars and maps, and what was there before them.
+        beside: what a pattern may match beside the records, and has no captions.
+        all: all of them.
 
     Raises:
         ConfigError: the review is one of the others.
 
     """
 
-    output: Path
-    review: Path | None = None  # the unsure records
+    def __init__(self, output: Path, review: Path | None = None) -> None:
+        def named(suffix: str) -> Path:
+            return output.with_name(output.name + suffix)
 
-    def __post_init__(self) -> None:
-        own = {os.path.realpath(path) for path in (self.output, self.records, *self.beside)}
-        if self.review is not None and os.path.realpath(self.review) in own:
-            raise ConfigError(
-                f"review {self.review} is a file that the run itself writes: name another"
-            )
-
-    @property
-    def records(self) -> Path:
-        """The records: the output itself where that has a record a line."""
-        return self.output if self.output.suffix == ".jsonl" else self._with(".journal.jsonl")
-
-    @property
-    def errors(self) -> Path:
-        """The photos that failed."""
-        return self._with(".errors.jsonl")
-
-    @property
-    def state(self) -> Path:
-        """What the run must know of itself."""
-        return self._with(".run.json")
-
-    @property
-    def written(self) -> Path:
-        """What was written beside the photos."""
-        return self._with(".written.jsonl")
-
-    @property
-    def beside(self) -> tuple[Path, ...]:
-        """What a pattern may match beside the records, and has no captions."""
-        return self.errors, self.state, self.written
-
-    @property
-    def all(self) -> tuple[Path, ...]:
-        """Every file."""
-        return (self.output, self.records, *self.beside, *([self.review] if self.review else []))
+        self.output, self.review = output, review
+        self.records = output if output.suffix == ".jsonl" else named(".journal.jsonl")
+        self.errors, self.state = named(".errors.jsonl"), named(".run.json")
+        self.written = named(".written.jsonl")
+        self.beside = (self.errors, self.state, self.written)
+        self.all = [output, self.records, *self.beside]
+        if review is not None:
+            if os.path.realpath(review) in map(os.path.realpath, self.all):
+                raise ConfigError(
+                    f"review {review} is a file that the run itself writes: name another"
+                )
+            self.all.append(review)
 
     @property
     def review_name(self) -> str | None:
@@ -77,16 +62,12 @@ class RunFiles:
         """Name the hidden file that a file is while it is written; no two outputs share it."""
         return f".captioner-{digest(os.path.realpath(self.output)).hex()}{kind}.part"
 
-    def _with(self, suffix: str) -> Path:
-        return self.output.with_name(self.output.name + suffix)
-
 
 def lock(path: Path) -> BinaryIO:
     """Open a file to add to it, and hold it against other runs.
 
     Raises:
         OutputError: another run holds it.
-        OSError: it cannot be opened.
 
     """
     while True:
@@ -107,12 +88,7 @@ def lock(path: Path) -> BinaryIO:
 
 
 def check_free(path: Path, *, empty: bool = True) -> None:
-    """See that there is no file; where it may be `empty`, that nothing is in it.
-
-    Raises:
-        OutputError: there is.
-
-    """
+    """Refuse a file that is there; where it may be `empty`, only if something is in it."""
     if os.path.lexists(path) and not (empty and path.is_file() and not size_of(path)):
         raise OutputError(
             f"{path} already exists, and no run of this output has left it: choose another name, "

@@ -1,10 +1,4 @@
-"""The journal of a run: the files of its records, and one small file beside them.
-
-Beside OUTPUT lie
-    OUTPUT.errors.jsonl    a line for each photo that failed; only if there are any
-    OUTPUT.run.json        the run's settings, and how long each file of records is
-    OUTPUT.written.jsonl   the sidecars and maps, and what was there before them, for --restart
-and, unless OUTPUT is .jsonl itself, OUTPUT.journal.jsonl with the records.
+"""The journal of a run: the files of its records, and a small file that says how long they are.
 
 A commit brings whole batches of lines to the disk (fsync); then an OUTPUT.run.json with the new
 lengths takes the place of the old one. What lies behind these lengths is not done: the next run
@@ -17,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +31,7 @@ from captioner_serving.batch.files import (
     size_of,
     write_all,
 )
+from captioner_serving.batch.outputs.records import write_records
 from captioner_serving.batch.outputs.written import WrittenFiles
 
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
@@ -70,11 +65,9 @@ class Journal(Closing):
     """The files of one run, opened for going on; a context manager.
 
     Attributes:
-        files: what the run writes.
-        begun: whether an earlier run had begun them.
         done: digests of the names that need not be done, or done again.
         failed: those of them that have failed.
-        counts: lines in each file.
+        counts: lines in each of the files of records.
         written: what lies beside the photos.
 
     Args:
@@ -99,7 +92,6 @@ class Journal(Closing):
         retry_errors: bool = False,
     ) -> None:
         self.files = files
-        self.begun = False
         self.written = WrittenFiles(files)
         self._paths = (files.records, files.errors, files.review)
         self._files: list[BinaryIO | None] = [None, None, None]
@@ -122,14 +114,10 @@ class Journal(Closing):
     def add(
         self, record: Mapping[str, Any], file: int, *, failure: Mapping[str, Any] | None = None
     ) -> None:
-        """Take a record in; it counts with the next commit.
+        """Take a record into a file; it counts with the next commit.
 
-        Args:
-            record: what to write.
-            file: RECORDS, ERRORS or REVIEW.
-            failure: the error of what belongs to the photo beside its record. The record stands,
-                the photo counts as failed, and a retry adds no other record.
-
+        failure: the error of what belongs to the photo beside its record. The record stands, the
+            photo counts as failed, and a retry adds no other record.
         """
         lines = [] if digest(record["image"]) in self._standing else [(file, record)]
         lines += [] if failure is None else [(ERRORS, failure)]
@@ -141,9 +129,7 @@ class Journal(Closing):
     def commit(self) -> None:
         """Bring everything that was added to the disk; from here on it is done.
 
-        Raises:
-            OutputError: the disk is full, or the like; it may be called again.
-
+        After an OutputError (the disk is full, say) it may be called again.
         """
         if not self._pending:
             return
@@ -161,12 +147,7 @@ class Journal(Closing):
         self._pending = []
 
     def finish(self) -> None:
-        """Forget the errors that were tried again: the run has come to its end.
-
-        Raises:
-            OutputError: the files cannot be written.
-
-        """
+        """Forget the errors that were tried again: the run has come to its end."""
         if not self._state.retry:
             return
         errors = self.files.errors
@@ -175,13 +156,8 @@ class Journal(Closing):
                 file.write(errors.read_bytes()[self._state.retry :])
             self._shorten_errors()
 
-    def export(self, write: Callable[[BinaryIO, Iterator[dict[str, Any]]], None]) -> None:
-        """Write an output that is made of the records; `write` gets its file and the records.
-
-        Raises:
-            OutputError: it cannot be written, or somebody has changed it; the records stay.
-
-        """
+    def export(self, *, keep_formulas: bool = False) -> None:
+        """Write an output that is made of the records; where somebody has changed it, it stays."""
         output, records = self.files.output, self.files.records
         if output == records:
             return
@@ -189,7 +165,8 @@ class Journal(Closing):
         part = self.files.part()
         try:
             with records.open("rb") as lines, replace_file(output, part=part) as file:
-                write(file, map(json.loads, lines))
+                rows = map(json.loads, lines)
+                write_records(file, output.suffix, rows, keep_formulas=keep_formulas)
                 # Noted before it takes its name; until then the old one has it.
                 exported = (*self._state.exported[-1:], digest_of(Path(file.name)))
                 self._save(exported=exported)
@@ -199,7 +176,7 @@ class Journal(Closing):
             ) from error
 
     def close(self) -> None:
-        """Close the files; what was not committed will be cut off by the next run."""
+        """Close the files; the next run cuts off what was not committed."""
         records, self._files[RECORDS] = self._files[RECORDS], None
         if records is None:
             return
@@ -238,12 +215,10 @@ class Journal(Closing):
             _check_settings(files.output, known.settings, settings)
             self._state = known
             self._check_exported()
-            self._open_lines()
-            self._save(ended=False)
-            self.begun = self._opened = True
-            return
-        self._save()  # which names the review, before that is there
+        if self._state is not known:
+            self._save()  # which names the review, before that is there
         self._open_lines()
+        self._save(ended=False)
         self._opened = True
 
     def _open_lines(self) -> None:
@@ -335,12 +310,7 @@ class Journal(Closing):
 
 
 def _check_end(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
-    """Refuse a file of which more would be cut off than a killed run wrote after its last commit.
-
-    Raises:
-        OutputError: it is shorter than that, or somebody has changed it.
-
-    """
+    """Refuse a file that somebody has changed: no more is cut off than a killed run has left."""
     size = os.fstat(file.fileno()).st_size
     if size < end:
         raise _refused(path, f"has {size:,} bytes, and a run left {end:,}")

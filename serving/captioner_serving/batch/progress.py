@@ -25,8 +25,7 @@ _LINE_SECONDS = 60.0
 class Progress(Closing):
     """Follows a run on standard error; a context manager. What failed is said even if `quiet`.
 
-    The photos are counted by a thread while the run is under way; until it is done there is a rate
-    but no time left.
+    A thread counts the photos while the run is under way; until then there is no time left to say.
     """
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
@@ -36,7 +35,7 @@ class Progress(Closing):
         self._total: int | None = None
         self._done = self._errors = 0
         self._started = time.monotonic()
-        self._told = -math.inf  # the first line comes with the first photo
+        self._said = -math.inf  # the first line comes with the first photo
         self._closed = threading.Event()
         # Made here: Ctrl-C while the first line makes it would leave none for the last.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
@@ -79,8 +78,8 @@ class Progress(Closing):
             if self._errors:
                 self._bar.set_postfix(errors=self._errors, refresh=False)
             self._bar.update()
-        elif not self._quiet and time.monotonic() - self._told >= _LINE_SECONDS:
-            self._told = time.monotonic()
+        elif not self._quiet and time.monotonic() - self._said >= _LINE_SECONDS:
+            self._said = time.monotonic()
             self.say(self._line())
 
     def say(self, text: str) -> None:

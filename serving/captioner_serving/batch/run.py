@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -18,15 +18,15 @@ from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.engines.local import Engine, LocalEngine, Outcome
+from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs, LeftOut
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
+from captioner_serving.batch.outputs.records import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
-from captioner_serving.batch.outputs.tables import check_output, write_records
-from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.outputs.written import write_unnoted
 from captioner_serving.batch.progress import duration
 
 __all__ = ["BatchRun", "caption_batch"]
@@ -71,7 +71,7 @@ def caption_batch(
         sources,
         output=None if output is None else os.fspath(output),
         config=config or BatchConfig(),
-        captioner=captioner or Captioner.from_pretrained(),
+        load=(lambda: captioner) if captioner else Captioner.from_pretrained,
     ) as run:
         yield from run.records()
 
@@ -80,9 +80,13 @@ class BatchRun(Closing):
     """One run, from its settings to its last record; a context manager.
 
     Attributes:
-        inputs, config: what is captioned, and how.
         counts: records and errors by the file where they lie, of this run and those before.
         before: photos that were done before.
+
+    Args:
+        inputs, output, config: as for caption_batch.
+        load: gives the model, once all is seen to that needs none.
+        ray: the address of a cluster.
 
     Raises:
         ConfigError, DataError, OutputError: as for caption_batch; then nothing was written.
@@ -96,53 +100,44 @@ class BatchRun(Closing):
         *,
         output: str | None,
         config: BatchConfig,
-        captioner: Captioner,
+        load: Callable[[], Captioner],
         ray: str | None = None,
     ) -> None:
-        generation = config.asked_of(captioner.generation)
-        captioner.vocabulary.start(generation.style)
-        captioner.check_head(config.head)
         review = None if config.review is None else Path(config.review)
         files = None if output is None else RunFiles(Path(output), review)
         _check_outputs(inputs, config, files, ray=ray)
         inputs.check()
-        left_out = LeftOut(files.all if files else ())
-        photos = inputs.photos(left_out)
+        self._left_out = LeftOut(files.all if files else ())
+        photos = inputs.photos(self._left_out)
         first = list(islice(photos, 1))
         # A folder whose photos are all captioned and gone is no mistake.
         if not first and (files is None or config.restart or not files.state.exists()):
-            raise DataError("; ".join(filter(None, ("the inputs hold no photo", str(left_out)))))
-        self.inputs, self.config = inputs, config
-        self._photos, self._left_out = chain(first, photos), left_out
-        self._journal = None
-        if files is not None:
-            model = {
-                "name": captioner.name,
-                "version": captioner.version,
-                "weights": captioner.fingerprint,
-            }
-            self._journal = Journal(
-                files,
-                {"model": model, **config.settings(generation, files.review_name)},
-                restart=config.restart,
-                retry_errors=config.retry_errors,
-            )
+            known = filter(None, ("the inputs hold no photo", str(self._left_out)))
+            raise DataError("; ".join(known))
+        self._photos, self._config = chain(first, photos), config
+        captioner = load()
+        generation = config.asked_of(captioner.generation)
+        captioner.vocabulary.start(generation.style)
+        captioner.check_head(config.head)
+        self._journal = journal = (
+            None if files is None else _journal(files, config, captioner, generation)
+        )
         try:
             self._engine = _engine(captioner, generation, config, ray)
         except BaseException:
             self._close_journal()
             raise
-        journal = self._journal
         self._done = journal.done if journal else set()
         self._failed_before = frozenset(journal.failed if journal else ())
         self.counts = list(journal.counts if journal else (0, 0, 0))
         self.before = len(self._done)
         self._resumed = self._made = self._unlike = 0
+        self._waiting: list[Record] = []  # for the disk
         self._again: set[bytes] = set()  # failed before, and still among the inputs
         self._unlike_names: list[str] = []  # of the first of them
-        written = journal.written if journal else WrittenFiles()
-        self._sidecars = SidecarWriter(config, written) if config.sidecar else None
-        self._maps = MapWriter(config, written) if config.maps else None
+        write = journal.written.write if journal else write_unnoted
+        self._sidecars = SidecarWriter(config, write) if config.sidecar else None
+        self._maps = MapWriter(config, write) if config.maps else None
         self._started = time.monotonic()
 
     def close(self) -> None:
@@ -156,31 +151,22 @@ class BatchRun(Closing):
 
     def records(self) -> Iterator[Record]:
         """Do the work; yields each record once it is on disk."""
-        waiting: list[Record] = []
         committed = time.monotonic()
         try:
             with closing(self._engine.run(self._undone())) as batches:
                 for batch in batches:
-                    waiting.extend(map(self._finish, batch))
+                    self._waiting.extend(map(self._finish, batch))
                     if time.monotonic() - committed >= _COMMIT_SECONDS:
-                        self._commit()
+                        yield from self._commit()
                         committed = time.monotonic()
-                        self._made += len(waiting)
-                        yield from waiting
-                        waiting = []
         except BaseException:  # Ctrl-C too: what is finished is not done again
             with suppress(OutputError):
                 self._commit()
             raise
-        self._commit()
-        self._made += len(waiting)
-        yield from waiting
+        yield from self._commit()
         if self._journal is not None:
             self._journal.finish()
-            suffix, keep = self._journal.files.output.suffix, self.config.keep_formulas
-            self._journal.export(
-                lambda file, records: write_records(file, suffix, records, keep_formulas=keep)
-            )
+            self._journal.export(keep_formulas=self._config.keep_formulas)
 
     @property
     def failed(self) -> int:
@@ -202,7 +188,7 @@ class BatchRun(Closing):
         gone = len(self._failed_before - self._again)
         counts = {
             f"{'caption' if captioned == 1 else 'captions'} in all": captioned,
-            f"unsure, in {self.config.review}": unsure,
+            f"unsure, in {self._config.review}": unsure,
             "done before": self._resumed,
             f"{'sidecar' if kept == 1 else 'sidecars'} left as found": kept,
             f"{'sidecar' if apart == 1 else 'sidecars'} named photo.jpg.*, as two photos share a "
@@ -212,7 +198,14 @@ class BatchRun(Closing):
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
         lines.append("; ".join(said) or "the inputs hold no photo")
         if self._unlike:
-            lines.append(self._unlike_line())
+            noun = "photo is" if self._unlike == 1 else "photos are"
+            more = self._unlike - len(self._unlike_names)
+            names = ", ".join(map(in_a_line, self._unlike_names))
+            lines.append(
+                f"{self._unlike:,} {noun} unlike those that the model has learned from "
+                f"(familiarity below {UNFAMILIAR}), and a caption of such may be wrong altogether: "
+                f"{names}{f' and {more:,} more' if more else ''}"
+            )
         if again := len(self._again):
             lines.append(f"{again:,} of these failed in an earlier run: --retry-errors tries again")
         if gone:
@@ -221,22 +214,17 @@ class BatchRun(Closing):
         lines.append(str(self._left_out))
         return "\n".join(filter(None, lines))
 
-    def _unlike_line(self) -> str:
-        noun = "photo is" if self._unlike == 1 else "photos are"
-        more = self._unlike - len(self._unlike_names)
-        names = ", ".join(map(in_a_line, self._unlike_names)) + (f" and {more:,} more" * (more > 0))
-        return (
-            f"{self._unlike:,} {noun} unlike those that the model has learned from (familiarity "
-            f"below {UNFAMILIAR}), and a caption of such may be wrong altogether: {names}"
-        )
-
-    def _commit(self) -> None:
+    def _commit(self) -> list[Record]:
+        """Bring the records that wait to the disk, and give them."""
         if self._journal is not None:
             self._journal.commit()
+        done, self._waiting = self._waiting, []
+        self._made += len(done)
+        return done
 
     def _undone(self) -> Iterator[Photo]:
         """List what is to be done; a name that comes twice is done once."""
-        done, shard = self._done, self.config.shard
+        done, shard = self._done, self._config.shard
         for photo in self._photos:
             name = digest(photo.name)
             if shard is not None and name not in shard:
@@ -251,12 +239,10 @@ class BatchRun(Closing):
 
     def _finish(self, outcome: Outcome) -> Record:
         """Write what belongs to a photo, and last its record."""
-        photo, config = outcome.photo, self.config
-        record: Record
-        if outcome.record is None:
-            file, record = ERRORS, {"image": photo.name, "error": outcome.error}
-        else:
-            record = config.wording.apply(outcome.record)
+        photo, record, config = outcome.photo, outcome.record, self._config
+        file = ERRORS
+        if "error" not in record:
+            record = config.wording.apply(record)
             unsure = config.min_score is not None and record["score"] < config.min_score
             file = REVIEW if unsure else RECORDS
         if record.get("familiarity", 1.0) < UNFAMILIAR:
@@ -284,12 +270,28 @@ class BatchRun(Closing):
         return {**record, **problem}
 
 
+def _journal(
+    files: RunFiles, config: BatchConfig, captioner: Captioner, generation: GenerationConfig
+) -> Journal:
+    model = {
+        "name": captioner.name,
+        "version": captioner.version,
+        "weights": captioner.fingerprint,
+    }
+    return Journal(
+        files,
+        {"model": model, **config.settings(generation, files.review_name)},
+        restart=config.restart,
+        retry_errors=config.retry_errors,
+    )
+
+
 def _engine(
     captioner: Captioner, generation: GenerationConfig, config: BatchConfig, ray: str | None
 ) -> Engine:
     if ray is None:
         return LocalEngine(captioner, generation, config)
-    from captioner_serving.batch.engines.cluster import RayEngine
+    from captioner_serving.batch.cluster import RayEngine
 
     return RayEngine(ray, captioner, generation, config)
 

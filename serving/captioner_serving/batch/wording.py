@@ -39,8 +39,6 @@ class Wording:
     replace: tuple[tuple[str, str], ...] = ()  # whole words: man=person leaves "woman" alone
 
     def __post_init__(self) -> None:
-        # JSON has lists for tuples; equal settings must be equal objects.
-        object.__setattr__(self, "replace", tuple((old, new) for old, new in self.replace))
         try:
             parsed = list(string.Formatter().parse(self.template))
             fields = {name for _, name, _, _ in parsed} - {None}

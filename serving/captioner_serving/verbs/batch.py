@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import signal
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import fields
+from functools import partial
+from typing import Any, NoReturn
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
@@ -18,10 +19,6 @@ from captioner_serving.verbs.texts import (
     read_wording,
     refuse_windows,
 )
-
-if TYPE_CHECKING:
-    from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.inputs.sources import Inputs
 
 HELP = "Caption any number of photos. The same command goes on where a run was interrupted."
 EXAMPLES = """examples:
@@ -36,20 +33,22 @@ Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = "%(prog)s INPUT... --output FILE|- [options]"
-    parser.add_argument("inputs", nargs="*", metavar="INPUT",
+    parser.add_argument("sources", nargs="*", metavar="INPUT",
         help="photo, folder, 'glob', archive, URL, table, - (a list)")  # fmt: skip
     parser.add_argument("--output", required=True, metavar="FILE|-",
         help=".jsonl, .csv, .parquet, or .json (COCO results)")  # fmt: skip
     add = parser.add_argument_group("inputs").add_argument
-    add("--list", action="append", default=[], metavar="FILE", help="paths or URLs, one per line")
+    add("--list", action="append", default=[], dest="lists", metavar="FILE",
+        help="paths or URLs, one per line")  # fmt: skip
     add("--null", action="store_true", help="names in lists end with NUL, not with a line")
     add("--column", metavar="NAME", help="of .csv, .tsv, .jsonl, .parquet: where the paths are")
     add("--root", metavar="DIR", help="where relative paths in lists and tables start")
-    add("--allow-scheme", action="append", default=[], metavar="NAME",
+    add("--allow-scheme", action="append", default=[], dest="schemes", metavar="NAME",
         help="of links in lists, besides http, https, s3, gs")  # fmt: skip
     add("--allow-private", action="store_true",
         help="links may lead to private addresses")  # fmt: skip
-    add("--no-recursive", action="store_true", help="do not look into subfolders")
+    add("--no-recursive", action="store_false", dest="recursive",
+        help="do not look into subfolders")  # fmt: skip
     add("--shard", metavar="I/N", help="the I-th of N parts; all N together are all photos")
     add("--retry-errors", action="store_true", help="try again what failed before")
     add("--restart", action="store_true", help="forget what was done before")
@@ -82,10 +81,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Caption; 1 if any photo of the inputs failed, now or in a run that this one goes on from."""
     refuse_windows("batch")
     from captioner.predictor import Captioner
+    from captioner_serving.batch.config import BatchConfig, Shard
+    from captioner_serving.batch.inputs.sources import Inputs
     from captioner_serving.batch.progress import Progress
     from captioner_serving.batch.run import BatchRun
 
-    config, inputs = _config(arguments), _inputs(arguments)
+    shard = None if arguments.shard is None else Shard.parse(arguments.shard)
+    settings = {**_fields(BatchConfig, arguments), "shard": shard}
+    config = BatchConfig(**settings, wording=read_wording(arguments))
+    inputs = Inputs(**_fields(Inputs, arguments))
     english = arguments.language.lower().startswith("en")
     if not (english or is_worded(arguments) or arguments.checkpoint):
         raise ConfigError(
@@ -93,16 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
             "--checkpoint in that language, or word the captions with --replace or --template"
         )
     output = None if arguments.output == "-" else arguments.output
-    captioner = Captioner.from_pretrained(
+    load = partial(
+        Captioner.from_pretrained,
         arguments.checkpoint,
         device=arguments.device,
         dtype=arguments.dtype,
         max_pixels=config.max_pixels,
     )
     with (
-        BatchRun(
-            inputs, output=output, config=config, captioner=captioner, ray=arguments.ray
-        ) as batch,
+        BatchRun(inputs, output=output, config=config, load=load, ray=arguments.ray) as batch,
         Progress(quiet=arguments.quiet) as progress,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
@@ -128,28 +131,11 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _config(arguments: argparse.Namespace) -> BatchConfig:
-    from captioner_serving.batch.config import BatchConfig, Shard
-
-    fields = {field.name for field in dataclasses.fields(BatchConfig)} - {"wording", "shard"}
-    given = {name: value for name, value in vars(arguments).items() if name in fields}
-    return BatchConfig(
-        **{name: value for name, value in given.items() if value is not None},
-        wording=read_wording(arguments),
-        shard=None if arguments.shard is None else Shard.parse(arguments.shard),
-    )
-
-
-def _inputs(arguments: argparse.Namespace) -> Inputs:
-    from captioner_serving.batch.inputs.sources import Inputs
-
-    return Inputs(
-        sources=tuple(arguments.inputs),
-        lists=tuple(arguments.list),
-        column=arguments.column,
-        root=arguments.root,
-        null=arguments.null,
-        recursive=not arguments.no_recursive,
-        schemes=tuple(arguments.allow_scheme),
-        allow_private=arguments.allow_private,
-    )
+def _fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Give the options that are fields of a dataclass, where they were given."""
+    named = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in named
+        if value is not None
+    }

@@ -6,8 +6,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from captioner_serving.verbs.texts import (
 
 if TYPE_CHECKING:
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.wording import Wording
 
 HELP = "Make other outputs of the records that captioner batch wrote; nothing is captioned again."
 EXAMPLES = """examples:
@@ -55,7 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
-    from captioner_serving.batch.outputs.tables import write_records
+    from captioner_serving.batch.outputs.records import (
+        read_captions,
+        read_table,
+        write_records,
+    )
 
     config = BatchConfig(
         sidecar=arguments.sidecar,
@@ -68,59 +70,41 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = {str(path).removesuffix(".journal.jsonl") for path in named}
     beside = {other for each in outputs for other in RunFiles(Path(each)).beside}
     _check(arguments, named, beside)
-    records = _Records(
-        paths=[path for path in named if path not in beside],
-        wording=config.wording if is_worded(arguments) else None,
-    )
-    captions, failed = records.count()  # before anything is written, every line is read once
-    said = [f"{captions:,} captions"]
-    if failed:
+    paths = [path for path in named if path not in beside]
+
+    def read(path: Path) -> Iterator[dict[str, Any] | None]:
+        return (read_table if path.suffix == ".csv" else read_captions)(path)
+
+    def captions(path: Path) -> Iterator[dict[str, Any]]:
+        for record in filter(None, read(path)):
+            yield config.wording.apply(record) if is_worded(arguments) else record
+
+    # Before anything is written, every line is read once.
+    have = Counter(record is not None for path in paths for record in read(path))
+    said = [f"{have[True]:,} captions"]
+    if failed := have[False]:
         photos = "photo has none, and is" if failed == 1 else "photos have none, and are"
         said.append(f"{failed:,} failed {photos} left out")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             suffix, keep = Path(arguments.to).suffix, arguments.keep_formulas
-            rows = chain.from_iterable(map(records.of, records.paths))
+            rows = chain.from_iterable(map(captions, paths))
             write_records(file, suffix, rows, keep_formulas=keep)
         said.append(f"written to {arguments.to}")
     problems = 0
     if config.sidecar is not None:
-        kept, problems = _write_sidecars(records, config, arguments.root)
-        said.append(f"{captions - kept - problems:,} sidecars written")
+        kept, problems = _write_sidecars(paths, captions, config, arguments.root)
+        said.append(f"{have[True] - kept - problems:,} sidecars written")
         said += [f"{kept:,} left as found"] if kept else []
         said += [f"{problems:,} not written"] if problems else []
     print(printable("; ".join(said)), file=sys.stderr)
     return int(problems > 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Records:
-    """What is converted: files of records, and how their captions are worded anew."""
-
-    paths: Sequence[Path]
-    wording: Wording | None
-
-    def count(self) -> tuple[int, int]:
-        """Count captions, and photos that failed."""
-        have = Counter(record is not None for path in self.paths for record in self._read(path))
-        return have[True], have[False]
-
-    def of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Read a file's records of photos that have a caption."""
-        for record in self._read(path):
-            if record is not None:
-                yield record if self.wording is None else self.wording.apply(record)
-
-    def _read(self, path: Path) -> Iterator[dict[str, Any] | None]:
-        from captioner_serving.batch.outputs.records import read_captions, read_table
-
-        return (read_table if path.suffix == ".csv" else read_captions)(path)
-
-
 def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterable[Path]) -> None:
     """Refuse before the work what cannot be done."""
     from captioner.files import refuse_input
-    from captioner_serving.batch.outputs.tables import check_output
+    from captioner_serving.batch.outputs.records import check_output
 
     if arguments.to is None and arguments.sidecar is None:
         raise ConfigError("nothing to make: name --to FILE, --sidecar KIND, or both")
@@ -142,17 +126,22 @@ def _check(arguments: argparse.Namespace, paths: Sequence[Path], beside: Iterabl
         raise OutputError(f"{arguments.to} is there already: name another file, or --overwrite it")
 
 
-def _write_sidecars(records: _Records, config: BatchConfig, root: str | None) -> tuple[int, int]:
+def _write_sidecars(
+    paths: Sequence[Path],
+    captions: Callable[[Path], Iterator[dict[str, Any]]],
+    config: BatchConfig,
+    root: str | None,
+) -> tuple[int, int]:
     """Write the sidecars; count those left as they were, and those that could not be written."""
     from captioner.terminal import in_a_line
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import written_beside
 
     kept = problems = 0
-    for path in records.paths:
-        with written_beside(path) as written:
-            writer = SidecarWriter(config, written)
-            for record in records.of(path):
+    for path in paths:
+        with written_beside(path) as write:
+            writer = SidecarWriter(config, write)
+            for record in captions(path):
                 try:
                     writer.write(find_photo(record["image"], root), record)
                 except OutputError as error:

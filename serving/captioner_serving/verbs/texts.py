@@ -39,27 +39,18 @@ def is_worded(arguments: argparse.Namespace) -> bool:
 
 
 def read_wording(arguments: argparse.Namespace) -> Wording:
-    """Read the wording.
-
-    Raises:
-        ConfigError: it cannot be done.
-
-    """
+    """Read the wording."""
     from captioner_serving.batch.wording import Wording
 
     if wrong := [text for text in arguments.replace if "=" not in text]:
         raise ConfigError(f"--replace {wrong[0]!r}: write OLD=NEW")
-    pairs = tuple(text.split("=", 1) for text in arguments.replace)
-    return Wording(template=arguments.template, prefix=arguments.prefix, replace=pairs)
+    pairs = (text.partition("=") for text in arguments.replace)
+    replace = tuple((old, new) for old, _, new in pairs)
+    return Wording(template=arguments.template, prefix=arguments.prefix, replace=replace)
 
 
 def refuse_windows(verb: str) -> None:
-    """Say in a sentence what imports would say in a traceback: the journal needs POSIX's locks.
-
-    Raises:
-        CaptionerError: this is Windows.
-
-    """
+    """Say in a sentence what imports would say in a traceback: the journal needs POSIX's locks."""
     if sys.platform == "win32":
         raise CaptionerError(
             f"captioner {verb} does not run on Windows: use it in WSL, or on Linux"

@@ -92,16 +92,25 @@ def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def run_batch(
-    start_batch: Callable[..., subprocess.Popen[str]],
+    run_main: Callable[..., subprocess.CompletedProcess[str]],
+    lively_file: Path,
+    tiny: Captioner,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `captioner batch` with the tiny model to its end."""
+    """Run `captioner batch` with the tiny model, loaded but once, in the test's own process."""
+    load = Captioner.from_pretrained
 
-    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        text = options.pop("input", None)
-        if text is not None:
-            options["stdin"] = subprocess.PIPE
-        process = start_batch(*arguments, **options)
-        out, err = process.communicate(text, timeout=300)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    def loaded(
+        path: Any, *, device: str = "auto", dtype: str = "auto", **options: Any
+    ) -> Captioner:
+        usual = (path, device, dtype) == (str(lively_file), "auto", "auto")
+        return tiny if usual else load(path, device=device, dtype=dtype, **options)
+
+    monkeypatch.setattr(Captioner, "from_pretrained", loaded)
+    monkeypatch.setattr("captioner_serving.verbs.batch.signal.signal", lambda *_: None)
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        given = () if "--checkpoint" in arguments else ("--checkpoint", lively_file)
+        return run_main("batch", *arguments, *given)
 
     return run

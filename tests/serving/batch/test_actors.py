@@ -87,7 +87,7 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
 
     monkeypatch.setattr(Captioner, "__init__", noted)
     inputs, config = Inputs(sources=(str(folder),)), BatchConfig()
-    with BatchRun(inputs, output=None, config=config, captioner=captioner, ray="local") as run:
+    with BatchRun(inputs, output=None, config=config, load=lambda: captioner, ray="local") as run:
         records = list(run.records())
     assert [device for device, _ in made] == found and reserved == [gpus]
     assert options.get("dtype") in (None, made[0][1])

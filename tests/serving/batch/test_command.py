@@ -27,22 +27,22 @@ Read = Callable[[Path], list[dict[str, Any]]]
 
 def test_records_are_those_of_caption_in_the_order_of_the_photos(
     run_batch: Run,
-    run_captioner: Run,
+    run_main: Run,
     lively_file: Path,
     photos: Photos,
     tmp_path: Path,
     read: Read,
 ) -> None:
-    folder = photos(40)
+    folder = photos(12)
     names = sorted(str(path) for path in folder.iterdir())
     output = tmp_path / "captions.jsonl"
     result = run_batch(folder, "--output", output, "--attention", "--captions", 2)
     assert (result.returncode, result.stdout) == (0, "")
-    assert "40 photos in" in result.stderr and "float32 on cpu" in result.stderr
+    assert "12 photos in" in result.stderr and "float32 on cpu" in result.stderr
     records = read(output)
     assert [record["image"] for record in records] == names
-    assert len({record["score"] for record in records}) > 10
-    single = run_captioner(
+    assert len({record["score"] for record in records}) > 6
+    single = run_main(
         "caption", names[7], "--json", "--attention", "--captions", 2,
         "--checkpoint", lively_file, "--dtype", "float32",
     )  # fmt: skip
@@ -64,37 +64,22 @@ def test_records_are_those_of_caption_in_the_order_of_the_photos(
 
 
 def test_a_list_on_standard_input_and_records_on_standard_output(
-    run_batch: Run, photos: Photos, tmp_path: Path
+    start_batch: Callable[..., subprocess.Popen[str]], photos: Photos, tmp_path: Path
 ) -> None:
     folder = photos(3)
     listed = "\0".join(str(folder / name) for name in ("p002.jpg", "p000.jpg", "missing.jpg"))
-    result = run_batch("-", "--null", "--output", "-", input=listed)
-    assert result.returncode == 1
-    first, second, third = map(json.loads, result.stdout.splitlines())
+    process = start_batch("-", "--null", "--output", "-", stdin=subprocess.PIPE)
+    out, said = process.communicate(listed, timeout=300)
+    assert process.returncode == 1
+    first, second, third = map(json.loads, out.splitlines())
     assert [Path(one["image"]).name for one in (first, second)] == ["p002.jpg", "p000.jpg"]
     assert third["error"]["type"] == "image-not-found"
-    assert "missing.jpg cannot be read (No such file or directory)" in result.stderr
+    assert "missing.jpg cannot be read (No such file or directory)" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 
-def test_names_out_of_a_table_of_ours_are_what_they_were(
-    run_batch: Run, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photo = photos(1) / "p000.jpg"
-    monkeypatch.chdir(tmp_path)
-    names = ["x;=1+1;.jpg", "'=1.jpg", "=1.jpg", "a\x1b.jpg", r"a\x1b.jpg", "\udcff-.jpg"]
-    names.append('caf\udce9 "quoted",\nnew line 🐶.jpg')
-    for name in names:
-        shutil.copy(photo, name)
-    run_batch(*names, "--output", "c.csv")
-    assert b"x;'=1+1;.jpg" in Path("c.csv").read_bytes()
-    result = run_batch("c.csv", "--column", "image", "--output", "-")
-    assert result.returncode == 0, result.stderr
-    assert [json.loads(line)["image"] for line in result.stdout.splitlines()] == names
-
-
 def test_the_summary_names_the_photos_that_are_unlike_the_training(
-    run_captioner: Run, lively_file: Path, photos: Photos, tmp_path: Path
+    run_batch: Run, lively_file: Path, photos: Photos, tmp_path: Path
 ) -> None:
     checkpoint, folder, output = tmp_path / "seen.safetensors", photos(40), tmp_path / "c.csv"
     shutil.copy(lively_file, checkpoint)
@@ -109,8 +94,8 @@ def test_the_summary_names_the_photos_that_are_unlike_the_training(
         board.resize((96, 96), 0).save(folder / f"strange {number:02}.png")
 
     def run(*more: object) -> str:
-        arguments = (*more, "--output", output, "--checkpoint", checkpoint, "--dtype", "float32")
-        result = run_captioner("batch", *arguments)
+        model = ("--checkpoint", checkpoint, "--dtype", "float32")
+        result = run_batch(*more, "--output", output, *model)
         assert result.returncode == 0, result.stderr
         return " ".join(result.stderr.split())
 
@@ -182,7 +167,7 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, rea
 def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> None:
     from captioner_serving.batch.config import Shard
 
-    folder = photos(30)
+    folder = photos(12)
     parts = [
         [
             record["image"]
@@ -199,8 +184,6 @@ def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> No
 def test_out_of_memory_halves_the_batch(
     tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     folder = photos(40)
     wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
     real, sizes = Captioner.caption_prepared, []

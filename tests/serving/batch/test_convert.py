@@ -54,9 +54,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_command_makes_a_table_and_sidecars(folder: Path, run_captioner: Run) -> None:
+def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> None:
     wording = ("--replace", "man=person", "--prefix", "Photo: ")
-    result = run_captioner("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
+    result = run_main("convert", "r.jsonl", "--to", "c.csv", "--sidecar", "txt", *wording)
     assert (result.returncode, result.stdout) == (0, "")
     assert result.stderr == (
         "2 captions; 1 failed photo has none, and is left out; written to c.csv; "
@@ -179,7 +179,7 @@ def spreadsheet(path: Path, delimiter: str, encoding: str = "utf-8-sig") -> None
         writer.writerow([""] * len(rows[0]))
 
 
-@pytest.mark.parametrize("delimiter", ["", ";", "\t"])
+@pytest.mark.parametrize("delimiter", ["", ";"])
 def test_captions_edited_in_a_table_become_sidecars(
     folder: Path, tiny: Captioner, delimiter: str
 ) -> None:
@@ -273,21 +273,17 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
 
 
-@pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
-def test_restart_takes_sidecars_back_that_were_converted(
-    folder: Path, tiny: Captioner, output: str
-) -> None:
+def test_restart_takes_sidecars_back_that_were_converted(folder: Path, tiny: Captioner) -> None:
     Image.new("RGB", (9, 9)).save(folder / "a.jpg")
     (folder / "a.txt").write_text("mine")
 
     def run(**options: Any) -> None:
         config = BatchConfig(sidecar="txt", **options)
-        list(caption_batch("a.jpg", output=output, config=config, captioner=tiny))
+        list(caption_batch("a.jpg", output="c.csv", config=config, captioner=tiny))
 
     run(existing="append")
-    records = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
-    overwrite = ("--sidecar", "txt", "--existing", "overwrite")
-    assert main(["convert", records, "--template", "New: {caption}", *overwrite]) == 0
+    overwrite = ("--sidecar", "txt", "--existing", "overwrite", "--template", "New: {caption}")
+    assert main(["convert", "c.csv.journal.jsonl", *overwrite]) == 0
     assert (folder / "a.txt").read_text().startswith("New: ")
     run(restart=True)  # and leaves what it finds
     assert (folder / "a.txt").read_text() == "mine"

@@ -14,8 +14,7 @@ from captioner import OutputError
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.journal import RECORDS, Journal
-from captioner_serving.batch.outputs.records import read_table
-from captioner_serving.batch.outputs.tables import write_records
+from captioner_serving.batch.outputs.records import read_table, write_records
 
 
 def record(name: str, caption: str) -> dict[str, Any]:
@@ -33,10 +32,10 @@ def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> 
         for name in names:
             journal.add(record(name, caption), RECORDS)
         journal.commit()
-        journal.export(lambda file, rows: write_records(file, output.suffix, rows, **options))
+        journal.export(**options)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_an_output_that_was_edited_stays(tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"c{suffix}"
     write(output, "a.jpg")

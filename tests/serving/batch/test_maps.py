@@ -16,7 +16,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import PhotoFile
 from captioner_serving.batch.outputs.maps import MapWriter
-from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.outputs.written import WrittenFiles, write_unnoted
 from tests.serving.batch.conftest import draw
 
 Photos = Callable[..., Path]
@@ -37,7 +37,7 @@ def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
     os.mkfifo(maps / "pipe.png")
     logs = [WrittenFiles(RunFiles(tmp_path / f"{run}.jsonl")) for run in "ab"]
     for kind, log in zip(("overlay", "sheet"), logs, strict=True):
-        writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), log)  # type: ignore[arg-type]
+        writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), log.write)  # type: ignore[arg-type]
         for name, problem in {
             "file": "is there already, and is no map that Captioner drew: move it away",
             "link": "is there already",
@@ -87,7 +87,7 @@ def test_photos_whose_names_differ_in_dots_and_slashes_have_maps_of_their_own(
 ) -> None:
     one, other = sorted(map(str, photos(2).iterdir()))
     captions, maps = {file: tiny.caption(file) for file in (one, other)}, tmp_path / "maps"
-    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), WrittenFiles())
+    writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), write_unnoted)
     names = {"a/x.jpg": one, "../a/x.jpg": other, "/a/x.jpg": other, "./a/x.jpg": one}
     for _ in range(2):
         for name, file in names.items():

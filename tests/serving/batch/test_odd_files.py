@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import socket
 import stat
 import struct
@@ -22,7 +21,6 @@ from PIL import Image
 
 from captioner import ImageNotFoundError
 from captioner_serving.batch.inputs.photos import PhotoFile
-from tests.process_tree import children
 from tests.serving.batch.conftest import draw
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -155,28 +153,6 @@ def _state(folder: Path) -> dict[bytes, tuple[int, int, int, int]]:
         access = status.st_atime_ns if stat.S_ISREG(status.st_mode) else 0
         state[entry] = (status.st_size, status.st_mtime_ns, access, status.st_mode)
     return state
-
-
-def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
-    start_batch: Callable[..., subprocess.Popen[str]], photos: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = photos(200)
-    output = tmp_path / "captions.jsonl"
-    process = start_batch(folder, "--output", output, "--workers", 2, "--batch-size", 4)
-    try:
-        deadline = time.monotonic() + 300
-        while not (output.exists() and output.stat().st_size):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        decoders = children(process.pid)
-        assert len(decoders) == 2
-        os.kill(decoders[0], signal.SIGSEGV)
-        _, said = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    images = [json.loads(line)["image"] for line in output.read_text().splitlines()]
-    assert (process.returncode, "Traceback" in said) == (0, False)
-    assert images == [str(folder / f"p{n:03}.jpg") for n in range(200)]
 
 
 def test_a_folder_that_a_list_names_leaves_no_file_open(tmp_path: Path) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import pty
 import re
-import signal
-import subprocess
 import termios
 import time
 from collections.abc import Callable
@@ -75,25 +72,6 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
     assert "captioner: broken" in shown and "4 photos" in shown
     assert shown.count("words") == 20
     assert all(len(line) <= 60 for line in re.split(r"[\r\n]+", shown))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_it_has_finished(
-    start_batch: Callable[..., subprocess.Popen[str]],
-    photos: Callable[..., Path],
-    tmp_path: Path,
-    number: signal.Signals,
-) -> None:
-    output, state = tmp_path / "c.jsonl", tmp_path / "c.jsonl.run.json"
-    process = start_batch(photos(300), "--output", output, "--batch-size", 1)
-    while process.poll() is None and not (output.exists() and output.stat().st_size):
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130, said
-    assert said.splitlines()[-1] == "interrupted: the same command goes on from here"
-    left, written = json.loads(state.read_text()), output.read_bytes()
-    assert left["ended"] and left["ends"][0] == len(written) > 0 and written.endswith(b"\n")
 
 
 def test_quiet_names_failures_alone_and_a_name_does_not_steer_the_terminal() -> None:

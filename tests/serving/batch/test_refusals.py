@@ -59,11 +59,22 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --root phots": (1, "there is no folder phots"),
     "t.csv --column file": (1, "t.csv has no column 'file'; it has path"),
     # Outputs
-    "photos --output mine.csv": (1, "mine.csv already exists"),
-    "photos --output mine.csv --restart": (1, "mine.csv already exists"),
+    "photos --output mine.csv": (1, "mine.csv already exists, and no run of this output has left"),
+    "photos --output mine.csv --restart": (1, "choose another name, or move the file away"),
+    "photos --output t.jsonl": (1, "t.jsonl already exists, and no run of this output has left"),
+    "photos --output t.jsonl --restart": (1, "choose another name, or move the file away"),
     "photos --output no/c.jsonl": (1, "has no folder"),
+    "photos --output no/c.jsonl --checkpoint missing": (1, "has no folder"),  # before the model
+    "photos --output mine.csv --ray --workers 2 --checkpoint missing": (2, "leave --workers out"),
     "t.csv --column path --output t.csv": (2, "is an input"),
+    "t.csv --column path --output link.csv --restart": (2, "is an input"),
     "--list t.jsonl --output t.jsonl": (2, "is an input"),
+    "photos --min-score -1 --review c.jsonl": (2, "a file that the run itself writes"),
+    "photos --min-score -1 --review photos/../c.jsonl.written.jsonl": (2, "the run itself writes"),
+    "photos --output c.csv --min-score -1 --review c.csv.journal.jsonl": (2, "run itself writes"),
+    "photos --maps overlay --maps-to .": (2, "the next run would caption them"),
+    "photos --maps overlay --maps-to photos": (2, "the next run would caption them"),
+    "photos --maps overlay --maps-to photos/maps": (2, "the next run would caption them"),
     "photos --maps sheet --maps-to mine.csv": (1, "mine.csv is not a folder"),
     "photos --output begun.jsonl --beam-size 3": (2, "--beam-size was 5 and is 3"),
     "photos --output begun.jsonl --restart --captions 21": (2, "--captions 21"),
@@ -80,28 +91,18 @@ def place(photos: Callable[..., Path], tmp_path: Path, tiny: Captioner, monkeypa
         (tmp_path / "raw" / name).touch()
     (tmp_path / "mine.csv").write_text("the work of years")
     (tmp_path / "t.csv").write_text("path\nphotos/p000.jpg\n")
+    (tmp_path / "link.csv").symlink_to("t.csv")
     (tmp_path / "t.jsonl").write_text("photos/p000.jpg\n")
     list(caption_batch("photos", output="begun.jsonl", captioner=tiny, config=BatchConfig()))
     return tmp_path
 
 
-def test_what_cannot_work_is_refused_and_leaves_no_trace(
-    place: Path, lively_file: Path, tiny: Captioner, run_main: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = Captioner.from_pretrained
-
-    def loaded(path: str, *, device: str, dtype: str, **options: Any) -> Captioner:
-        """Load the usual model but once."""
-        usual = (path, device, dtype) == (str(lively_file), "auto", "auto")
-        return tiny if usual else load(path, device=device, dtype=dtype, **options)
-
-    monkeypatch.setattr(Captioner, "from_pretrained", loaded)
+def test_what_cannot_work_is_refused_and_leaves_no_trace(place: Path, run_batch: Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     for line, (status, words) in REFUSED.items():
         given = line.split()
         given += [] if "--output" in given else ["--output", "c.jsonl"]
-        given += [] if "--checkpoint" in given else ["--checkpoint", str(lively_file)]
-        result = run_main("batch", *given)
+        result = run_batch(*given)
         assert (result.returncode, result.stdout) == (status, ""), (line, result.stderr)
         assert words in result.stderr and "Traceback" not in result.stderr, (line, result.stderr)
         assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before, line

@@ -1,9 +1,7 @@
-"""What a run must not write over: photos, inputs, the files of others, its own."""
+"""What a run must not write over: photos, inputs, the files of others, its own; and --restart."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,236 +13,202 @@ import pytest
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.files import lock
+from captioner_serving.batch.files import RunFiles, lock
+from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.wording import Wording
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Photos = Callable[..., Path]
 Read = Callable[[Path], list[dict[str, Any]]]
+Caption = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def caption(tiny: Captioner, tmp_path: Path) -> Caption:
+    """Caption photos, by default into c.jsonl."""
+
+    def run(sources: Any, output: str = "c.jsonl", **options: Any) -> list[dict[str, Any]]:
+        config = BatchConfig(**options)
+        return list(caption_batch(sources, output=tmp_path / output, config=config, captioner=tiny))
+
+    return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json"])
-def test_files_that_no_run_left_stay(
-    tiny: Captioner, photos: Photos, tmp_path: Path, suffix: str, restart: bool
-) -> None:
-    folder, output = photos(2), tmp_path / f"mine{suffix}"
-    output.write_text("the work of years\n")
-    before = contents(tmp_path)
-    config = BatchConfig(restart=restart)
-    with pytest.raises(OutputError, match="already exists") as caught:
-        list(caption_batch(folder, output=output, captioner=tiny, config=config))
-    assert "--restart" not in str(caught.value)  # which would be bad advice
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_table_is_not_its_own_output(
-    run_batch: Run, photos: Photos, tmp_path: Path, suffix: str, restart: bool
-) -> None:
-    (photo,) = photos(1).iterdir()
-    table = tmp_path / f"table{suffix}"
-    row = json.dumps({"path": str(photo)})
-    table.write_text(f"{row}\n" if suffix == ".jsonl" else f"path\n{photo}\n")
-    before = contents(tmp_path)
-    link = tmp_path / "photos" / f"link{suffix}"
-    link.symlink_to(table)
-    more = ("--restart",) if restart else ()
-    for output in (table, link):
-        result = run_batch(table, "--column", "path", "--output", output, *more)
-        assert result.returncode == 2 and "is an input" in result.stderr
-    assert contents(tmp_path) == before
-
-
-def test_a_review_is_a_file_of_its_own(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
-    folder = photos(2)
-    for output, review in (
-        ("c.jsonl", "c.jsonl"),
-        ("c.jsonl", "c.jsonl.errors.jsonl"),
-        ("c.jsonl", "photos/../c.jsonl.written.jsonl"),
-        ("c.csv", "c.csv.journal.jsonl"),
-    ):
-        config = BatchConfig(min_score=-1, review=str(tmp_path / review))
-        with pytest.raises(ConfigError, match="a file that the run itself writes"):
-            list(caption_batch(folder, output=tmp_path / output, config=config, captioner=tiny))
-    assert sorted(contents(tmp_path)) == []
-
-
-def test_a_review_belongs_to_one_output(
-    run_batch: Run, photos: Photos, tmp_path: Path, read: Read
-) -> None:
-    """Else a run that was killed before its own first unsure record would cut the others' off."""
-    folder, review = photos(3), tmp_path / "unsure.jsonl"
-    (folder / "a.jpg").write_bytes(b"no photo")
-
-    def run(output: str, *more: object, review: Path = review) -> subprocess.CompletedProcess[str]:
-        unsure = ("--min-score", 0, "--review", review)
-        return run_batch(*more, "--output", tmp_path / output, *unsure)
-
-    assert run("one.jsonl", folder / "a.jpg").returncode == 1
-    assert review.read_bytes() == b""
-    for more in ((), ("--restart",)):
-        refused = run("two.jsonl", folder, "--shard", "2/2", *more)
-        assert refused.returncode == 1
-        assert f"{review} already exists, and no run of this output has left it" in refused.stderr
-    refused = run("one.csv", folder, review=tmp_path / "one.jsonl")
-    assert refused.returncode == 1 and "one.jsonl already exists" in refused.stderr
-    assert run("one.jsonl", folder).returncode == 1
-    assert [Path(record["image"]).stem for record in read(review)] == ["p000", "p001", "p002"]
-    names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
-    assert sorted(contents(tmp_path)) == list(names)
-
-
-def test_restart_removes_what_the_run_wrote_and_nothing_else(
-    tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
-) -> None:
+def test_a_changed_output_is_not_cut(caption: Caption, photos: Photos, tmp_path: Path) -> None:
     folder, output = photos(3), tmp_path / "c.jsonl"
-    review, mine = tmp_path / "unsure.jsonl", tmp_path / "mine.jsonl"
-    mine.write_text("mine\n")
-
-    def run(**options: Any) -> None:
-        list(caption_batch(folder, output=output, captioner=tiny, config=BatchConfig(**options)))
-
-    run(min_score=0.0, review=str(review))
-    unsure = review.read_bytes()
-    with pytest.raises(OutputError, match=r"mine\.jsonl already exists"):
-        run(min_score=-1e-9, review=str(mine), restart=True)
-    assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
-    run(restart=True)
-    assert len(read(output)) == 3 and review.read_bytes() == unsure
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_review_of_the_same_name_elsewhere_stays(
-    tiny: Captioner,
-    photos: Photos,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    restart: bool,
-) -> None:
-    folder, output, elsewhere = photos(2), tmp_path / "c.jsonl", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "unsure.jsonl").write_text("mine\n")
-    monkeypatch.chdir(tmp_path)
-    config = BatchConfig(min_score=-1e6, review="unsure.jsonl")
-    list(caption_batch(folder, output=output, captioner=tiny, config=config))
-    monkeypatch.chdir(elsewhere)
-    config = BatchConfig(min_score=-1e6, review="unsure.jsonl", restart=restart)
-    with pytest.raises(
-        (ConfigError, OutputError), match=r"review was|unsure\.jsonl already exists"
-    ):
-        list(caption_batch(folder, output=output, captioner=tiny, config=config))
-    assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
+    state = Path(f"{output}.run.json")
+    caption(folder)
+    whole, ended = output.read_bytes(), state.read_text()
+    killed = ended.replace('"ended": true', '"ended": false')
+    edited = whole.replace(b'"caption": "', b'"caption": "no: ', 1)
+    mine = (b'{"image": "mine.jpg", "caption": "my dog"}\n', b"a note\n", b"to be done")
+    # Lines that no run writes are somebody's, after a kill too.
+    changed = [(killed, whole + line) for line in mine]
+    changed += [(ended, edited), (ended, whole[:10]), (ended, whole + b'{"image": "mine.jpg"}\n')]
+    for before, data in changed:
+        state.write_text(before)
+        output.write_bytes(data)
+        for _ in range(2):
+            with pytest.raises(OutputError, match=r"put the file back as it was.*--restart"):
+                caption(folder)
+        assert output.read_bytes() == data
+    output.unlink()
+    with pytest.raises(OutputError, match=r"c\.jsonl is gone: put the file back"):
+        caption(folder)
+    assert not output.exists()
+    output.write_bytes(whole)
+    state.unlink()
+    with pytest.raises(OutputError, match="already exists, and no run of this output"):
+        caption(folder)
+    assert output.read_bytes() == whole
+    # What follows the last commit of a run that was killed is its own, and is done again.
+    for torn in (b"", b'{"image": "half', b'{"image": "half' + bytes(40), bytes(40)):
+        state.write_text(killed)
+        output.write_bytes(whole + torn)
+        assert caption(folder) == [] and output.read_bytes() == whole
 
 
 @pytest.mark.parametrize("damaged", ["", '{"format": 1, "settings": {}}'])
 def test_a_damaged_state_is_a_sentence(
-    tiny: Captioner, photos: Photos, tmp_path: Path, damaged: str
+    caption: Caption, photos: Photos, tmp_path: Path, damaged: str
 ) -> None:
-    folder, output, state = photos(2), tmp_path / "c.jsonl", tmp_path / "c.jsonl.run.json"
-    list(caption_batch(folder, output=output, captioner=tiny))
-    state.write_text(damaged)
+    folder = photos(1)
+    caption(folder)
+    (tmp_path / "c.jsonl.run.json").write_text(damaged)
     before = contents(tmp_path)
     with pytest.raises(OutputError, match=r"run\.json was not written by this version"):
-        list(caption_batch(folder, output=output, captioner=tiny))
+        caption(folder)
     assert contents(tmp_path) == before
+
+
+def test_a_review_belongs_to_one_output(
+    caption: Caption, photos: Photos, tmp_path: Path, read: Read
+) -> None:
+    """Else a run that was killed before its own first unsure record would cut the others' off."""
+    folder, review = photos(2), tmp_path / "unsure.jsonl"
+    (folder / "a.jpg").write_bytes(b"no photo")
+
+    def run(output: str, photos: Path = folder, review: Path = review, **more: Any) -> None:
+        caption(photos, output, min_score=0, review=str(review), **more)
+
+    run("one.jsonl", folder / "a.jpg")
+    assert review.read_bytes() == b""
+    for restart in (False, True):
+        with pytest.raises(OutputError, match=r"unsure\.jsonl already exists, and no run of this"):
+            run("two.jsonl", restart=restart)
+    with pytest.raises(OutputError, match=r"one\.jsonl already exists"):
+        run("one.csv", review=tmp_path / "one.jsonl")
+    run("one.jsonl")
+    assert [Path(record["image"]).stem for record in read(review)] == ["p000", "p001"]
+    names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
+    assert sorted(contents(tmp_path)) == list(names)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_review_of_the_same_name_elsewhere_stays(
+    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: Any, restart: bool
+) -> None:
+    folder, elsewhere = photos(1), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "unsure.jsonl").write_text("mine\n")
+    monkeypatch.chdir(tmp_path)
+    caption(folder, min_score=-1e6, review="unsure.jsonl")
+    monkeypatch.chdir(elsewhere)
+    refused = (ConfigError, OutputError)
+    with pytest.raises(refused, match=r"review was|unsure\.jsonl already exists"):
+        caption(folder, min_score=-1e6, review="unsure.jsonl", restart=restart)
+    assert (elsewhere / "unsure.jsonl").read_text() == "mine\n"
 
 
 def test_two_runs_share_no_review_at_a_time(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen that it is not there; one is the first to hold it."""
-    review, output = tmp_path / "unsure.jsonl", tmp_path / "c.jsonl"
-    config = BatchConfig(min_score=0.0, review=str(review))
-    with closing(lock(review)):
+    with closing(lock(tmp_path / "unsure.jsonl")):
         monkeypatch.setattr("captioner_serving.batch.journal.check_free", lambda *_, **__: None)
         with pytest.raises(OutputError, match=r"another run is writing to unsure\.jsonl"):
-            list(caption_batch(photos(2), output=output, config=config, captioner=tiny))
+            caption(photos(1), min_score=0.0, review=str(tmp_path / "unsure.jsonl"))
 
 
-@pytest.mark.parametrize("sidecar", ["txt", "json"])
-def test_a_photo_is_not_its_own_sidecar(
-    tiny: Captioner, photos: Photos, tmp_path: Path, sidecar: Any
+def test_restart_removes_what_the_run_wrote_and_nothing_else(
+    caption: Caption, photos: Photos, tmp_path: Path, read: Read
 ) -> None:
-    (photo,) = photos(1).iterdir()
-    odd = photo.rename(photo.with_suffix(f".{sidecar}"))
-    other = Path(shutil.copy(odd, odd.with_suffix(".jpg")))
-    data = odd.read_bytes()
-    for name, problem in ((odd, "would be its own sidecar"), (other, "is not text")):
-        config = BatchConfig(sidecar=sidecar, existing="overwrite")
-        (record,) = caption_batch(name, config=config, captioner=tiny)
-        assert problem in record["error"]["detail"]
-        assert odd.read_bytes() == other.read_bytes() == data
+    folder, review, mine = photos(2), tmp_path / "unsure.jsonl", tmp_path / "mine.jsonl"
+    mine.write_text("mine\n")
+    caption(folder, min_score=0.0, review=str(review))
+    unsure = review.read_bytes()
+    with pytest.raises(OutputError, match=r"mine\.jsonl already exists"):
+        caption(folder, min_score=-1e-9, review=str(mine), restart=True)
+    assert (mine.read_text(), review.read_bytes()) == ("mine\n", unsure)
+    caption(folder, restart=True)
+    assert len(read(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
 
 
-def test_a_sidecar_that_is_a_link_is_written_through(tiny: Captioner, photos: Photos) -> None:
-    (photo,) = photos(1).iterdir()
-    link = photo.with_suffix(".txt")
-    link.symlink_to("elsewhere.text")
-    (record,) = caption_batch(photo, config=BatchConfig(sidecar="txt"), captioner=tiny)
-    assert link.is_symlink()
-    assert (photo.parent / "elsewhere.text").read_text() == record["caption"] + "\n"
-
-
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("kind", ["txt", "xmp"])
-def test_a_link_out_of_the_folder_is_not_followed(
-    tiny: Captioner, photos: Photos, tmp_path: Path, kind: Any, there: bool
+def test_restart_takes_back_sidecars_and_maps_that_nobody_has_changed(
+    caption: Caption, photos: Photos, tmp_path: Path
 ) -> None:
-    """Whoever made the folder of photos says nothing about the files beside it."""
-    (photo,) = photos(1).iterdir()
-    theirs = tmp_path / f"diary.{kind}"
-    if there:
-        theirs.write_text('<x:x xmlns:x="x"/>' if kind == "xmp" else "mine\n")
-    before = contents(tmp_path)
-    link = photo.with_suffix(f".{kind}")
-    link.symlink_to(f"../diary.{kind}")
-    config = BatchConfig(sidecar=kind, existing="overwrite")
-    (record,) = caption_batch(photo, config=config, captioner=tiny)
-    said = record["error"]["detail"]
-    if kind == "txt" or not there:
-        assert said.startswith(f"{link} is a link that leads out of its folder")
-    assert record["caption"] and link.is_symlink()
-    assert contents(tmp_path) == before
+    folder, maps = photos(4), tmp_path / "maps"
+    texts = [folder / f"p00{number}.txt" for number in range(4)]
+    texts[1].write_text("mine\r\n")
+    texts[3].write_text("mine too")
 
+    def run(prefix: str, **options: Any) -> list[str]:
+        wording = Wording(prefix=prefix)
+        return [one["caption"] for one in caption(folder, wording=wording, **options)]
 
-@pytest.mark.parametrize("existing", ["skip", "overwrite"])
-def test_a_sidecar_that_is_no_file_holds_nothing_up(
-    tiny: Captioner, photos: Photos, existing: Any
-) -> None:
-    folder = photos(3)
-    os.mkfifo(folder / "p000.txt")
-    (folder / "p001.txt").mkdir()
-    with (folder / "p002.txt").open("wb") as file:
-        file.truncate(1 << 40)  # a hole
-    config = BatchConfig(sidecar="txt", existing=existing)
-    details = [
-        record["error"]["detail"] for record in caption_batch(folder, config=config, captioner=tiny)
+    text: dict[str, Any] = {"sidecar": "txt", "existing": "prepend"}
+    before = run("Old: ", maps="overlay", maps_to=str(maps), **text)
+    assert texts[1].read_text() == f"{before[1]} mine\n"
+    texts[2].write_text("edited")
+    texts[3].write_text(f"{before[3]} edited")
+    *drawn, changed = sorted(maps.rglob("*.png"))
+    changed.write_bytes(b"mine")
+    after = run("New: ", restart=True, **text)
+    assert [path.read_text() for path in texts] == [
+        f"{after[0]}\n",
+        f"{after[1]} mine\n",
+        f"{after[2]} edited\n",
+        f"{after[3]} {before[3]} edited\n",
     ]
-    assert [detail.removeprefix(f"{folder}/") for detail in details] == [
-        "p000.txt cannot be read: it is not a regular file",
-        "p001.txt cannot be read: Is a directory",
-        "p002.txt cannot be read: it has 1,099,511,627,776 bytes, too many for a sidecar",
-    ]
+    assert len(drawn) == 3 and not any(path.exists() for path in drawn)
+    assert changed.read_bytes() == b"mine"
+    run("No sidecars: ", restart=True)
+    assert not texts[0].exists() and texts[1].read_bytes() == b"mine\r\n"
+    assert texts[2].read_text() == "edited"
+    assert not RunFiles(tmp_path / "c.jsonl").written.exists()
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"path": "torn'])
+def test_a_killed_run_knows_what_it_wrote(torn: bytes, tmp_path: Path) -> None:
+    files, one, two = RunFiles(tmp_path / "c.jsonl"), tmp_path / "one", tmp_path / "two"
+    written = WrittenFiles(files)
+    written.write(one, b"first", old=None)
+    written.close()
+    with files.written.open("ab") as file:
+        file.write(torn)
+    written.write(one, b"second", old=b"first")
+    two.mkdir()  # it cannot be written
+    with pytest.raises(OutputError):
+        written.write(two, b"never written", old=b"theirs")
+    two.rmdir()
+    two.write_bytes(b"theirs")
+    written.take_back()
+    assert not one.exists() and not files.written.exists()
+    assert two.read_bytes() == b"theirs"
 
 
 def test_maps_never_lie_among_the_photos(
-    tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caption: Caption, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = photos(1)
     shutil.copy(folder / "p000.jpg", folder / "p000.jpg.png")
     before = contents(folder)
     monkeypatch.chdir(tmp_path)
-    for place in (".", "photos", "photos/maps"):
-        config = BatchConfig(maps="overlay", maps_to=place)
-        with pytest.raises(ConfigError, match="the next run would caption them"):
-            list(caption_batch("photos", captioner=tiny, config=config))
-    config = BatchConfig(maps="overlay", maps_to=".")
-    (record,) = caption_batch("photos/p000.jpg", captioner=tiny, config=config)
+    (record,) = caption("photos/p000.jpg", maps="overlay", maps_to=".")
     assert "would lie among the photos" in record["error"]["detail"]
     assert contents(folder) == before
 

@@ -8,22 +8,31 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import IO, Self, cast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import IO, Any, Self, cast
 
+from captioner.errors import ImageError, ImageNotFoundError
 from captioner.files import digest
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner_serving.batch.inputs.links import Readable
+from captioner_serving.batch.inputs.links import LinkStream
 from captioner_serving.batch.inputs.photos import (
     LostPhoto,
     MemoryPhoto,
     Photo,
-    TarMember,
-    ZipMember,
+    check_size,
+    unreadable,
 )
 
-__all__ = ["ARCHIVES", "COMPRESSED", "archive_photos", "tar_stream_photos"]
+__all__ = [
+    "ARCHIVES",
+    "COMPRESSED",
+    "TarMember",
+    "ZipMember",
+    "archive_photos",
+    "tar_stream_photos",
+]
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".tar", ".zip", *COMPRESSED)
@@ -45,27 +54,47 @@ _HEADERS = (
 )
 
 
-class _BoundedTarInfo(tarfile.TarInfo):
-    """A member whose size is looked at before tarfile believes it."""
+@dataclass(frozen=True, kw_only=True)
+class TarMember(Photo):
+    """A member of an uncompressed tar file, read in place."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        member = super().frombuf(buf, encoding, errors)
-        if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
-            raise tarfile.ReadError(f"a header says that it has {member.size:,} bytes")
-        return member
+    archive: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """See Photo."""
+        try:
+            check_size(self.name, self.size)
+            with open(self.archive, "rb") as file:
+                file.seek(self.offset)
+                return file.read(self.size)
+        except OSError as error:
+            raise unreadable(self.name, error) from error
 
 
-def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
-    """Put #2 behind the second name of two that are one."""
-    seen: set[bytes] = set()
-    for photo in photos:
-        name, number = photo.name, 1
-        while (key := digest(name)) in seen:
-            number += 1
-            name = f"{photo.name}#{number}"
-        seen.add(key)
-        yield photo if number == 1 else replace(photo, name=name)
+@dataclass(frozen=True, kw_only=True)
+class ZipMember(Photo):
+    """A member of a zip file, read in place; the file's list of members is read once a process."""
+
+    archive: str
+    number: int  # among all members: several may have one name
+
+    def read(self) -> bytes:
+        """See Photo."""
+        try:
+            archive = _open_zip(self.archive)
+            member = archive.infolist()[self.number]
+            check_size(self.name, member.file_size)
+            with archive.open(member) as stream:
+                return stream.read(member.file_size)  # and no more, whatever there is
+        except (ImageError, MemoryError):
+            raise
+        except Exception as error:  # damaged members end in almost any exception
+            if "password" in str(error):
+                reason = f"{self.name} is encrypted: unpack the archive first"
+                raise ImageNotFoundError(reason) from error
+            raise unreadable(self.name, error) from error
 
 
 def archive_photos(path: str) -> Iterator[Photo]:
@@ -87,41 +116,79 @@ def archive_photos(path: str) -> Iterator[Photo]:
         )
 
 
-def tar_stream_photos(file: Readable, name: str) -> Iterator[Photo]:
+def tar_stream_photos(file: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
     """List the images of a tar stream of any compression, each with its bytes."""
-    yield from _numbered(_streamed_photos(file, name))
+    return _numbered(_streamed_photos(file, name))
 
 
-def _streamed_photos(file: Readable, name: str) -> Iterator[Photo]:
-    packed = cast("IO[bytes]", file)  # of which tarfile asks for no more than Readable has
-    with tarfile.open(fileobj=packed, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
-        stream = cast("Readable", tar.fileobj)
-        for member in _members(tar, skip=lambda end: _skip(stream, end, packed=file)):
-            yield _in_memory(tar, member, f"{name}/{member.name}")
+def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
+    """Put #2 behind the second name of two that are one."""
+    seen: set[bytes] = set()
+    for photo in photos:
+        name, number = photo.name, 1
+        while (key := digest(name)) in seen:
+            number += 1
+            name = f"{photo.name}#{number}"
+        seen.add(key)
+        yield photo if number == 1 else replace(photo, name=name)
+
+
+class _BoundedTarInfo(tarfile.TarInfo):
+    """A member whose size is looked at before tarfile believes it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
+            raise tarfile.ReadError(f"a header says that it has {member.size:,} bytes")
+        return member
 
 
 def _tar_photos(path: str) -> Iterator[Photo]:
     with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
         for member in _members(tar):
-            name = f"{path}/{member.name}"
+            name, offset, size = f"{path}/{member.name}", member.offset_data, member.size
+            if not _is_photo(member):
+                continue
             if member.issparse():
                 yield _in_memory(tar, member, name)
             else:
-                offset, size = member.offset_data, member.size
                 yield TarMember(name=name, archive=path, offset=offset, size=size)
-        _check_end(tar, path)
+        # At damage tarfile just ends: where it ends there must be zeros, or nothing.
+        end = tar.offset
+        with open(path, "rb") as file:
+            file.seek(end)
+            block = file.read(tarfile.BLOCKSIZE)
+            if any(block) or (not block and file.seek(0, 2) != end):
+                raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
 
 
-def _skip(stream: Readable, end: int, *, packed: Readable) -> None:
-    """Go on to where a member ends; tarfile itself would look for it far behind the end."""
-    while True:
-        # A photo has been read already, and may leave nothing to go over.
-        if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
-            raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
-        if (left := end - stream.tell()) <= 0:
-            return
-        if not stream.read(min(left, 1 << 20)):
-            raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
+def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
+    file = cast("IO[bytes]", packed)  # of which tarfile asks for read and tell alone
+    with tarfile.open(fileobj=file, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
+        stream: Any = tar.fileobj
+        for member in _members(tar):
+            if _is_photo(member):
+                yield _in_memory(tar, member, f"{name}/{member.name}")
+            # Go on to where the member ends; tarfile would look for it far behind the end. A photo
+            # has been read already, and may leave nothing to go over.
+            while True:
+                if stream.tell() > max(_MOST_UNPACKED, _MOST_TIMES * packed.tell()):
+                    raise tarfile.ReadError(f"it unpacks to more than {stream.tell():,} bytes")
+                if (left := tar.offset - 1 - stream.tell()) <= 0:
+                    break
+                if not stream.read(min(left, 1 << 20)):
+                    raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    offset = -1
+    while (member := tar.next()) is not None:
+        if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
+            raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
+        offset = tar.offset
+        yield member
+        tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
@@ -131,33 +198,6 @@ def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Phot
         return LostPhoto(name=name, reason=reason)
     stream = tar.extractfile(member)
     return MemoryPhoto(name=name, data=stream.read() if stream else b"")
-
-
-def _check_end(tar: tarfile.TarFile, path: str) -> None:
-    """Notice damage, at which tarfile just ends: where it ends there must be zeros, or nothing."""
-    end = tar.offset
-    with open(path, "rb") as file:
-        file.seek(end)
-        block = file.read(tarfile.BLOCKSIZE)
-        if any(block) or (not block and file.seek(0, 2) != end):
-            raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
-
-
-def _members(
-    tar: tarfile.TarFile,
-    *,
-    skip: Callable[[int], None] | None = None,
-) -> Iterator[tarfile.TarInfo]:
-    offset = -1
-    while (member := tar.next()) is not None:
-        if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
-            raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
-        offset = tar.offset
-        if member.isfile() and _is_image(member.name):
-            yield member
-        if skip is not None:
-            skip(tar.offset - 1)
-        tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 
 def _zip_photos(path: str) -> Iterator[Photo]:
@@ -178,6 +218,11 @@ def _zip_photos(path: str) -> Iterator[Photo]:
             yield ZipMember(name=name, archive=path, number=number)
 
 
+@lru_cache(maxsize=2)
+def _open_zip(path: str) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
 def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:
     """Say why a member of a zip file is not unpacked in memory."""
     if member.compress_type == zipfile.ZIP_STORED:
@@ -191,6 +236,10 @@ def _too_large(name: str, size: int, most: int) -> str | None:
     if size <= most:
         return None
     return f"{name} has {size:,} bytes, and the limit here is {most:,}: unpack it"
+
+
+def _is_photo(member: tarfile.TarInfo) -> bool:
+    return member.isfile() and _is_image(member.name)
 
 
 def _is_image(name: str) -> bool:

@@ -1,14 +1,13 @@
-"""Files behind links: http and https by httpx, all else (s3, gs, ...) by fsspec."""
+"""Photos and archives behind links: http and https by httpx, all else (s3, gs, ...) by fsspec."""
 
 from __future__ import annotations
 
-import io
-import math
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
@@ -20,11 +19,12 @@ from captioner.errors import (
 )
 from captioner.paths import is_web_address
 from captioner_serving.batch.inputs.networks import PublicTransport
+from captioner_serving.batch.inputs.photos import LARGEST, Photo
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Reach", "Readable", "fetch", "file_system", "is_url", "open_in_pieces", "reason_of"]
+__all__ = ["LinkStream", "Reach", "RemotePhoto", "file_system", "is_url", "open_link", "reason_of"]
 
 Reach = Literal["public", "own", "any"]
 """Where an http link may lead: to public addresses, to its own host too, or anywhere."""
@@ -35,59 +35,74 @@ _PIECE = 1 << 20  # bytes
 _STALLED = "its link is stalled: no more came within {:g} s"
 
 
-class Readable(Protocol):
-    """What is read from its beginning to its end."""
+@dataclass(frozen=True, kw_only=True)
+class RemotePhoto(Photo):
+    """A file behind a link."""
+
+    url: str
+    reach: Reach = "own"
+
+    def read(self) -> bytes:
+        """See Photo."""
+        url = self.url
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with _open(url, self.reach) as pieces:
+                    data = _join(pieces, LARGEST + 1)
+                break
+            except CaptionerError:
+                raise
+            except Exception as error:  # every file system has exceptions of its own
+                if attempt < _TRIES and _is_passing(error):
+                    time.sleep(attempt)
+                    continue
+                raise ImageNotFoundError(
+                    f"{url} cannot be read ({reason_of(error)}): check the link"
+                ) from error
+        if len(data) > LARGEST:
+            raise ImageTooLargeError(f"{url} has more than {LARGEST:,} bytes: is it a photo?")
+        return data
+
+
+class LinkStream:
+    """A file behind a link, read from its beginning to its end, a megabyte at a time.
+
+    Each megabyte has to come in time: other photos wait behind it.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+        self._place = 0
 
     def read(self, size: int) -> bytes:
-        """Read at most so many bytes; none only at the end."""
+        """Read at most so many bytes; none only at the end.
+
+        Raises:
+            TimeoutError: they did not come in time.
+
+        """
+        if not self._piece:
+            self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))
+        data, self._piece = self._piece[:size], self._piece[size:]
+        self._place += len(data)
+        return bytes(data)
 
     def tell(self) -> int:
         """Count the bytes that were read."""
+        return self._place
+
+
+@contextmanager
+def open_link(url: str, reach: Reach) -> Iterator[LinkStream]:
+    """Open a file behind a link; whatever its file system raises comes through."""
+    with _open(url, reach) as pieces:
+        yield LinkStream(pieces)
 
 
 def is_url(name: str) -> bool:
     """Whether a name is a link and not a path."""
     return re.match(r"[a-z][a-z0-9+.-]*://", name, re.IGNORECASE) is not None
-
-
-def fetch(url: str, *, limit: int, reach: Reach = "own") -> bytes:
-    """Read a file of at most `limit` bytes.
-
-    Raises:
-        ImageError: it cannot be read, or is larger.
-        MissingExtraError: the extra that reads such links is not there.
-
-    """
-    for attempt in range(1, _TRIES + 1):
-        try:
-            with _open(url, reach) as file:
-                data = _read_up_to(file, limit + 1)
-            break
-        except CaptionerError:
-            raise
-        except Exception as error:  # every file system has exceptions of its own
-            if attempt < _TRIES and _is_passing(error):
-                time.sleep(attempt)
-                continue
-            raise ImageNotFoundError(
-                f"{url} cannot be read ({reason_of(error)}): check the link"
-            ) from error
-    if len(data) > limit:
-        raise ImageTooLargeError(f"{url} has more than {limit:,} bytes: is it a photo?")
-    return data
-
-
-@contextmanager
-def open_in_pieces(url: str, reach: Reach) -> Iterator[Readable]:
-    """Open a file each megabyte of which has to come in time: others wait behind it.
-
-    Raises:
-        MissingExtraError: the extra that reads such links is not there.
-        Exception: what the file system raises; TimeoutError, where nothing comes.
-
-    """
-    with _open(url, reach) as file:
-        yield _PiecewiseFile(file)
 
 
 def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
@@ -119,78 +134,38 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _open(url: str, reach: Reach) -> Iterator[IO[bytes] | _Answer]:
+def _open(url: str, reach: Reach) -> Iterator[Iterator[bytes]]:
+    """Open a link: its bytes as they come."""
     if not is_web_address(url):
         system, path = file_system(url)
         with system.open(path, "rb") as file:
-            yield file
+            yield iter(lambda: file.read(_PIECE), b"")
         return
-    host = httpx.URL(url).host
-    transport = None if reach == "any" else PublicTransport(host if reach == "own" else None)
-    # What the server packs all the same stays packed: no few bytes become gigabytes here.
-    headers = {"Accept-Encoding": "identity"}
+    own = httpx.URL(url).host if reach == "own" else None
     with (
         httpx.Client(
-            transport=transport,
+            transport=None if reach == "any" else PublicTransport(own),
             trust_env=False,
             follow_redirects=True,
             timeout=_SECONDS,
-            headers=headers,
+            # What the server packs all the same stays packed: no few bytes become gigabytes here.
+            headers={"Accept-Encoding": "identity"},
         ) as client,
         client.stream("GET", url) as response,
     ):
         response.raise_for_status()
-        yield _Answer(response)
+        yield response.iter_raw()
 
 
-class _Answer:
-    """The body of a response, read as a file is."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._parts = response.iter_raw(_PIECE)
-        self._part = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        """Read at most so many bytes; none only at the end."""
-        if not self._part:
-            self._part = memoryview(next(self._parts, b""))
-        data, self._part = self._part[:size], self._part[size:]
-        return bytes(data)
-
-
-class _PiecewiseFile:
-    """See open_in_pieces."""
-
-    def __init__(self, file: IO[bytes] | _Answer) -> None:
-        self._file = file
-        self._piece = io.BytesIO()
-        self._place = 0
-
-    def read(self, size: int) -> bytes:
-        """Read at most so many bytes; none only at the end.
-
-        Raises:
-            TimeoutError: they did not come in time.
-
-        """
-        if not (data := self._piece.read(size)):
-            self._piece = io.BytesIO(_read_up_to(self._file, _PIECE, seconds=_SECONDS))
-            data = self._piece.read(size)
-        self._place += len(data)
-        return data
-
-    def tell(self) -> int:
-        """Count the bytes that were read."""
-        return self._place
-
-
-def _read_up_to(file: IO[bytes] | _Answer, size: int, *, seconds: float = math.inf) -> bytes:
-    """Read so many bytes, or all that there are; a link itself gives what has come by now."""
-    data, end = bytearray(), time.monotonic() + seconds
-    while len(data) < size and (more := file.read(size - len(data))):
-        data += more
-        if time.monotonic() > end:
-            raise TimeoutError(_STALLED.format(seconds))
+def _join(pieces: Iterator[bytes], most: int, *, end: float | None = None) -> bytes:
+    """Take so many bytes or a few more, or all that there are."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if end is not None and time.monotonic() > end:
+            raise TimeoutError(_STALLED.format(_SECONDS))
+        if len(data) >= most:
+            break
     return bytes(data)
 
 

@@ -20,12 +20,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class PublicTransport(httpx.HTTPTransport):
-    """Connects to public addresses only.
-
-    Args:
-        own: a host whose addresses may be private all the same.
-
-    """
+    """Connects to public addresses only, and to the host `own` wherever that is."""
 
     def __init__(self, own: str | None = None) -> None:
         # No connection is used twice: it was opened for the host of one request.
@@ -33,12 +28,7 @@ class PublicTransport(httpx.HTTPTransport):
         self._own = own
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Look the host up, and connect to what was looked at.
-
-        Raises:
-            httpx.ConnectError: a name is unknown, an address private, or nobody answers there.
-
-        """
+        """Look the host up, and connect to what was looked at."""
         host, request.extensions = request.url.host, dict(request.extensions)
         # The certificate and the server are asked for by name all the same.
         request.extensions["sni_hostname"] = host

@@ -1,4 +1,4 @@
-"""A photo by its name and the place of its bytes: a file, an archive, a link, memory.
+"""A photo by its name and the place of its bytes.
 
 A photo is small and picklable: it goes to the process that decodes it, which reads its bytes there.
 """
@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
-from captioner import errors
-from captioner_serving.batch.inputs.links import Reach, fetch
+from captioner.errors import ImageNotFoundError, ImageTooLargeError
 
-__all__ = [
-    "LostPhoto",
-    "MemoryPhoto",
-    "Photo",
-    "PhotoFile",
-    "RemotePhoto",
-    "TarMember",
-    "ZipMember",
-]
+__all__ = ["LARGEST", "LostPhoto", "MemoryPhoto", "Photo", "PhotoFile", "check_size", "unreadable"]
 
-_LARGEST = 1 << 30  # bytes; more is a disk image or a film, and reading it would take all memory
+LARGEST = 1 << 30
+"""Bytes of a photo; more is a disk image or a film, and reading it would take all memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +52,7 @@ class PhotoFile(Photo):
 
     @property
     def path(self) -> str | None:
-        """The file itself."""
+        """See Photo."""
         return self.file
 
     def read(self) -> bytes:
@@ -72,70 +62,13 @@ class PhotoFile(Photo):
             with open(self.file, "rb", opener=_open_quietly) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    raise errors.ImageNotFoundError(
-                        f"{self.name} is not a regular file: check the path"
-                    )
-                _check_size(self.name, status.st_size)
+                    raise ImageNotFoundError(f"{self.name} is not a regular file: check the path")
+                check_size(self.name, status.st_size)
                 return file.read()
         except IsADirectoryError as error:
-            raise errors.ImageNotFoundError(f"{self.name} is a folder: check the path") from error
+            raise ImageNotFoundError(f"{self.name} is a folder: check the path") from error
         except (OSError, ValueError) as error:
-            raise _unreadable(self.name, error) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class TarMember(Photo):
-    """A member of an uncompressed tar file, read in place."""
-
-    archive: str
-    offset: int
-    size: int
-
-    def read(self) -> bytes:
-        """Read the member's bytes out of the archive."""
-        try:
-            _check_size(self.name, self.size)
-            with open(self.archive, "rb") as file:
-                file.seek(self.offset)
-                return file.read(self.size)
-        except OSError as error:
-            raise _unreadable(self.name, error) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZipMember(Photo):
-    """A member of a zip file, read in place."""
-
-    archive: str
-    number: int  # among all members: several may have one name
-
-    def read(self) -> bytes:
-        """Read and unpack the member; the archive's list of members is read once a process."""
-        try:
-            archive = _open_zip(self.archive)
-            member = archive.infolist()[self.number]
-            _check_size(self.name, member.file_size)
-            with archive.open(member) as stream:
-                return stream.read(member.file_size)  # and no more, whatever there is
-        except (errors.ImageError, MemoryError):
-            raise
-        except Exception as error:  # damaged members end in almost any exception
-            if "password" in str(error):
-                reason = f"{self.name} is encrypted: unpack the archive first"
-                raise errors.ImageNotFoundError(reason) from error
-            raise _unreadable(self.name, error) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemotePhoto(Photo):
-    """A file behind a link."""
-
-    url: str
-    reach: Reach = "own"
-
-    def read(self) -> bytes:
-        """Fetch the file."""
-        return fetch(self.url, limit=_LARGEST, reach=self.reach)
+            raise unreadable(self.name, error) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +82,7 @@ class MemoryPhoto(Photo):
         return replace(self, data=b"")
 
     def read(self) -> bytes:
-        """Give the bytes."""
+        """See Photo."""
         return self.data
 
 
@@ -161,7 +94,21 @@ class LostPhoto(Photo):
 
     def read(self) -> bytes:
         """Say why, always."""
-        raise errors.ImageNotFoundError(self.reason)
+        raise ImageNotFoundError(self.reason)
+
+
+def check_size(name: str, size: int) -> None:
+    """Refuse what is too large to be a photo."""
+    if size > LARGEST:
+        raise ImageTooLargeError(
+            f"{name} has {size:,} bytes, and the limit is {LARGEST:,}: is it a photo?"
+        )
+
+
+def unreadable(name: str, error: Exception) -> ImageNotFoundError:
+    """Say in our own words why the system cannot read a photo."""
+    reason = getattr(error, "strerror", None) or error
+    return ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
 
 
 def _open_quietly(path: str, flags: int) -> int:
@@ -171,20 +118,3 @@ def _open_quietly(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0))
     except PermissionError:  # only the owner may leave the time of access alone
         return os.open(path, flags)
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > _LARGEST:
-        raise errors.ImageTooLargeError(
-            f"{name} has {size:,} bytes, and the limit is {_LARGEST:,}: is it a photo?"
-        )
-
-
-def _unreadable(name: str, error: Exception) -> errors.ImageError:
-    reason = getattr(error, "strerror", None) or error
-    return errors.ImageNotFoundError(f"{name} cannot be read ({reason}): check the path")
-
-
-@lru_cache(maxsize=2)
-def _open_zip(path: str) -> zipfile.ZipFile:
-    return zipfile.ZipFile(path)

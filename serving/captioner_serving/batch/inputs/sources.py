@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from captioner_serving.batch.inputs.archives import (
 )
 from captioner_serving.batch.inputs.links import (
     Reach,
+    RemotePhoto,
     file_system,
     is_url,
-    open_in_pieces,
+    open_link,
     reason_of,
 )
-from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile, RemotePhoto
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
 
 __all__ = ["Inputs", "LeftOut"]
@@ -41,11 +41,7 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 class LeftOut:
     """Counts, by suffix, files of folders that are not taken for photos.
 
-    A sidecar belongs to the photo beside it, and is not counted; nor is what the run itself writes.
-
-    Args:
-        own: the files of the run.
-
+    A sidecar belongs to the photo beside it, and is not counted; nor are the run's `own` files.
     """
 
     def __init__(self, own: Iterable[str | os.PathLike[str]] = ()) -> None:
@@ -97,17 +93,18 @@ class Inputs:
     def __post_init__(self) -> None:
         if not self.sources and not self.lists:
             raise ConfigError("there is nothing to caption: name photos, folders, or a list")
-        if self.column is None and (tables := [s for s in self.sources if _is_table(s)]):
+        tables = [source for source in self.sources if _is_table(source)]
+        if tables and self.column is None:
             raise ConfigError(f"{tables[0]} is a table: name the column of its paths with --column")
-        if self.column is not None and not any(map(_is_table, self.sources)):
+        if not tables and self.column is not None:
             raise ConfigError(f"--column {self.column}: no source is a {', '.join(TABLES)}")
 
     @property
     def countable(self) -> bool:
         """Whether the photos can be counted beforehand without reading anything twice over."""
-        sources = (*self.sources, *self.lists)
         return not any(
-            s == "-" or is_url(s) or s.lower().endswith(COMPRESSED) or _is_pipe(s) for s in sources
+            name == "-" or is_url(name) or name.lower().endswith(COMPRESSED) or _is_pipe(name)
+            for name in (*self.sources, *self.lists)
         )
 
     def check(self) -> None:
@@ -127,17 +124,15 @@ class Inputs:
                 raise DataError(there_is_no("list", Path(path)))
             if os.path.isdir(path):
                 raise DataError(f"{path} is a folder and no list: name it without --list")
-        missing = []
-        sources = [name for source in self.sources for name in _expand_braces(source)]
+        sources, missing = list(self._expanded()), []
         for source in sources:
             if source == "-" or is_url(source):
                 continue
             if os.path.lexists(source):
-                if _is_table(source) and self.column is not None and not _is_pipe(source):
-                    next(table_names(source, self.column), None)  # or it has no such column
+                if _is_table(source) and not _is_pipe(source):
+                    next(table_names(source, self.column or ""), None)  # or it has no such column
             elif glob.has_magic(source):
-                if next(_matches(source), None) is None:
-                    raise _no_match(source)
+                next(_matches(source))
             elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
                 missing.append(source)
             else:
@@ -161,30 +156,27 @@ class Inputs:
             DataError: a list or table cannot be read, or a source names nothing.
 
         """
-        others = left_out or LeftOut()
-        for source in self.sources:
-            for expanded in _expand_braces(source):
-                yield from self._photos_of(expanded, others)
+        left_out = left_out or LeftOut()
+        for source in self._expanded():
+            if source == "-":
+                yield from self._listed("-")
+            elif is_url(source):
+                yield from self._behind(source)
+            elif _is_table(source):
+                yield from self._named(table_names(source, self.column or ""))
+            elif os.path.lexists(source) or not glob.has_magic(source):
+                yield from self._at(source, left_out, search=True)
+            else:
+                for path in _matches(source):
+                    # ** goes into folders by itself, and not by links.
+                    search = "**" not in source and not os.path.islink(path)
+                    yield from self._at(path, left_out, search=search)
         for path in self.lists:
-            yield from self._named(list_names(path, null=self.null))
+            yield from self._listed(path)
 
-    def _photos_of(self, source: str, left_out: LeftOut) -> Iterator[Photo]:
-        if source == "-":
-            yield from self._named(list_names(sys.stdin.fileno(), null=self.null))
-        elif is_url(source):
-            yield from self._behind(source)
-        elif _is_table(source) and self.column is not None:
-            yield from self._named(table_names(source, self.column))
-        elif os.path.lexists(source) or not glob.has_magic(source):
-            yield from self._at(source, left_out, search=True)
-        else:
-            path = None
-            for path in _matches(source):
-                # ** goes into folders by itself, and not by links.
-                search = "**" not in source and not os.path.islink(path)
-                yield from self._at(path, left_out, search=search)
-            if path is None:
-                raise _no_match(source)
+    def _expanded(self) -> Iterator[str]:
+        for source in self.sources:
+            yield from _expand_braces(source)
 
     def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
         """List what lies at a path."""
@@ -200,11 +192,13 @@ class Inputs:
                     yield LostPhoto(name=folder, reason=reason)
                 images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
                 if len(images) < len(names):
-                    others = (name for name in names if not name.lower().endswith(IMAGE_SUFFIXES))
-                    left_out.see(folder, others, images)
+                    left_out.see(folder, sorted({*names} - {*images}), images)
                 for name in images:
                     file = os.path.join(folder, name)
                     yield PhotoFile(name=file, file=file)
+
+    def _listed(self, path: str) -> Iterator[Photo]:
+        return self._named(list_names(path, null=self.null))
 
     def _named(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
         for name in names:
@@ -222,8 +216,7 @@ class Inputs:
             reason = f"{url}: links with :: are not followed; write an IPv6 address in full"
             return LostPhoto(name=url, reason=reason)
         if scheme in (*_SCHEMES, *self.schemes):
-            reach: Reach = "any" if self.allow_private else "public"
-            return RemotePhoto(name=url, url=url, reach=reach)
+            return RemotePhoto(name=url, url=url, reach="any" if self.allow_private else "public")
         return LostPhoto(
             name=url,
             reason=f"{url}: {scheme}:// links in lists and tables are not followed; if you trust "
@@ -240,7 +233,7 @@ class Inputs:
                 reason = f"{url}: zip files are not read over links; download it, or make it a .tar"
                 yield LostPhoto(name=url, reason=reason)
             elif bare.endswith(ARCHIVES):
-                with open_in_pieces(url, reach) as file:
+                with open_link(url, reach) as file:
                     yield from tar_stream_photos(file, url)
             elif web or (bare.endswith(IMAGE_SUFFIXES) and not matching):
                 yield RemotePhoto(name=url, url=url, reach=reach)
@@ -276,9 +269,9 @@ def _walk(folder: str, *, recursive: bool) -> Iterator[tuple[str, list[str], str
     """Give folder by folder its files, sorted, or why it cannot be listed; hidden ones left out."""
     problems: list[OSError] = []
     for here, folders, files in os.walk(folder, onerror=problems.append):
-        for problem in problems:
+        while problems:
+            problem = problems.pop(0)
             yield str(problem.filename), [], problem.strerror
-        problems.clear()
         # os.walk goes on with what is left here, and follows no link to a folder.
         folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
         yield here, sorted(name for name in files if not name.startswith(".")), None
@@ -287,7 +280,20 @@ def _walk(folder: str, *, recursive: bool) -> Iterator[tuple[str, list[str], str
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Match as a shell with globstar does, folder by folder; ** follows no link to a folder."""
+    """Match as a shell with globstar does, folder by folder; ** follows no link to a folder.
+
+    Raises:
+        DataError: nothing matches.
+
+    """
+    path = None
+    for path in _matches_of(pattern):
+        yield path
+    if path is None:
+        raise DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
+
+
+def _matches_of(pattern: str) -> Iterator[str]:
     before, *behind = _STARS.split(pattern, maxsplit=1)
     if not behind:
         yield from sorted(glob.glob(pattern))
@@ -295,7 +301,7 @@ def _matches(pattern: str) -> Iterator[str]:
     for top in sorted(glob.glob(before)) if before else [""]:
         for folder, _, _ in _walk(top or ".", recursive=True):
             way = glob.escape(folder if top else folder[2:])  # without the ./ in front
-            yield from _matches(os.path.join(way, behind[0] or "*"))
+            yield from _matches_of(os.path.join(way, behind[0] or "*"))
 
 
 def _expand_braces(source: str) -> Iterator[str]:
@@ -305,10 +311,9 @@ def _expand_braces(source: str) -> Iterator[str]:
         yield source
         return
     first, last = match.groups()
+    before, behind = source[: match.start()], source[match.end() :]
     for number in range(int(first), int(last) + 1):
-        yield from _expand_braces(
-            f"{source[: match.start()]}{number:0{len(first)}d}{source[match.end() :]}"
-        )
+        yield from _expand_braces(f"{before}{number:0{len(first)}d}{behind}")
 
 
 def _is_table(source: str) -> bool:
@@ -318,7 +323,3 @@ def _is_table(source: str) -> bool:
 def _is_pipe(source: str) -> bool:
     """Whether a source can be read but once, as /dev/stdin and what a shell makes of <(...)."""
     return os.path.exists(source) and not (os.path.isfile(source) or os.path.isdir(source))
-
-
-def _no_match(pattern: str) -> DataError:
-    return DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from captioner.errors import DataError, MissingExtraError
-from captioner_serving.batch.cells import read_rows, text_of
 from captioner_serving.batch.inputs.photos import LostPhoto
+from captioner_serving.batch.outputs.records import read_rows, text_of
 
 __all__ = ["TABLES", "list_names", "table_names"]
 
@@ -21,21 +21,22 @@ _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 _BOM = b"\xef\xbb\xbf"  # Windows programs begin a text with it
 
 
-def list_names(source: str | int, *, null: bool) -> Iterator[str | LostPhoto]:
-    """Read a list: a name a line, or ended by NUL.
+def list_names(path: str, *, null: bool) -> Iterator[str]:
+    """Read a list: a name a line, or ended by NUL, so that it may hold a line break.
 
     Args:
-        source: a file, "-" for standard input, or a descriptor.
-        null: whether NUL ends a name, so that a name may hold a line break.
+        path: a file, or "-" for standard input.
+        null: whether NUL ends a name.
 
     Raises:
         DataError: the list cannot be read.
 
     """
-    label = "standard input" if source in ("-", 0) else source
+    label = "standard input" if path == "-" else path
     ending = b"\0" if null else b"\n"
     try:
-        with open(0 if source == "-" else source, "rb", closefd=source not in ("-", 0)) as file:
+        # Standard input stays open for whoever reads behind the list.
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
             rest, mark = b"", _BOM
             # read1 answers with what there is: a list may come from a pipe that is still at work.
             while chunk := file.read1(_CHUNK):

@@ -13,8 +13,7 @@ from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.files import digest, sync_folder
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
-from captioner_serving.batch.outputs.sidecars import read_existing
-from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.outputs.written import Write, read_existing
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -32,8 +31,8 @@ class MapWriter:
     photo is there (that of ../a/b.jpg, say), a digest of the photo's name is added.
     """
 
-    def __init__(self, config: BatchConfig, written: WrittenFiles) -> None:
-        self._written = written
+    def __init__(self, config: BatchConfig, write: Write) -> None:
+        self._write = write
         self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
 
@@ -43,7 +42,6 @@ class MapWriter:
         Raises:
             OutputError: the picture cannot be written, the photo not be read again, or somebody's
                 file is in the picture's place.
-            CaptionerError: it cannot be read again, and is not to blame for that.
 
         """
         path = _path(self._folder, photo.name)
@@ -57,7 +55,7 @@ class MapWriter:
         path, old = _place(path, source)
         new = self._drawn(photo.name, caption, source)
         if new != old:
-            self._written.write(path, new, old=old)
+            self._write(path, new, old=old)
 
     def _drawn(self, name: str, caption: Caption, source: str) -> bytes:
         try:
@@ -71,13 +69,7 @@ class MapWriter:
 
 
 def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
-    """Refuse a folder that cannot hold the maps, or whose maps the next run would caption.
-
-    Raises:
-        ConfigError: the maps would lie in a folder of photos.
-        OutputError: it is not a folder.
-
-    """
+    """Refuse a folder that cannot hold the maps, or whose maps the next run would caption."""
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{folder} is not a folder: choose another one for the maps")
     for source in filter(os.path.isdir, sources):
@@ -106,10 +98,7 @@ def _path(folder: str, name: str) -> Path:
 def _place(path: Path, source: str) -> tuple[Path, bytes | None]:
     """Find where a photo's map belongs, and read the one that an earlier run left there."""
     for place in (path, path.with_name(f"{path.stem}~{source[:8]}.png")):
-        try:
-            old = read_existing(place, kind="a map", largest=_LARGEST)
-        except OSError as error:
-            raise OutputError(f"{place} cannot be read: {error.strerror}") from error
+        old = read_existing(place, kind="a map", largest=_LARGEST)
         theirs = None if old is None else drawn_from(old)
         if place.is_symlink() or (old is not None and theirs is None):
             raise OutputError(

@@ -1,21 +1,203 @@
-"""Records of an earlier run, read back: each is what it should be, or is named."""
+r"""Records as files: .jsonl, .csv, .parquet and COCO's results, written, and read back.
+
+Texts in cells of CSV are run by no spreadsheet, steer no terminal, and come back as they were. A
+program that separates by semicolons sees other cells than one that separates by commas: a formula
+may begin behind any separator.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
-from captioner.errors import DataError
-from captioner_serving.batch.cells import FORMULAS, read_rows, text_of
+from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
+from captioner.terminal import json_line, printable
 from captioner_serving.batch.wording import CONTROL
 
-__all__ = ["read_captions", "read_table"]
+__all__ = [
+    "cell_of",
+    "check_output",
+    "read_captions",
+    "read_rows",
+    "read_table",
+    "text_of",
+    "write_records",
+]
 
 Record = dict[str, Any]
+
+_COLUMNS = ("image", "caption", "score", "alternatives", "model")
+"""A table that has these was written here; `familiarity` was added later."""
+
+_FORMULAS = "formulas"
+"""The column that says of a table of ours that its texts are kept as they are."""
+
+# What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
+_SIGN = "[=+@\uff1d\uff0b\uff0d\uff20-]"
+# What may stand before it and is not seen: soft hyphens, joiners, marks, selectors.
+_UNSEEN = "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f"
+_UNSEEN += "\u3164\ufe00-\ufe0f\ufeff\uffa0"
+_BEGIN = rf'((?:^|[,;|\n])[\s"{_UNSEEN}]*)'  # of a cell; tabs are written out
+_FORMULA = re.compile(rf"{_BEGIN}(?='*{_SIGN})")
+_DEFUSED = re.compile(rf"{_BEGIN}'(?='*{_SIGN})")
+_WRITTEN_OUT = re.compile(r"\\(x[0-9a-f]{2}|u20[0-9a-f]{2}|t|r)")  # a sign, by `printable`
+
+_ROWS = 10_000  # of Parquet written together
+
+
+def check_output(output: str) -> None:
+    """Refuse before the work what cannot be written after it.
+
+    Raises:
+        ConfigError: no such format.
+        MissingExtraError: Parquet, without its extra.
+        OutputError: there is no such folder.
+
+    """
+    path = Path(output)
+    if path.suffix not in _WRITERS:
+        formats = ", ".join(_WRITERS)
+        raise ConfigError(f"output {output!r} is none of {formats}, nor - for standard output")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise MissingExtraError(f"writing {output}", "parquet")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        kind = "is a folder" if path.is_dir() else f"has no folder {path.absolute().parent}"
+        raise OutputError(f"{output} cannot be written: it {kind}")
+
+
+def write_records(
+    file: BinaryIO, suffix: str, records: Iterator[Record], *, keep_formulas: bool = False
+) -> None:
+    """Write records of captioned photos in the format of a suffix that check_output has seen.
+
+    Args:
+        file: has a name; the bytes are in the file of that name afterwards.
+        suffix: .jsonl, .csv, .parquet or .json.
+        records: of captioned photos.
+        keep_formulas: leave CSV cells as they are: formulas, and what would steer a terminal.
+
+    Raises:
+        OutputError: two photos have one COCO id.
+        OSError: the disk is full, or the like.
+
+    """
+    if suffix == ".csv" and keep_formulas:
+        records = ({**record, _FORMULAS: "kept"} for record in records)
+        _write_csv(Path(file.name), records, _FORMULAS)
+    else:
+        _WRITERS[suffix](Path(file.name), records)
+
+
+def _row(record: Record) -> Record:
+    return {
+        "image": record["image"],
+        "caption": record["caption"],
+        "score": record["score"],
+        "alternatives": [other["caption"] for other in record["alternatives"]],
+        "model": f"{record['model']['name']} {record['model']['version']}",
+        "familiarity": record.get("familiarity"),
+    }
+
+
+def _write_lines(path: Path, records: Iterator[Record]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json_line(record) + "\n" for record in records)
+
+
+def _write_csv(path: Path, records: Iterator[Record], *more: str) -> None:
+    """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.DictWriter(file, [*_COLUMNS, "familiarity", *more])
+        writer.writeheader()
+        for record in records:
+            row = {**_row(record), **{name: record[name] for name in more}}
+            row["alternatives"] = "\n".join(row["alternatives"])
+            if not more:
+                row = {key: cell_of(v) if isinstance(v, str) else v for key, v in row.items()}
+            writer.writerow(row)
+
+
+def _write_parquet(path: Path, records: Iterator[Record]) -> None:
+    """Arrow's text is UTF-8: bytes of a name that are not stand as a backslash, x, two digits."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text, number = pyarrow.string(), pyarrow.float32()
+    kinds = (text, text, number, pyarrow.list_(text), text, number)
+    schema = pyarrow.schema(list(zip((*_COLUMNS, "familiarity"), kinds, strict=True)))
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        rows = map(_row, records)
+        while part := list(islice(rows, _ROWS)):
+            for row in part:
+                name = row["image"].encode("utf-8", "surrogateescape")
+                row["image"] = name.decode("utf-8", "backslashreplace")
+            writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+
+
+def _write_coco(path: Path, records: Iterator[Record]) -> None:
+    """COCO's results format; the id is the number that a COCO file name ends with, or its stem."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write("[")
+        known: dict[int | str, str] = {}
+        for number, record in enumerate(records):
+            name, stem = record["image"], Path(record["image"]).stem
+            found = re.search(r"(?:^|_)([0-9]{1,18})$", stem)  # COCO_val2014_000000391895
+            identity = int(found[1]) if found else stem
+            if (other := known.setdefault(identity, name)) != name:
+                raise OutputError(
+                    f"{other} and {name} would both have the COCO id {identity!r}: rename one, or "
+                    "write .jsonl, .csv or .parquet"
+                )
+            result = {"image_id": identity, "caption": record["caption"]}
+            file.write((",\n" if number else "\n") + json_line(result))
+        file.write("\n]\n")
+
+
+_WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
+    ".jsonl": _write_lines,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+    ".json": _write_coco,
+}
+
+
+def cell_of(text: str) -> str:
+    r"""Write a text for a cell.
+
+    >>> print(cell_of("x;=1+1;.jpg"), cell_of("a\x1b.jpg"), cell_of(r"a\x1b.jpg"))
+    x;'=1+1;.jpg a\x1b.jpg a\x5cx1b.jpg
+    """
+    text = printable(_WRITTEN_OUT.sub(r"\\x5c\1", text))
+    return _FORMULA.sub(r"\1'", text)
+
+
+def text_of(cell: str) -> str:
+    r"""Read a cell that `cell_of` wrote.
+
+    >>> text_of("x;'=1+1;.jpg"), text_of(r"a\x5cx1b.jpg")
+    ('x;=1+1;.jpg', 'a\\x1b.jpg')
+    """
+
+    def sign(found: re.Match[str]) -> str:
+        return {"t": "\t", "r": "\r"}.get(found[1]) or chr(int(found[1][1:], 16))
+
+    return _WRITTEN_OUT.sub(sign, _DEFUSED.sub(r"\1", cell))
+
+
+def read_rows(lines: Iterable[str], *, delimiter: str) -> tuple[csv.DictReader[str], bool]:
+    """Read a table with cells of any size; whether its texts went through `cell_of`."""
+    csv.field_size_limit(sys.maxsize)
+    rows = csv.DictReader(lines, delimiter=delimiter)
+    names = set(rows.fieldnames or ())
+    return rows, names.issuperset(_COLUMNS) and _FORMULAS not in names
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
@@ -54,7 +236,7 @@ def read_table(path: Path) -> Iterator[Record]:
                     f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
                     "captioner batch wrote, with its first line"
                 )
-            read = str if FORMULAS in names else text_of
+            read = str if _FORMULAS in names else text_of
             for row in rows:
                 if any(row.values()):  # a spreadsheet may leave empty rows at the end
                     yield _of_row(row, read, f"{path}, line {rows.line_num}")

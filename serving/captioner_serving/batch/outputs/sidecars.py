@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from typing import Any
 
 from captioner.errors import OutputError
@@ -16,11 +15,11 @@ from captioner.terminal import json_line
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile
-from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
 from captioner_serving.batch.wording import combine
 
-__all__ = ["SidecarWriter", "find_photo", "is_fatal", "read_existing"]
+__all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
@@ -34,30 +33,21 @@ class SidecarWriter:
     (photo.jpg, photo.png) have sidecars named by both, photo.jpg.txt; `apart` counts those.
     """
 
-    def __init__(self, config: BatchConfig, written: WrittenFiles) -> None:
+    def __init__(self, config: BatchConfig, write: Write) -> None:
         self._config = config
-        self._written = written
+        self._write = write
         self.kept = self.apart = 0
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
-        """Write the sidecar of a photo.
-
-        Raises:
-            OutputError: the photo is inside an archive or behind a link, the folder cannot be
-                written, a sidecar that is there cannot be read, or is a link to another folder.
-
-        """
+        """Write the sidecar of a photo, or raise the OutputError that is the photo's."""
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file of its own: it can have no sidecar")
         # A link is written through, not replaced.
         place = self._path(photo.path)
         path = os.path.realpath(place)
-        try:
-            if os.path.exists(path) and os.path.samefile(path, photo.path):
-                raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
-            old = read_existing(path, kind="a sidecar", largest=_LARGEST)
-        except OSError as error:
-            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+        if _is_same(path, photo.path):
+            raise OutputError(f"{photo.name} would be its own sidecar: rename the photo")
+        old = read_existing(path, kind="a sidecar", largest=_LARGEST)
         new = self._content(path, old, record)
         if new is None or new == old:
             self.kept += new is None
@@ -67,7 +57,7 @@ class SidecarWriter:
                 f"{place} is a link that leads out of its folder, to {path}: nothing was "
                 "written there; put a file in the place of the link"
             )
-        self._written.write(path, new, old=old)
+        self._write(path, new, old=old)
 
     def _path(self, photo: str) -> str:
         """Name the sidecar: by the photo's stem, or by its whole name where a sibling shares it."""
@@ -107,12 +97,7 @@ def is_fatal(error: OutputError) -> bool:
 
 
 def find_photo(name: str, root: str | None) -> PhotoFile:
-    """Find the photo of a record.
-
-    Raises:
-        OutputError: it is not there, or not below the root.
-
-    """
+    """Find the photo of a record, which has to be there, and below the root."""
     file = os.path.join(root or "", name)
     # Records may be another person's, and a folder on the way be a link.
     if root is not None and not _is_inside(os.path.dirname(file), root):
@@ -125,30 +110,6 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
             "names start"
         )
     return PhotoFile(name=name, file=file)
-
-
-def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
-    """Read a file, None if there is none; a pipe of its name must not hold the run up.
-
-    Args:
-        path: of the file.
-        kind: what it should be, "a sidecar" say.
-        largest: bytes that such a file may have: it is read into memory.
-
-    Raises:
-        OSError: it cannot be read, or is no file of such a size.
-
-    """
-    try:
-        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            if status.st_size > largest:
-                raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, too many for {kind}")
-            return file.read()
-    except FileNotFoundError:
-        return None
 
 
 def _is_inside(path: str | os.PathLike[str], folder: str) -> bool:

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import json
 import os
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +17,10 @@ from captioner.errors import OutputError
 from captioner.files import replace_file, sync_folder
 from captioner_serving.batch.files import RunFiles, digest_of, lock, write_all
 
-__all__ = ["WrittenFiles", "written_beside"]
+__all__ = ["Write", "WrittenFiles", "read_existing", "write_unnoted", "written_beside"]
+
+Write = Callable[..., None]
+"""Writes a file: `WrittenFiles.write`, or `write_unnoted`."""
 
 
 class WrittenFiles:
@@ -24,27 +28,16 @@ class WrittenFiles:
 
     The log has a line for each file: its path, its digest, and the bytes before it. The line
     reaches the log before the file is there: a run that is killed knows all that it wrote.
-
-    Args:
-        files: of the run; None keeps no log.
-
     """
 
-    def __init__(self, files: RunFiles | None = None) -> None:
+    def __init__(self, files: RunFiles) -> None:
         self._files = files
         self._log: BinaryIO | None = None
 
     def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
-        """Write a file; `old` is what it holds so far, None where there is none yet.
-
-        Raises:
-            OutputError: it cannot be written, or the log cannot.
-
-        """
-        if self._files is not None:
-            self._note(path, new, old, self._files.written)
-        part = None if self._files is None else self._files.part()
-        with replace_file(path, part=part) as file:
+        """Write a file; `old` is what it holds so far, None where there is none yet."""
+        self._note(path, new, old)
+        with replace_file(path, part=self._files.part()) as file:
             file.write(new)
 
     def sync(self) -> None:
@@ -60,8 +53,6 @@ class WrittenFiles:
 
     def remove_parts(self) -> None:
         """Remove the hidden files that a killed run was writing: beside its output or a photo."""
-        if self._files is None:
-            return
         last = next(self._last_first(), {"path": self._files.output})
         for path in (self._files.output, Path(last["path"])):
             for part in (self._files.part(), self._files.part("-state")):
@@ -72,15 +63,8 @@ class WrittenFiles:
         """Undo what was written, last things first, and forget it.
 
         A file that has changed since it was written is somebody else's by now, and stays.
-
-        Raises:
-            OutputError: an old file cannot be written back.
-            OSError: a file cannot be removed.
-
         """
         self.close()
-        if self._files is None:
-            return
         for line in self._last_first():
             path, before = Path(line["path"]), line["before"]
             if not path.is_file() or digest_of(path) != line["written"]:
@@ -92,7 +76,8 @@ class WrittenFiles:
                     file.write(zlib.decompress(base64.b64decode(before)))
         self._files.written.unlink(missing_ok=True)
 
-    def _note(self, path: str | os.PathLike[str], new: bytes, old: bytes | None, log: Path) -> None:
+    def _note(self, path: str | os.PathLike[str], new: bytes, old: bytes | None) -> None:
+        log = self._files.written
         line = {
             "path": os.path.realpath(path),
             "written": hashlib.sha256(new).hexdigest(),
@@ -109,7 +94,7 @@ class WrittenFiles:
 
     def _last_first(self) -> Iterator[dict[str, Any]]:
         """Read the lines backwards, one at a time: together they may be larger than memory."""
-        if self._files is None or not self._files.written.exists():
+        if not self._files.written.exists():
             return
         with self._files.written.open("rb") as file:
             starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
@@ -119,19 +104,42 @@ class WrittenFiles:
                     yield json.loads(file.readline())
 
 
-@contextmanager
-def written_beside(records: Path) -> Iterator[WrittenFiles]:
-    """Open the log of the run that made these records, for a command that writes sidecars too.
+def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
+    """Read a file, None if there is none; a pipe of its name must not hold the run up.
 
     Raises:
-        OutputError: the run is at it, or its files cannot be opened.
+        OutputError: it cannot be read, or is no file, or larger than this `kind` may be, in bytes.
 
     """
+    try:
+        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OutputError(f"{path} cannot be read: it is not a regular file")
+            if status.st_size > largest:
+                has = f"it has {status.st_size:,} bytes, too many for {kind}"
+                raise OutputError(f"{path} cannot be read: {has}")
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def write_unnoted(path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:  # noqa: ARG001
+    """Write a file for which no run answers."""
+    with replace_file(path) as file:
+        file.write(new)
+
+
+@contextmanager
+def written_beside(records: Path) -> Iterator[Write]:
+    """Hold the run that made these records: a way to write whose files are in that run's log."""
     runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
     made = (run for run in runs if records in (run.records, run.output) and run.state.is_file())
     run = next(made, None)
     if run is None or not run.records.exists():  # no run goes on from these
-        yield WrittenFiles()
+        yield write_unnoted
         return
     try:
         held = lock(run.records)  # no run may begin meanwhile
@@ -143,5 +151,5 @@ def written_beside(records: Path) -> Iterator[WrittenFiles]:
     written = WrittenFiles(run)
     with closing(held), closing(written):
         written.remove_parts()
-        yield written
+        yield written.write
         written.sync()

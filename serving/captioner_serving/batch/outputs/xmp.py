@@ -17,12 +17,15 @@ from captioner_serving.batch.wording import Existing, combine
 
 __all__ = ["merge_xmp"]
 
+_Name = tuple[str, str]  # a namespace and a name in it; attributes without a prefix have ''
+
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 DC = "http://purl.org/dc/elements/1.1/"
 IPTC = "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/"
 XML = "http://www.w3.org/XML/1998/namespace"
 
 _PROPERTIES = ((DC, "description"), (IPTC, "AltTextAccessibility"))
+_DESCRIPTION, _ALT, _ITEM = (RDF, "Description"), (RDF, "Alt"), (RDF, "li")
 _PREFIXES = {RDF: "rdf", DC: "dc", IPTC: "Iptc4xmpCore"}  # where a file has none of its own
 _DEFAULT = "x-default"
 _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -34,25 +37,20 @@ _EMPTY = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <?xpacket end="w"?>
 """
 
-_WIDE = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
-_DECLARED = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z][\w.-]*)["']""")
 _ATTRIBUTE = re.compile(rb"""\s+([^\s=/>]+)\s*=\s*("[^"]*"|'[^']*')""")
 _TAG = re.compile(rb"""<([^\s/>]+)(?:\s+[^\s=/>]+\s*=\s*(?:"[^"]*"|'[^']*'))*\s*(/?)>""")
 _ILLEGAL = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MOST = 1 << 18  # elements, of which each takes half a kilobyte; long edit histories have thousands
-_SLOW = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}  # Python's, and no file's
-
-_Name = tuple[str, str]  # a namespace and a name in it; attributes without a prefix have ''
 
 
 def merge_xmp(
     old: bytes | None, caption: str, *, language: str, existing: Existing, path: str
 ) -> bytes | None:
-    """Put a caption into an XMP sidecar.
+    """Put a caption into both properties of an XMP sidecar.
 
     Args:
         old: the sidecar as it is; None where there is none.
-        caption: the text, for both properties.
+        caption: the text.
         language: of the caption, as a tag of RFC 3066.
         existing: what becomes of a text that a property has already; skip keeps it, and fills in
             a property that is missing.
@@ -66,121 +64,161 @@ def merge_xmp(
 
     """
     # U+FFFD for what XML cannot hold, and for control characters that it can.
-    merging = _Merging(_ILLEGAL.sub("\ufffd", caption), language, existing, path)
+    caption = _ILLEGAL.sub("\ufffd", caption)
     try:
-        text, encoding = _decoded(_EMPTY.encode() if old is None else old)
+        before = _EMPTY.encode() if old is None else old
+        # XMP is Unicode. Marks stay where they are.
+        wide = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+        encoding = wide.get(before[:2], "utf-8")
+        data = before.decode(encoding).encode()
         for name in _PROPERTIES:
-            text = merging.into(_Document(text), name)
-    except (ValueError, LookupError) as error:
+            data = _Sidecar(data, caption, language, existing, path).with_caption(name)
+    except ValueError as error:
         raise OutputError(
             f"{path} exists and is not XML ({error}): it was left as it is; repair or remove it"
         ) from error
-    new = text.decode().encode(encoding, "xmlcharrefreplace")
+    new = data.decode().encode(encoding)
     return None if new == old else new
 
 
-@dataclass(frozen=True)
-class _Merging:
-    """A caption on its way into a file."""
+class _Sidecar:
+    """A file of UTF-8 XML, a caption on its way into it, and the changes that this makes."""
 
-    caption: str
-    language: str
-    existing: Existing
-    path: str
+    def __init__(
+        self, data: bytes, caption: str, language: str, existing: Existing, path: str
+    ) -> None:
+        self._data, self._path = data, path
+        self._caption, self._language, self._existing = caption, language, existing
+        self._elements = _elements(data)
+        self._edits: list[tuple[int, int, bytes]] = []
 
-    def into(self, document: _Document, name: _Name) -> bytes:
+    def with_caption(self, name: _Name) -> bytes:
         """Bring the caption into one property, wherever and in whatever form the file has it."""
+        self._merge(name)
+        data = self._data
+        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2], reverse=True):
+            data = data[:start] + new + data[end:]
+        return data
+
+    def _merge(self, name: _Name) -> None:
         # Descriptions stand in one another too, as values; those of the photo are children of RDF.
-        roots = [each for each in document.elements if each.name == (RDF, "RDF")]
-        own = [each for root in roots for each in root.named(RDF, "Description")]
+        roots = [each for each in self._elements if each.name == (RDF, "RDF")]
+        own = [each for root in roots for each in root.named(_DESCRIPTION)]
         if not roots:
             raise OutputError(
-                f"{self.path} exists and is not XMP: it was left as it is; move it away"
+                f"{self._path} exists and is not XMP: it was left as it is; move it away"
             )
-        if found := [child for each in own for child in each.named(*name)]:
-            self._fill(document, found[0])
-            return document.result()
+        if found := [child for each in own for child in each.named(name)]:
+            self._fill_property(found[0])
+            return
         short = next((each for each in own if name in each.attributes), None)
         old = short.attributes[name] if short else None
-        text = combine(old, self.caption, self.existing)
+        text = combine(old, self._caption, self._existing)
         if text is None or text == old:
-            return document.result()
+            return
         if short is not None:  # an attribute has no place for languages
-            document.remove_attribute(short, name)
+            self._remove_attribute(short, name)
         if own:
             parent = short or own[0]
-            document.add(parent, self._property(parent.scope, name, text))
-            return document.result()
-        tag, declared, scope = _tag(roots[0].scope, (RDF, "Description"))
-        about = f'{tag.partition(":")[0]}:about=""'
-        inside = self._property(scope, name, text)
-        document.add(roots[0], f"<{tag}{declared} {about}>{inside}</{tag}>")
-        return document.result()
+            self._add(parent, self._written(parent.scope, name, _ALT, text=text))
+        else:
+            self._add(roots[0], self._written(roots[0].scope, _DESCRIPTION, name, _ALT, text=text))
 
-    def _fill(self, document: _Document, element: _Element) -> None:
+    def _fill_property(self, element: _Element) -> None:
         """Bring the caption into a property, in its language and as default.
 
         A default that repeats the text of another language is that language's, and no reason to
         leave this one out; any other default stands for this language where that has no text.
         """
-        alternatives = next(element.named(RDF, "Alt"), None)
-        listed = list(alternatives.named(RDF, "li")) if alternatives else []
+        alternatives = next(element.named(_ALT), None)
+        listed = list(alternatives.named(_ITEM)) if alternatives else []
         if len(element.children) > bool(alternatives) or any(each.children for each in listed):
             raise OutputError(
-                f"{self.path} has a {element.tag.decode()} that is not a text in some languages: "
+                f"{self._path} has a {element.tag.decode()} that is not a text in some languages: "
                 "it stays as it is"
             )
         items = {item.attributes.get((XML, "lang"), "").lower(): item for item in listed}
-        own, default = items.get(self.language.lower()), items.get(_DEFAULT)
+        own, default = items.get(self._language.lower()), items.get(_DEFAULT)
         others = [item.text for item in listed if item not in (own, default)]
         current = None if alternatives else element.text.strip()
         if own is not None:
             current = own.text
         elif default is not None and default.text not in others:
             current = default.text
-        text = combine(current, self.caption, self.existing)
+        text = combine(current, self._caption, self._existing)
         if text is None:
             return
         if alternatives is None:  # plain text, as some programs write it
-            document.fill(element, self._alternatives(element.scope, text))
+            self._fill(element, self._written(element.scope, _ALT, text=text))
             return
         if not listed:
-            document.add(alternatives, self._items(alternatives.scope, text))
+            self._add(alternatives, self._written(alternatives.scope, text=text))
             return
         if own is not None:
-            document.rewrite(own, text)
+            self._rewrite(own, text)
         else:
-            document.add(alternatives, _item(alternatives.scope, self.language, text))
+            self._add(alternatives, _item(alternatives.scope, self._language, text))
         if default is None:
-            document.add_before(listed[0], _item(alternatives.scope, _DEFAULT, text))
-        elif default.text == current or self.existing == "overwrite":
-            document.rewrite(default, text)
+            first = _item(alternatives.scope, _DEFAULT, text) + self._indent(listed[0])
+            self._edit(listed[0].start, listed[0].start, first)
+        elif default.text == current or self._existing == "overwrite":
+            self._rewrite(default, text)
 
-    def _property(self, scope: dict[str, str], name: _Name, text: str) -> str:
-        tag, declared, inner = _tag(scope, name)
-        return f"<{tag}{declared}>{self._alternatives(inner, text)}</{tag}>"
+    def _written(self, scope: dict[str, str], *names: _Name, text: str) -> str:
+        """Write elements in one another, and in the last a text as default and in its language."""
+        if not names:
+            return _item(scope, _DEFAULT, text) + _item(scope, self._language, text)
+        tag, declared, scope = _tag(scope, names[0])
+        about = f' {tag.partition(":")[0]}:about=""' if names[0] == _DESCRIPTION else ""
+        return f"<{tag}{declared}{about}>{self._written(scope, *names[1:], text=text)}</{tag}>"
 
-    def _alternatives(self, scope: dict[str, str], text: str) -> str:
-        tag, declared, inner = _tag(scope, (RDF, "Alt"))
-        return f"<{tag}{declared}>{self._items(inner, text)}</{tag}>"
+    def _fill(self, element: _Element, content: str) -> None:
+        """Put a content in the place of an element's own."""
+        if element.inner == element.end:
+            content = f">{content}</{element.tag.decode()}>"
+            self._edit(element.end - 2, element.end, content)
+        else:
+            self._edit(element.inner, element.close, content)
 
-    def _items(self, scope: dict[str, str], text: str) -> str:
-        return _item(scope, _DEFAULT, text) + _item(scope, self.language, text)
+    def _rewrite(self, element: _Element, text: str) -> None:
+        """Set the text of an element; what stays of the old one keeps its bytes."""
+        old = element.text
+        if old and text.startswith(old):
+            self._edit(element.close, element.close, _escaped(text.removeprefix(old)))
+        elif old and text.endswith(old):
+            self._edit(element.inner, element.inner, _escaped(text.removesuffix(old)))
+        else:
+            self._fill(element, _escaped(text))
 
+    def _add(self, parent: _Element, child: str) -> None:
+        """Add a child behind the others, on a line of its own where those have one."""
+        if parent.children:
+            last = parent.children[-1]
+            self._edit(last.end, last.end, self._indent(last) + child)
+            return
+        line = self._indent(parent)
+        child = f"{line} {child}" if line else child
+        if parent.inner == parent.end:
+            self._fill(parent, child + line)
+        else:
+            self._edit(parent.inner, parent.inner, child)
 
-def _item(scope: dict[str, str], language: str, text: str) -> str:
-    tag, declared, _ = _tag(scope, (RDF, "li"))
-    return f'<{tag}{declared} xml:lang="{language}">{_escaped(text)}</{tag}>'
+    def _remove_attribute(self, element: _Element, name: _Name) -> None:
+        at = element.start + 1 + len(element.tag)
+        while match := _ATTRIBUTE.match(self._data, at):
+            prefix, colon, local = match[1].decode().partition(":")
+            if colon and (element.scope.get(prefix), local) == name:
+                self._edit(match.start(), match.end(), "")
+            at = match.end()
 
+    def _edit(self, start: int, end: int, new: str) -> None:
+        self._edits.append((start, end, new.encode()))
 
-def _tag(scope: dict[str, str], name: _Name) -> tuple[str, str, dict[str, str]]:
-    """Name an element by the prefix that the file uses for its namespace, or by a new one."""
-    namespace, local = name
-    known = [prefix for prefix, value in scope.items() if prefix and value == namespace]
-    if known:
-        return f"{known[0]}:{local}", "", scope
-    prefix = _PREFIXES[namespace]
-    return f"{prefix}:{local}", f' xmlns:{prefix}="{namespace}"', {**scope, prefix: namespace}
+    def _indent(self, element: _Element) -> str:
+        """Give the white space in front of an element, if there is a line break in it."""
+        before = self._data[: element.start]
+        space = before[len(before.rstrip(b" \t\r\n")) :].decode()
+        return space if "\n" in space or "\r" in space else ""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -201,160 +239,96 @@ class _Element:
     close: int
     end: int
     children: list[_Element] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)  # of the text, as the parser gives them
+    text: str = ""
 
-    @property
-    def text(self) -> str:
-        """The text in the element itself."""
-        return "".join(self.pieces)
-
-    def named(self, namespace: str, local: str) -> Iterator[_Element]:
+    def named(self, name: _Name) -> Iterator[_Element]:
         """Give the children of a name."""
-        return (child for child in self.children if child.name == (namespace, local))
+        return (child for child in self.children if child.name == name)
 
 
-class _Document:
-    """A file of UTF-8 XML, and changes to it that are made together.
-
-    Attributes:
-        elements: all of them, in the order in which they begin.
+def _elements(data: bytes) -> list[_Element]:
+    """Read a file: its elements in the order in which they begin.
 
     Raises:
         ValueError: it is not XML, or declares entities, behind which there may be anything.
 
     """
+    elements: list[_Element] = []
+    inside: list[_Element] = []  # those that have not ended
+    declared: dict[str, str] = {}  # namespaces, by the element that begins next
+    parser = expat.ParserCreate("utf-8", " ")
+    parser.buffer_text, parser.buffer_size = True, 1 << 20
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.elements: list[_Element] = []
-        self._open: list[_Element] = []
-        self._declared: dict[str, str] = {}
-        self._edits: list[tuple[int, int, bytes]] = []
-        self._parser = parser = expat.ParserCreate("utf-8", " ")
-        parser.StartNamespaceDeclHandler = self._on_namespace
-        parser.StartElementHandler = self._on_start
-        parser.EndElementHandler = self._on_end
-        parser.CharacterDataHandler = self._on_text
-        parser.EntityDeclHandler = self._on_entity
-        try:
-            parser.Parse(data, True)
-        except expat.ExpatError as error:
-            raise ValueError(str(error)) from error
+    def on_declaration(_: str, encoding: str | None, *__: object) -> None:
+        if encoding is not None and not encoding.lower().startswith("utf-"):
+            raise ValueError(f"its encoding is {encoding}, not UTF-8")
 
-    def result(self) -> bytes:
-        """Give the file with all changes."""
-        data = self._data
-        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2], reverse=True):
-            data = data[:start] + new + data[end:]
-        return data
+    def on_namespace(prefix: str | None, namespace: str | None) -> None:
+        declared[prefix or ""] = namespace or ""
 
-    def fill(self, element: _Element, content: str) -> None:
-        """Put a content in the place of an element's own."""
-        if element.inner == element.end:
-            content = f">{content}</{element.tag.decode()}>"
-            self._edit(element.end - 2, element.end, content)
-        else:
-            self._edit(element.inner, element.close, content)
-
-    def rewrite(self, element: _Element, text: str) -> None:
-        """Set the text of an element; what stays of the old one keeps its bytes."""
-        old = element.text
-        if old and text.startswith(old):
-            self._edit(element.close, element.close, _escaped(text.removeprefix(old)))
-        elif old and text.endswith(old):
-            self._edit(element.inner, element.inner, _escaped(text.removesuffix(old)))
-        else:
-            self.fill(element, _escaped(text))
-
-    def add(self, parent: _Element, child: str) -> None:
-        """Add a child behind the others, on a line of its own where those have one."""
-        if parent.children:
-            last = parent.children[-1]
-            self._edit(last.end, last.end, self._indent(last) + child)
-            return
-        line = self._indent(parent)
-        child = f"{line} {child}" if line else child
-        if parent.inner == parent.end:
-            self.fill(parent, child + line)
-        else:
-            self._edit(parent.inner, parent.inner, child)
-
-    def add_before(self, sibling: _Element, child: str) -> None:
-        """Add an element in front of another."""
-        self._edit(sibling.start, sibling.start, child + self._indent(sibling))
-
-    def remove_attribute(self, element: _Element, name: _Name) -> None:
-        """Take an attribute out of an element's tag."""
-        at = element.start + 1 + len(element.tag)
-        while match := _ATTRIBUTE.match(self._data, at):
-            prefix, colon, local = match[1].decode().partition(":")
-            if colon and (element.scope.get(prefix), local) == name:
-                self._edit(match.start(), match.end(), "")
-            at = match.end()
-
-    def _edit(self, start: int, end: int, new: str) -> None:
-        self._edits.append((start, end, new.encode()))
-
-    def _indent(self, element: _Element) -> str:
-        """Give the white space in front of an element, if there is a line break in it."""
-        before = self._data[: element.start]
-        space = before[len(before.rstrip(b" \t\r\n")) :].decode()
-        return space if "\n" in space or "\r" in space else ""
-
-    # What the parser calls
-
-    def _on_namespace(self, prefix: str | None, namespace: str | None) -> None:
-        self._declared[prefix or ""] = namespace or ""
-
-    def _on_start(self, name: str, attributes: dict[str, str]) -> None:
-        start = self._parser.CurrentByteIndex
-        tag = _TAG.match(self._data, start)
+    def on_start(name: str, attributes: dict[str, str]) -> None:
+        start = parser.CurrentByteIndex
+        tag = _TAG.match(data, start)
         if tag is None:
             raise ValueError(f"the tag at byte {start} is not understood")
-        if len(self.elements) == _MOST:
+        if len(elements) == _MOST:
             raise ValueError(f"it has more than {_MOST:,} elements")
-        scope = self._open[-1].scope if self._open else {}
+        scope = inside[-1].scope if inside else {}
         end = tag.end()
         element = _Element(
             name=_name(name),
             tag=tag[1],
             attributes={_name(key): value for key, value in attributes.items()},
-            scope={**scope, **self._declared} if self._declared else scope,
+            scope={**scope, **declared} if declared else scope,
             start=start,
             inner=end,
             close=end,
             end=end if tag[2] else -1,
         )
-        self._declared = {}
-        self.elements.append(element)
-        if self._open:
-            self._open[-1].children.append(element)
-        self._open.append(element)
+        declared.clear()
+        elements.append(element)
+        if inside:
+            inside[-1].children.append(element)
+        inside.append(element)
 
-    def _on_end(self, _: str) -> None:
-        element = self._open.pop()
+    def on_end(_: str) -> None:
+        element = inside.pop()
         if element.end < 0:
-            element.close = self._parser.CurrentByteIndex
-            element.end = self._data.index(b">", element.close) + 1
+            element.close = parser.CurrentByteIndex
+            element.end = data.index(b">", element.close) + 1
 
-    def _on_text(self, text: str) -> None:
-        self._open[-1].pieces.append(text)
+    def on_text(text: str) -> None:
+        inside[-1].text += text
 
-    def _on_entity(self, name: str, *_: object) -> None:
+    def on_entity(name: str, *_: object) -> None:
         raise ValueError(f"it declares an entity, {name}")
 
+    parser.XmlDeclHandler = on_declaration
+    parser.StartNamespaceDeclHandler = on_namespace
+    parser.StartElementHandler = on_start
+    parser.EndElementHandler = on_end
+    parser.CharacterDataHandler = on_text
+    parser.EntityDeclHandler = on_entity
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise ValueError(str(error)) from error
+    return elements
 
-def _decoded(data: bytes) -> tuple[bytes, str]:
-    """Give a file as UTF-8, and the name of its own encoding."""
-    wide = [name for mark, name in _WIDE if data.startswith(mark)]
-    declared = _DECLARED.match(data)  # a byte order mark comes before it, and is UTF-8
-    encoding = wide[0] if wide else declared[1].decode() if declared else "utf-8"
-    if encoding.lower().replace("-", "_") in _SLOW:
-        raise LookupError(f"unknown encoding: {encoding}")
-    text = data.decode(encoding)
-    if text.encode(encoding) != data:
-        raise ValueError(f"its bytes are not wholly {encoding}")
-    return text.encode(), encoding
+
+def _item(scope: dict[str, str], language: str, text: str) -> str:
+    tag, declared, _ = _tag(scope, _ITEM)
+    return f'<{tag}{declared} xml:lang="{language}">{_escaped(text)}</{tag}>'
+
+
+def _tag(scope: dict[str, str], name: _Name) -> tuple[str, str, dict[str, str]]:
+    """Name an element by the prefix that the file uses for its namespace, or by a new one."""
+    namespace, local = name
+    known = [prefix for prefix, value in scope.items() if prefix and value == namespace]
+    if known:
+        return f"{known[0]}:{local}", "", scope
+    prefix = _PREFIXES[namespace]
+    return f"{prefix}:{local}", f' xmlns:{prefix}="{namespace}"', {**scope, prefix: namespace}
 
 
 def _escaped(text: str) -> str:

@@ -21,7 +21,7 @@ from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.engines.local import LocalEngine, Outcome
+from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 
 __all__ = ["CaptionActor", "RayEngine"]
@@ -60,17 +60,11 @@ class CaptionActor:
 
 
 class RayEngine:
-    """Captions on a Ray cluster; see Engine.
-
-    Args:
-        address: of the cluster; "auto" finds the one of this machine, "local" starts one.
-        captioner: the model; every actor prepares a copy for its own device.
-        generation: how sentences are made.
-        config: says what a record carries.
+    """Captions on a Ray cluster; every actor prepares a copy of the model for its own device.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        CaptionerError: there is no cluster at the address.
+        CaptionerError: there is no cluster at the address ("auto": of this machine).
 
     """
 
@@ -87,7 +81,8 @@ class RayEngine:
         except ImportError as error:
             raise MissingExtraError("--ray", "cluster") from error
         self._captioner, self._generation = captioner, generation
-        self._config = replace(config, batch_size=config.batch_size or _BATCH)
+        self._batch = config.batch_size or _BATCH
+        self._config = replace(config, batch_size=self._batch)
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Ray reports every step of its own on standard error; what matters comes as an exception.
         # The import of ray.data has set a level of its own before this.
@@ -118,19 +113,18 @@ class RayEngine:
 
     @property
     def description(self) -> str:
-        """Where and how, for the summary."""
+        """See Engine."""
         return (
             f"{self._actors} actors on a {'GPU' if self._gpus else 'CPU'} each, in batches of "
-            f"{self._config.batch_size}, {self._share} decoding for each"
+            f"{self._batch}, {self._share} decoding for each"
         )
 
     def close(self) -> None:
-        """See Engine; the cluster stays, and Ray ends what it began with the process."""
+        """The cluster stays; Ray ends with the process what it began."""
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See Engine.run."""
-        most = _WINDOW * self._actors * (self._config.batch_size or _BATCH)
-        while window := _window(photos, most):
+        while window := _window(photos, most=_WINDOW * self._actors * self._batch):
             waiting = iter(window)
             for part in self._outcomes(window):
                 pairs = list(zip(islice(waiting, len(part)), part, strict=True))
@@ -142,7 +136,7 @@ class RayEngine:
         """Caption on the cluster, in the order of the photos."""
         import ray
 
-        captioner, together = self._captioner, _TOGETHER * (self._config.batch_size or _BATCH)
+        captioner, together = self._captioner, _TOGETHER * self._batch
         done = ray.data.from_items(
             [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // together),

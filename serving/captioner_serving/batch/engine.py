@@ -1,4 +1,4 @@
-"""The engine for one machine: worker processes decode while threads encode and search.
+"""The engine of one machine: worker processes decode while threads encode and search.
 
 On a CPU, several threads with a batch each beat one batch that all cores share: while one is in the
 encoder another is in the decoder, and none waits for the others at the end of every operation.
@@ -44,15 +44,14 @@ _FAILING = 8  # batches of photos that fail before a batch is closed without bei
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A photo with its record or its error.
+    """A photo with its record, which may be that of an error.
 
     caption: what the record was made of, where the engine has it at hand; it can open the photo
         until the next outcomes are asked for.
     """
 
     photo: Photo
-    record: dict[str, Any] | None = None
-    error: dict[str, str] | None = None
+    record: dict[str, Any]
     caption: Caption | None = None
 
 
@@ -84,15 +83,7 @@ _Submitted = tuple[_Batch, "Future[list[Caption]]"]
 
 
 class LocalEngine(Closing):
-    """Captions on the device of a Captioner.
-
-    Args:
-        captioner: the model.
-        generation: how sentences are made.
-        config: says what a record carries, and how many processes decode.
-        share: the cores that it may use; None: all.
-
-    """
+    """Captions on the device of a Captioner, on a `share` of the cores; None: on all."""
 
     def __init__(
         self,
@@ -125,14 +116,14 @@ class LocalEngine(Closing):
         )
 
     def close(self) -> None:
-        """End the processes and the threads."""
+        """See Engine."""
         self._reader.close()
         self._threads.shutdown(cancel_futures=True)
         torch.set_num_threads(self._before)
 
     @property
     def description(self) -> str:
-        """Where and how, for the summary."""
+        """See Engine."""
         dtype = str(self.captioner.dtype).removeprefix("torch.")
         return (
             f"{dtype} on {self.captioner.device}, batches of {self.batch_size} in {self.streams} "
@@ -233,7 +224,7 @@ class LocalEngine(Closing):
         made = iter(captions)
         for photo, decoded in batch:
             if decoded.error is not None:
-                yield Outcome(photo=photo, error=decoded.error)
+                yield Outcome(photo=photo, record={"image": photo.name, "error": decoded.error})
                 continue
             caption = next(made)
             record = caption.record(attention=self._config.attention)

@@ -1,1 +1,0 @@
-"""Who captions: this machine, or a cluster."""

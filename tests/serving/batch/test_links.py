@@ -1,0 +1,242 @@
+"""Photos, archives and buckets behind links, and where no link leads."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from captioner import Captioner, ImageNotFoundError
+from captioner.decoding.reader import Reader
+from captioner_serving.batch import caption_batch
+from captioner_serving.batch.inputs import links, networks
+from captioner_serving.batch.inputs.links import RemotePhoto
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
+from captioner_serving.batch.inputs.sources import Inputs
+from tests.serving.batch.test_sources import make_tar, names
+
+Photos = Callable[..., Path]
+
+
+@pytest.fixture
+def twins() -> None:
+    """Links are read in decoding processes, with threads that a fork would lack."""
+
+
+@contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A web server of this machine: its port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield httpd.server_port
+        httpd.shutdown()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    with serving(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_links(tiny: Captioner, photos: Photos, server: str, tmp_path: Path) -> None:
+    folder = photos(3)
+    wanted = [record["caption"] for record in caption_batch(folder, captioner=tiny)]
+    (tmp_path / "list").write_text(f"{server}/photos/p001.jpg?w=20\n{server}/photos/none.jpg\n")
+    inputs = Inputs(
+        sources=(f"{server}/photos/p000.jpg",),
+        lists=(str(tmp_path / "list"),),
+        allow_private=True,  # it is at 127.0.0.1
+    )
+    first, second, third = caption_batch(inputs, captioner=tiny)
+    assert [first["caption"], second["caption"]] == wanted[:2]
+    assert third["error"]["type"] == "image-not-found"
+    missing = f"{server}/photos/none.jpg cannot be read (404 File not found): check the link"
+    assert third["error"]["detail"] == missing
+    (lost,) = Inputs(sources=(f"{server}/photos.zip",)).photos()
+    assert isinstance(lost, LostPhoto) and "download it, or make it a .tar" in lost.reason
+
+
+def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
+    """file:// goes the way of s3:// and gs://: listed, sorted, read by the workers."""
+    folder = photos(3)
+    (folder / "deep").mkdir()
+    (folder / "p000.jpg").rename(folder / "deep" / "p000.jpg")
+    (folder / "notes.txt").write_text("no photo")
+    expected = [f"file://{folder}/{name}" for name in ("p001.jpg", "p002.jpg", "deep/p000.jpg")]
+    records = list(caption_batch(f"file://{folder}", captioner=tiny))
+    assert [record["image"] for record in records] == expected
+    assert all("caption" in record for record in records)
+    assert names(f"file://{folder}/*.jpg") == expected[:2]
+    archive = make_tar(tmp_path / "a.tar", folder / "deep")
+    for nothing in (f"file://{folder}/nothere", f"file://{folder}/*.png"):
+        (failed,) = Inputs(sources=(nothing,)).photos()
+        assert isinstance(failed, LostPhoto) and nothing in failed.reason
+    (record,) = caption_batch(f"file://{archive}", captioner=tiny)
+    assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
+
+
+def test_a_file_system_that_is_not_installed(run_main: Any, tmp_path: Path) -> None:
+    result = run_main("batch", "nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
+    assert result.returncode == 1
+    assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
+    links = (
+        "file:///etc/passwd",
+        "simplecache::https://a.org/a.jpg",
+        "https://a.org/a.jpg",
+        "http://[::1]/a",
+    )
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join(links))
+    found = list(Inputs(lists=(str(listed),)).photos())
+    assert [type(photo) for photo in found] == [LostPhoto, PhotoFile, RemotePhoto, LostPhoto]
+    assert "add --allow-scheme file" in found[0].reason  # type: ignore[attr-defined]
+    assert "write an IPv6 address in full" in found[3].reason  # type: ignore[attr-defined]
+    allowed = list(Inputs(lists=(str(listed),), schemes=("file",)).photos())
+    assert isinstance(allowed[0], RemotePhoto)
+
+
+@contextmanager
+def redirecting(place: str) -> Iterator[int]:
+    """A server beside that of the tests, which sends everybody elsewhere; its port."""
+
+    class Redirect(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", place)
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+    with serving(Redirect) as port:
+        yield port
+
+
+@contextmanager
+def slow(*pieces: bytes) -> Iterator[str]:
+    """A server that says no length, lets each piece be read by itself, and never ends."""
+    over = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            with suppress(OSError):  # whoever asked has given up
+                for piece in pieces:
+                    self.wfile.write(piece)
+                    over.wait(0.05)
+                over.wait()
+
+    with serving(Slow) as port:
+        yield f"http://127.0.0.1:{port}"
+        over.set()
+
+
+@pytest.mark.parametrize("pieces", [(), (b"a",) * 100], ids=["nothing", "a byte at a time"])
+def test_a_stalled_archive_holds_nobody_up(
+    photos: Photos, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
+) -> None:
+    monkeypatch.setattr("captioner_serving.batch.inputs.links._SECONDS", 0.5)
+    folder = photos(1)
+    with slow(*pieces) as server:
+        lost, photo = Inputs(sources=(f"{server}/a.tar", str(folder))).photos()
+        assert isinstance(lost, LostPhoto) and lost.reason == (
+            f"{server}/a.tar cannot be listed (its link is stalled: no more came within 0.5 s): "
+            "check the link"
+        )
+        assert photo.name == f"{folder}/p000.jpg"
+
+
+def test_a_stalled_link_is_told_as_such(tiny: Captioner) -> None:
+    config = tiny.transform.config
+    with slow(b"\xff\xd8") as server, Reader(config, seconds=1.0) as reader:
+        photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
+        error = reader.submit(photo).result(timeout=120).error
+    assert error is not None and error["type"] == "image-not-found"
+    assert error["detail"].startswith("a.jpg takes more than 1 s to fetch and decode, as its link")
+
+
+def first(**inputs: Any) -> Photo:
+    (photo,) = Inputs(**inputs).photos()
+    return photo
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[0:0:0:0:0:ffff:7f00:1]"])
+def test_no_link_of_a_list_leads_into_the_own_network(
+    server: str, tmp_path: Path, photos: Photos, host: str
+) -> None:
+    """The server of the tests is at 127.0.0.1, which is no public address."""
+    photos(1)
+    (tmp_path / "list").write_text(f"http://{host}:{urlsplit(server).port}/photos/p000.jpg\n")
+    lists = (str(tmp_path / "list"),)
+    with pytest.raises(ImageNotFoundError, match=r"private address.* add --allow-private"):
+        first(lists=lists).read()
+    if host != "[0:0:0:0:0:ffff:7f00:1]":  # which a system may not connect to
+        assert first(lists=lists, allow_private=True).read()[:2] == b"\xff\xd8"
+
+
+def test_a_link_that_was_typed_is_not_redirected_into_the_own_network(
+    server: str, photos: Photos
+) -> None:
+    photos(1)
+    with redirecting(f"{server}/photos/p000.jpg") as port:
+        same, other = (f"http://{host}:{port}/a.jpg" for host in ("127.0.0.1", "localhost"))
+        assert first(sources=(same,)).read()[:2] == b"\xff\xd8"
+        with pytest.raises(ImageNotFoundError, match=r"leads to 127\.0\.0\.1.* --allow-private"):
+            first(sources=(other,)).read()
+        assert first(sources=(other,), allow_private=True).read()[:2] == b"\xff\xd8"
+
+
+@pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1"])
+def test_an_address_in_another_form_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match=f"{host} is not an IPv4 address in full"):
+        networks.check_address(host, host)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("::1", False), ("fec0::1", False), ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False),
+        ("2002:a00:1::", False), ("::10.0.0.1", False), ("169.254.169.254", False),
+        ("ff02::1", False), ("2606:4700::1111", True), ("64:ff9b::101:101", True),
+        ("2002:101:101::", True), ("::ffff:1.1.1.1", True),
+    ],
+)  # fmt: skip
+def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:
+    assert networks._is_public(ipaddress.ip_address(address)) is public
+
+
+def test_the_address_that_is_looked_at_is_the_one_that_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch, server: str, photos: Photos
+) -> None:
+    """A name that has a public address when it is looked up, and a private one the next time."""
+    photos(1)
+    port = int(urlsplit(server).port or 0)
+    real, answers = socket.getaddrinfo, ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+
+    def rebinding(host: Any, *rest: Any, **more: Any) -> Any:
+        if host != "rebinding.example":
+            return real(host, *rest, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+    monkeypatch.setattr(networks, "_is_public", lambda address: str(address) == "127.0.0.2")
+    monkeypatch.setattr(links, "_TRIES", 1)
+    url = f"http://rebinding.example:{port}/photos/p000.jpg"
+    with pytest.raises(ImageNotFoundError, match=r"cannot be read .*refused"):
+        RemotePhoto(name=url, url=url, reach="public").read()
+    assert len(answers) == 2  # it was looked up once; at 127.0.0.2 nobody listens

@@ -1,0 +1,236 @@
+"""An XMP sidecar with a caption brought in: as exiftool reads it, and every byte of the old one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner import Captioner, OutputError
+from captioner_serving.batch import BatchConfig, caption_batch
+from captioner_serving.batch.outputs.xmp import merge_xmp
+
+needs_exiftool = pytest.mark.needs("exiftool")
+
+LIGHTROOM = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="Adobe XMP Core 7.0">
+ <!-- edited by hand -->
+ <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+  <rdf:Description rdf:about=""
+    xmlns:xmp="http://ns.adobe.com/xap/1.0/"
+    xmlns:crs="http://ns.adobe.com/camera-raw-settings/1.0/"
+    xmlns:dc="http://purl.org/dc/elements/1.1/"
+   xmp:Rating="4" crs:Exposure2012="+0.35">
+   <dc:subject>
+    <rdf:Bag><rdf:li>holiday &amp; sea</rdf:li><rdf:li>2024</rdf:li></rdf:Bag>
+   </dc:subject>
+   <dc:description>
+    <rdf:Alt>
+     <rdf:li xml:lang="x-default">Am Strand</rdf:li>
+     <rdf:li xml:lang="de">Am Strand</rdf:li>
+    </rdf:Alt>
+   </dc:description>
+  </rdf:Description>
+ </rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="w"?>
+"""
+# Whatever a writer that makes the tree anew loses: line breaks and references in attributes, both
+# kinds of quotes, comments, processing instructions, CDATA, references, prefixes of its own.
+ODD = """<?xml version='1.0' encoding="UTF-8"   standalone='yes'?>
+<?xpacket begin='\ufeff' id='W5M0MpCehiHzreSzNTczkc9d'?>
+<!-- <rdf:Description> in a comment -->
+<x:xmpmeta xmlns:x='adobe:ns:meta/'>
+<r:RDF xmlns:r='http://www.w3.org/1999/02/22-rdf-syntax-ns#'>
+  <r:Description   r:about=''
+      xmlns:ours='http://purl.org/dc/elements/1.1/'
+      xmlns:dc='http://example.org/not-dublin-core/'
+      xmlns:xmp='http://ns.adobe.com/xap/1.0/'
+      xmp:Label='a
+b\tc&#10;d "e" &gt; f'
+      xmp:Rating = "4" >
+    <?keep this="too"?>
+    <dc:description>not ours</dc:description>
+    <ours:subject><r:Bag><r:li><![CDATA[sea & sun]]></r:li>
+<r:li>&#x41;&#66;</r:li ></r:Bag></ours:subject>
+    <ours:description><r:Alt><!-- kept -->
+      <r:li xml:lang='x-default'>Meer &amp; Strand</r:li>
+      <r:li xml:lang='de'>Meer &amp; Strand</r:li>
+      <r:li xml:lang="fr"><![CDATA[la <mer>]]></r:li></r:Alt></ours:description>
+    <ours:format/>
+  </r:Description>
+  <r:Description r:about="" xmlns:tiff="http://ns.adobe.com/tiff/1.0/"
+    tiff:Make = "Ca&quot;non"/>
+</r:RDF></x:xmpmeta>
+<?xpacket end='w'?>
+
+  """
+HEAD = (
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns'
+    '#"><r:Description r:about="" xmlns:d="http://purl.org/dc/elements/1.1/"'
+)
+TAIL = "</r:RDF></x:xmpmeta>"
+
+
+def merge(old: bytes, caption: str = "a dog", existing: Any = "skip") -> bytes | None:
+    return merge_xmp(old, caption, language="en", existing=existing, path="photo.xmp")
+
+
+def merged(old: bytes, caption: str = "a dog", existing: Any = "skip") -> bytes:
+    """Bring a caption in. A run that was killed does it again, and nothing changes."""
+    new = merge(old, caption, existing)
+    assert new is not None and merge(new, caption, existing) in (None, new)
+    return new
+
+
+def exiftool(folder: Path, *files: bytes, odd: bool = False) -> list[dict[str, Any]]:
+    """Everything that exiftool finds; it may remark on a file only if that is odd."""
+    paths = [folder / f"{number}.xmp" for number in range(len(files))]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    command = ["exiftool", "-json", "-XMP:all", "-Warning", "-Error", "-validate", *paths]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    for one in found:
+        assert odd or ("Warning" not in one and "Error" not in one), one
+        del one["SourceFile"]
+    return found
+
+
+@needs_exiftool
+def test_a_new_sidecar_reads_back(
+    tiny: Captioner, photos: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = photos(1)
+    (record,) = caption_batch(
+        folder, config=BatchConfig(sidecar="xmp", language="pt-BR"), captioner=tiny
+    )
+    (found,) = exiftool(tmp_path, (folder / "p000.xmp").read_bytes())
+    for name in ("Description", "AltTextAccessibility"):
+        assert found[name] == found[f"{name}-pt-BR"] == record["caption"]
+
+
+@needs_exiftool
+def test_a_sidecar_keeps_all_it_holds(tmp_path: Path) -> None:
+    old, caption, later = LIGHTROOM.encode(), "a <dog> & 'cat'", "a bird"
+    ways = {
+        "skip": caption,
+        "overwrite": later,
+        "append": f"{caption} {later}",
+        "prepend": f"{later} {caption}",
+    }
+    news = [merged(old, caption, way) for way in ways]
+    again = [merge(new, later, way) or new for new, way in zip(news, ways, strict=True)]
+    before, *found = exiftool(tmp_path, old, *news, *again)
+    added = {"Description-en", "AltTextAccessibility", "AltTextAccessibility-en", "Description"}
+    for way, after, last in zip(ways, found[:4], found[4:], strict=True):
+        assert after["Description-en"] == after["AltTextAccessibility-en"] == caption
+        assert after["Description"] == (caption if way == "overwrite" else "Am Strand")
+        assert last["Description-en"] == ways[way]
+        for one in (after, last):
+            assert one["Description-de"] == "Am Strand"
+            assert {k: v for k, v in one.items() if k not in added} == {
+                k: v for k, v in before.items() if k not in added
+            }
+    assert all(b"<!-- edited by hand -->" in new and b"<?xpacket begin=" in new for new in news)
+
+
+@pytest.mark.parametrize(
+    ("existing", "wanted"),
+    [("skip", None), ("append", "Grandma a dog"), ("prepend", "a dog Grandma")],
+)
+def test_a_default_of_no_other_language_is_the_text_that_is_there(
+    existing: Any, wanted: str | None
+) -> None:
+    default = '<rdf:li xml:lang="x-default">{}</rdf:li>'
+    old = LIGHTROOM.replace(default.format("Am Strand"), default.format("Grandma")).encode()
+    text = merged(old, existing=existing).decode()  # the other property was missing
+    assert default.format(wanted or "Grandma") in text
+    assert text.count('xml:lang="en"') == (2 if wanted else 1)  # of the alternative text alone
+
+
+@needs_exiftool
+def test_short_forms(tmp_path: Path) -> None:
+    """A description as an attribute, or as plain text, as some programs write it."""
+    short = f'{HEAD} d:description="mine" d:format="image/jpeg"/>{TAIL}'
+    plain = (
+        f"{HEAD}><d:description>mine</d:description><d:format>image/jpeg</d:format>"
+        f"</r:Description>{TAIL}"
+    )
+    ours = [merged(form.encode(), existing="prepend") for form in (short, plain)]
+    for found in exiftool(tmp_path, *ours):
+        assert found["Description"] == found["Description-en"] == "a dog mine"
+        assert (found["AltTextAccessibility"], found["Format"]) == ("a dog", "image/jpeg")
+
+
+@needs_exiftool
+def test_every_byte_of_others_stays(tmp_path: Path) -> None:
+    """With a byte order mark, other line breaks, and in UTF-16 too."""
+    odd = ODD.encode()
+    wide = b"\xff\xfe" + ODD.replace("UTF-8", "UTF-16").encode("utf-16-le")
+    mac = odd.replace(b"\n", b"\r")
+    olds = (odd, b"\xef\xbb\xbf" + odd, odd.replace(b"\n", b"\r\n"), mac, wide)
+    news = [merged(old) for old in olds]
+    for old, new in zip(olds, news, strict=True):
+        # Two places: the other language in the list, and the property that was missing.
+        assert len(added(old, new)) <= 4 and len(new) > len(old)
+        if b"\r" in old and b"\0" not in old:
+            assert new.count(b"\n") == (new.count(b"\r") if b"\r\n" in old else 0)
+    found = exiftool(tmp_path, *olds, *news, odd=True)
+    ours = {"Description-en", "AltTextAccessibility", "AltTextAccessibility-en"}
+    for before, after in zip(found[:5], found[5:], strict=True):
+        assert after["Description-en"] == after["AltTextAccessibility"] == "a dog"
+        assert after["Description-de"] == after["Description"] == "Meer & Strand"
+        assert {key: value for key, value in after.items() if key not in ours} == before
+
+
+def added(old: bytes, new: bytes) -> list[bytes]:
+    """What stands in the new file between the bytes of the old one, of which none is gone."""
+    parts = []
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        assert kind in ("equal", "insert"), (kind, old[i1:i2], new[j1:j2])
+        if kind == "insert":
+            parts.append(new[j1:j2])
+    return parts
+
+
+@pytest.mark.parametrize("existing", ["append", "prepend"])
+def test_a_longer_text_keeps_the_bytes_of_the_old_one(existing: str) -> None:
+    old = LIGHTROOM.replace("Am Strand", "S&#228;nd &amp;\r\n<![CDATA[<sea>]]>").encode()
+    old = old.replace(b'"de"', b'"en"')
+    new = merged(old, existing=existing)
+    assert len(added(old, new)) == 3  # twice the words, once the other property
+    assert merge(new, existing=existing) is None
+
+
+def test_a_word_of_the_vocabulary_cannot_steer_whoever_shows_it() -> None:
+    new = merged(LIGHTROOM.encode(), "a \x1b[2J\x9bdog\x00\ud800\ufffe")
+    assert "a \ufffd[2J\ufffddog\ufffd\ufffd\ufffd".encode() in new
+
+
+ALT = LIGHTROOM[LIGHTROOM.index("<rdf:Alt>") : LIGHTROOM.index("</rdf:Alt>") + len("</rdf:Alt>")]
+REFUSED = {
+    "not closed": (b"<x:xmpmeta>", "is not XML"),
+    "not XMP": (b"<svg/>", "is not XMP"),
+    "a bag": (LIGHTROOM.replace(ALT, "<rdf:Bag/>").encode(), "is not a text in some languages"),
+    "a value": (
+        LIGHTROOM.replace(ALT, "<rdf:Alt><rdf:li><a/></rdf:li></rdf:Alt>").encode(),
+        "is not a text",
+    ),
+    "an entity": (b'<!DOCTYPE x [<!ENTITY mine "text">]><x/>', "declares an entity, mine"),
+    "no Unicode": (b'<?xml version="1.0" encoding="iso-8859-1"?><x/>', "is iso-8859-1, not UTF-8"),
+    "other bytes": (b"<x>\xff</x>", "is not XML"),
+    "millions": (b"<x>" + b"<y/>" * (1 << 18) + b"</x>", "more than 262,144 elements"),
+}
+
+
+@pytest.mark.parametrize(("old", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_merged_is_refused(old: bytes, said: str) -> None:
+    with pytest.raises(OutputError, match=said):
+        merge(old, existing="overwrite")
