@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.attention.attention import Attention, masked_softmax
-from captioner.attention.positions import Positions, sine, word_places
+from captioner.attention.positions import Positions, sine
 
 try:
     from matplotlib.figure import Figure
@@ -105,11 +105,11 @@ class Bits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.positions = Positions(kind="binary", dim=1, axes=1, length=LENGTH)
+        self.positions = Positions(kind="binary", dim=1, axes=1, length=LENGTH, scaled=False)
 
     def forward(self, signals: Tensor) -> Tensor:
         """Append to (B, L, 1): (B, L, 1 + 7)."""
-        return self.positions(signals, word_places(LENGTH))
+        return self.positions(signals)
 
 
 class Sines(nn.Module):

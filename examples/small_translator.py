@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioner.attention.attention import Attention, causal
-from captioner.attention.positions import Positions, word_places
+from captioner.attention.positions import Positions
 
 try:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ class Translator(nn.Module):
     def __init__(self, english: int, foreign: int) -> None:
         super().__init__()
         self.english, self.foreign = nn.Embedding(english, WIDTH), nn.Embedding(foreign, WIDTH)
-        self.positions = Positions(kind="sine", dim=WIDTH, axes=1, length=32)
+        self.positions = Positions(kind="sine", dim=WIDTH, axes=1, length=32, scaled=False)
         self.read = nn.ModuleList(Part(attention()) for _ in range(LAYERS))
         self.read_think = nn.ModuleList(Think() for _ in range(LAYERS))
         self.write = nn.ModuleList(Part(attention()) for _ in range(LAYERS))
@@ -156,7 +156,7 @@ class Translator(nn.Module):
     def encode(self, sentences: Tensor) -> Tensor:
         """Read English (B, L): (B, L, n)."""
         visible = (sentences != PAD)[:, None]
-        words = self.positions(self.english(sentences), word_places(sentences.shape[1]))
+        words = self.positions(self.english(sentences))
         for look, think in zip(self.read, self.read_think, strict=True):
             words = think(look(words, None, visible))
         return words
@@ -164,7 +164,7 @@ class Translator(nn.Module):
     def forward(self, sentences: Tensor, before: Tensor) -> Tensor:
         """Score the word after each of `before` (B, T): (B, T, foreign words)."""
         visible, seen = (sentences != PAD)[:, None], self.encode(sentences)
-        words = self.positions(self.foreign(before), word_places(before.shape[1]))
+        words = self.positions(self.foreign(before))
         mask = causal(before.shape[1], before.shape[1])
         for write, look, think in zip(self.write, self.look, self.write_think, strict=True):
             words = think(look(write(words, None, mask), seen, visible))

@@ -5,7 +5,8 @@ The softmax of the scores is the attention weights, and the weighted mean of the
 What depends on the keys and values alone is computed once, by `project`; what is left for a query
 is small, and the hypotheses of an image share its keys and values without a copy.
 
-A mask says which keys a query may see. True is visible; every query must see at least one key.
+A mask says which keys a query may see: True is visible. A query that may see none has weights of
+zero, and a context of zero.
 """
 
 from __future__ import annotations
@@ -262,6 +263,8 @@ def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Turn scores into weights that sum to 1 over the visible keys and are 0 elsewhere.
 
+    A row that may see nothing has weights of zero, where a softmax alone would give NaN.
+
     Args:
         scores: (..., L).
         mask: of bools that broadcast to the scores; None sees everything.
@@ -272,9 +275,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     # Half precision would make the weights of a long grid miss a sum of 1 visibly.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(dim=-1)
+    if mask is None:
+        return scores.softmax(dim=-1)
+    # The lowest number, since a whole row of -inf has no softmax; such a row is zeroed after it.
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return weights * mask
 
 
 def _distance(queries: int, keys: int, device: torch.device | str) -> Tensor:

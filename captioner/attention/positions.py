@@ -84,18 +84,23 @@ def grid_places(cells: int, *, device: torch.device | str = "cpu") -> Tensor:
 class Positions(nn.Module):
     """Adds to features where they stand, or appends it.
 
+    A code of norm about 1 would be lost beside cells of norm 20, and one of norm 25 would drown
+    them. So a code is scaled to be as loud as what it places, times a learned number that begins at
+    1; the square root of d that Vaswani et al. multiply words by serves the same end.
+
     Args:
         kind: a name in POSITIONS.
         dim: D, the numbers of a feature vector.
         axes: the numbers of a place: 1 in a sentence, 2 in a grid.
         length: how many places an axis has at most.
+        scaled: False leaves codes as they are, as older checkpoints have them.
 
     Raises:
         ConfigError: no such kind.
 
     """
 
-    def __init__(self, *, kind: str, dim: int, axes: int, length: int) -> None:
+    def __init__(self, *, kind: str, dim: int, axes: int, length: int, scaled: bool = True) -> None:
         super().__init__()
         if kind not in POSITIONS:
             raise ConfigError(f"positions {kind!r} are not known; known are {', '.join(POSITIONS)}")
@@ -106,41 +111,50 @@ class Positions(nn.Module):
         self.tables = nn.ParameterList()
         if kind == "learned":
             self.tables.extend(torch.randn(length, dim) * dim**-0.5 for _ in range(axes))
+        # The norm of a code: of sines exactly, of drawn vectors and of the bits on average.
+        squares = {"sine": self.waves / 2, "learned": 1.0, "binary": self.bits / 2}
+        self.norm = math.sqrt(axes * squares.get(kind, 1.0)) or 1.0
+        self.scale = nn.Parameter(torch.ones(1)) if scaled and kind != "none" else None
 
-    def forward(self, features: Tensor, places: Tensor) -> Tensor:
-        """Tell features (..., L, D) their places (L, axes): (..., L, output_dim).
+    def forward(self, features: Tensor, *, first: int = 0) -> Tensor:
+        """Tell features (..., L, D) their places: (..., L, output_dim).
+
+        In a sentence they stand at `first`, first + 1, ...; in a grid, which is square, row by row.
 
         Raises:
-            ConfigError: a place lies beyond the length.
+            ConfigError: the grid is not square, or a place lies beyond the length.
 
         """
         if self.kind == "none":
             return features
-        if self.kind in ("learned", "binary") and int(places.max()) >= self.length:
-            raise ConfigError(
-                f"place {int(places.max())} has no {self.kind} position: there are {self.length}"
-            )
+        count, device = features.shape[-2], features.device
+        if self.axes == 1:
+            last, places = first + count - 1, word_places(count, first=first, device=device)
+        else:
+            last, places = math.isqrt(count) - 1, grid_places(count, device=device)
+        if self.kind != "sine" and last >= self.length:
+            raise ConfigError(f"place {last} has no {self.kind} position: there are {self.length}")
+        code = self._code(places, features.shape[-1])
+        if self.scale is not None:
+            code = code * (self.scale / self.norm) * self._loudness(features)
+        code = code.to(features.dtype)
+        if self.kind == "binary":
+            return torch.cat([features, code.expand(*features.shape[:-1], -1)], dim=-1)
+        return features + code
+
+    def _code(self, places: Tensor, dim: int) -> Tensor:
+        """Give the code of places (L, axes), unscaled: (L, D), or (L, axes * bits) of bits."""
         columns = places.unbind(-1)
         if self.kind == "sine":
             code = torch.cat([sine(column, self.waves) for column in columns], dim=-1)
-            padded = F.pad(code, (0, features.shape[-1] - code.shape[-1]))
-            return features + padded.to(features.dtype)
-        if self.kind == "learned":
-            for table, column in zip(self.tables, columns, strict=True):
-                features = features + table[column]
-            return features
-        code = torch.cat([binary(column, self.bits) for column in columns], dim=-1)
-        code = code.to(features.dtype).expand(*features.shape[:-1], -1)
-        return torch.cat([features, code], dim=-1)
+            return F.pad(code, (0, dim - code.shape[-1]))
+        if self.kind == "binary":
+            return torch.cat([binary(column, self.bits) for column in columns], dim=-1)
+        found = [table[column] for table, column in zip(self.tables, columns, strict=True)]
+        return torch.stack(found).sum(dim=0)
 
-    def in_grid(self, features: Tensor) -> Tensor:
-        """Tell the cells of square grids (B, L, D), row-major, their places: (B, L, output_dim).
-
-        Raises:
-            ConfigError: the grid is not square, or has more rows than the length.
-
-        """
-        if self.kind == "none":
-            return features
-        encoded: Tensor = self(features, grid_places(features.shape[-2], device=features.device))
-        return encoded
+    def _loudness(self, features: Tensor) -> Tensor:
+        """Give the norm of a word itself, since a step sees no other; of a grid the cells' mean."""
+        exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+        norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

@@ -54,6 +54,9 @@ class DecoderConfig:
     positions: Annotated[str, OneOf(POSITIONS)] = "none"
     """Tells the cells, and a transformer's words, where they are; see
     captioner.attention.positions."""
+    scaled_positions: bool = True
+    """Whether positions begin as loud as what they place, and learn how loud to be; older files,
+    which do not say, add them as they are."""
     layers: Annotated[int, Interval(ge=1, le=100)] = 2
     """Of the transformer."""
     norm: Literal["pre", "post"] = "pre"

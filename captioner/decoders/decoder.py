@@ -37,11 +37,13 @@ class DecoderOutput(NamedTuple):
     deep: (B, K, T, m), what `Decoder.logits` turns into scores of words.
     attention: (B, K, T, L); None where the decoder does not attend.
     gate: (B, K, T); None where the decoder has none.
+    heads: (B, K, T, H, L), of which attention is the mean; None where there is but one.
     """
 
     deep: Tensor
     attention: Tensor | None = None
     gate: Tensor | None = None
+    heads: Tensor | None = None
 
 
 class Decoder(nn.Module, ABC):
@@ -144,7 +146,10 @@ class RecurrentDecoder(WordDecoder):
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)
-        self.positions = Positions(kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE)
+        self.positions = Positions(
+            kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE,
+            scaled=config.scaled_positions,
+        )  # fmt: skip
         self.attention = Attention(
             score=config.score,
             key_dim=self.positions.output_dim,

@@ -55,7 +55,7 @@ class LSTMDecoder(RecurrentDecoder):
         h_0 and c_0 come from the mean of the grid (section 3.1.2).
         """
         mean = features.mean(dim=1, keepdim=True)
-        keys, values = self.attention.project(self.positions.in_grid(features))
+        keys, values = self.attention.project(self.positions(features))
         # The context is a weighted mean of the values and enters LSTM and output linearly, so that
         # their weights can be applied to the values, once, instead of to every step's context.
         matrix = self.deep_context.weight
@@ -94,8 +94,8 @@ class LSTMDecoder(RecurrentDecoder):
             if gate is not None:
                 gates.append(gate)
         deep = self._deep_output(words, torch.stack(hidden, dim=2), torch.stack(contexts, dim=2))
-        attention, _ = maps(torch.stack(weights, dim=2))
-        return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None)
+        attention, heads = maps(torch.stack(weights, dim=2))
+        return DecoderOutput(deep, attention, torch.stack(gates, dim=2) if gates else None, heads)
 
     def _recur(
         self, word_gates: Tensor, state: State

@@ -51,7 +51,7 @@ class TopDownDecoder(RecurrentDecoder):
 
     def start(self, features: Tensor) -> State:
         """Project the grids (B, L, D) and begin one hypothesis an image (K = 1), from zeros."""
-        keys, values = self.attention.project(self.positions.in_grid(features))
+        keys, values = self.attention.project(self.positions(features))
         nothing = features.new_zeros(len(features), 1, self.config.hidden_dim)
         names = ("look_hidden", "look_cell", "speak_hidden", "speak_cell")
         return State(
@@ -85,8 +85,9 @@ class TopDownDecoder(RecurrentDecoder):
             state = done.state
             hidden.append(done.hidden)
             weights.append(done.weights)
-        attention, _ = maps(torch.stack(weights, dim=2))
-        return DecoderOutput(self.dropout(self.deep_hidden(torch.stack(hidden, dim=2))), attention)
+        attention, heads = maps(torch.stack(weights, dim=2))
+        deep = self.dropout(self.deep_hidden(torch.stack(hidden, dim=2)))
+        return DecoderOutput(deep, attention, None, heads)
 
     def _recur(self, gates: Tensor, state: State) -> _Step:
         """Advance both LSTMs, with the attention between them.

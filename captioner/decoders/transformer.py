@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.attention.attention import Attention, ProjectedGrid, attend_fused, causal, maps
-from captioner.attention.positions import GRID_SIDE, Positions, word_places
+from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.attention.scores import ProductScore
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, WordDecoder
@@ -35,8 +35,9 @@ class TransformerDecoder(WordDecoder):
         m, n = config.embedding_dim, config.hidden_dim
         self.enter_grid = nn.Linear(grid_dim, n)
         self.enter_word = nn.Linear(m, n)
-        self.grid_positions = Positions(kind=config.positions, dim=n, axes=2, length=GRID_SIDE)
-        self.word_positions = Positions(kind=config.positions, dim=n, axes=1, length=_WORDS)
+        kind, scaled = config.positions, config.scaled_positions
+        self.grid_positions = Positions(kind=kind, dim=n, axes=2, length=GRID_SIDE, scaled=scaled)
+        self.word_positions = Positions(kind=kind, dim=n, axes=1, length=_WORDS, scaled=scaled)
         self.place_word = self._back_to(n, self.word_positions.output_dim)
         self.layers = nn.ModuleList(
             _Layer(config, key_dim=self.grid_positions.output_dim) for _ in range(config.layers)
@@ -101,17 +102,17 @@ class TransformerDecoder(WordDecoder):
             words = flat.view(words.shape)
         weights = weights.view(images, captions, length, *weights.shape[2:])
         deep = self.dropout(self.deep_hidden(self.final_norm(words)))
-        return DecoderOutput(deep, maps(weights)[0])
+        attention, heads = maps(weights)
+        return DecoderOutput(deep, attention, None, heads)
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""
-        cells = self.grid_positions.in_grid(self.enter_grid(features))
+        cells = self.grid_positions(self.enter_grid(features))
         return [layer.look.project(cells) for layer in self._layers()]
 
     def _placed(self, words: Tensor, *, first: int = 0) -> Tensor:
         """Tell words (B, K, T, n), whose first stands at that place, where they are."""
-        places = word_places(words.shape[2], first=first, device=words.device)
-        return cast(Tensor, self.place_word(self.word_positions(words, places)))
+        return cast(Tensor, self.place_word(self.word_positions(words, first=first)))
 
     def _is_last(self, number: int) -> bool:
         return number == self.config.layers - 1

@@ -122,6 +122,21 @@ def test_veras_masked_softmax() -> None:
     torch.testing.assert_close(seen, (whole.tril().T / whole.tril().sum(-1)).T)
 
 
+def test_a_row_that_may_see_nothing_has_weights_of_zero() -> None:
+    """And no slope: nothing becomes NaN, forward or backward, in any way to attend."""
+    attention = built("scaled_dot", 2)
+    keys, queries = torch.randn(1, 4, 8), torch.randn(1, 3, 8, requires_grad=True)
+    mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
+    grid = attention.project(keys)
+    context, weights = attention(queries, grid, mask)
+    assert weights[0, 1].count_nonzero() == context[0, 1].count_nonzero() == 0
+    torch.testing.assert_close(weights[0, [0, 2]].sum(-1), torch.ones(2, 2))
+    torch.testing.assert_close(attention.attend(queries, grid, mask), context)
+    context.square().sum().backward()
+    assert queries.grad is not None and queries.grad.isfinite().all()
+    assert queries.grad[0, 1].count_nonzero() == 0 < queries.grad[0, 0].count_nonzero()
+
+
 def test_masks_by_their_rule() -> None:
     assert causal(2, 3).tolist() == [[True, True, False], [True, True, True]]
     for i, row in enumerate(local(5, 5, delta=1).tolist()):
@@ -282,21 +297,51 @@ def test_places() -> None:
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_cells_that_look_alike_are_told_apart(kind: str) -> None:
     positions = Positions(kind=kind, dim=8, axes=2, length=5)
-    grid = positions(torch.zeros(2, 25, 8), grid_places(25))
+    grid = positions(torch.ones(2, 25, 8))
     assert grid.shape == (2, 25, positions.output_dim)
     assert len(grid[0].unique(dim=0)) == (1 if kind == "none" else 25)
-    words = Positions(kind=kind, dim=6, axes=1, length=5)(torch.zeros(3, 4, 5, 6), word_places(5))
+    words = Positions(kind=kind, dim=6, axes=1, length=5)(torch.ones(3, 4, 5, 6))
     assert len(words[1, 2].unique(dim=0)) == (1 if kind == "none" else 5)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("kind", POSITIONS[1:])
+def test_positions_begin_as_loud_as_what_they_place_and_learn(kind: str, axes: int) -> None:
+    """Whatever the features' norm is; those of another image make no difference."""
+    torch.manual_seed(0)
+    positions = Positions(kind=kind, dim=128, axes=axes, length=8)
+    features = (
+        torch.randn(3, 64 if axes == 2 else 8, 128) * torch.tensor([0.1, 1, 30])[:, None, None]
+    )
+    told = positions(features)
+    code = told[..., 128:] if kind == "binary" else told - features
+    times = code.norm(dim=-1).mean(-1) / features.norm(dim=-1).mean(-1)
+    wide = {"sine": 0.01, "learned": 0.1, "binary": 0.15}  # bits of a few places, drawn vectors
+    assert (times - 1).abs().max() < wide[kind]
+    torch.testing.assert_close(positions(features[:1]), told[:1])
+    told.square().sum().backward()
+    assert positions.scale.grad.abs() > 0
+    plain = Positions(kind=kind, dim=128, axes=axes, length=8, scaled=False)
+    assert "scale" not in plain.state_dict()
+
+
+def test_a_word_is_told_its_place_whatever_stands_beside_it() -> None:
+    positions = Positions(kind="sine", dim=8, axes=1, length=9)
+    words = torch.randn(2, 9, 8)
+    torch.testing.assert_close(positions(words[:, 4:5], first=4), positions(words)[:, 4:5])
 
 
 @pytest.mark.parametrize("kind", ["learned", "binary"])
 def test_a_place_beyond_the_length_is_refused(kind: str) -> None:
     positions = Positions(kind=kind, dim=4, axes=1, length=3)
+    assert positions(torch.zeros(1, 2, 4), first=1).shape[1] == 2
     with pytest.raises(ConfigError, match=f"place 3 has no {kind} position: there are 3"):
-        positions(torch.zeros(1, 4, 4), word_places(4))
+        positions(torch.zeros(1, 2, 4), first=2)
+    with pytest.raises(ConfigError, match=f"place 3 has no {kind} position: there are 3"):
+        Positions(kind=kind, dim=4, axes=2, length=3)(torch.zeros(1, 16, 4))
 
 
 def test_sines_leave_what_is_left_over() -> None:
-    code = Positions(kind="sine", dim=7, axes=2, length=3)(torch.zeros(1, 9, 7), grid_places(9))
+    code = Positions(kind="sine", dim=7, axes=2, length=3, scaled=False)(torch.zeros(1, 9, 7))
     assert code[..., 4:].count_nonzero() == 0
     torch.testing.assert_close(code[0, 5, :4], sine(torch.tensor([1, 2]), 2).flatten())

@@ -115,19 +115,24 @@ def told_places(
 ) -> Tensor:
     """Features (..., L, D), each told its place: a number in a sentence, two in a grid."""
     axes, dim = len(places[0]), features.shape[-1]
+    if kind == "none":
+        return features
+    # As loud as the word, or the cells of an image on average, times a learned number.
+    norms = features.square().sum(-1, keepdim=True).sqrt()
+    loud = weights[f"{name}.scale"] * (norms if axes == 1 else norms.mean(-2, keepdim=True))
     if kind == "sine":
-        told = [[x for at in place for x in sines(at, dim // (2 * axes) * 2)] for place in places]
-        return features + F.pad(torch.tensor(told).double(), (0, dim - len(told[0])))
+        waves = dim // (2 * axes) * 2
+        told = [[x for at in place for x in sines(at, waves)] for place in places]
+        code = F.pad(torch.tensor(told).double(), (0, dim - len(told[0])))
+        return features + loud * code / math.sqrt(axes * waves / 2)
     if kind == "learned":
         tables = [weights[f"{name}.tables.{axis}"] for axis in range(axes)]
-        return features + sum(
-            table[[place[axis] for place in places]] for axis, table in enumerate(tables)
-        )
-    if kind == "binary":
-        bits = 6 if axes == 2 else 9  # of 64 rows and columns, of 512 words
-        told = [[at >> bit & 1 for at in place for bit in range(bits)] for place in places]
-        return beside(features, torch.tensor(told).double().expand(*features.shape[:-1], -1))
-    return features
+        code = sum(table[[place[axis] for place in places]] for axis, table in enumerate(tables))
+        return features + loud * code / math.sqrt(axes)
+    bits = 6 if axes == 2 else 9  # of 64 rows and columns, of 512 words
+    told = [[at >> bit & 1 for at in place for bit in range(bits)] for place in places]
+    code = torch.tensor(told).double().expand(*features.shape[:-1], -1)
+    return beside(features, loud * code / math.sqrt(axes * bits / 2))
 
 
 @recurrent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from captioner import Captioner, ConfigError
 from captioner.attention.positions import POSITIONS
 from captioner.attention.scores import SCORES
-from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.checkpoint import HEADER_KEY, Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
 from captioner.generation.config import GenerationConfig
@@ -199,6 +202,31 @@ def test_a_checkpoint_of_it_captions_as_before(
     assert caption.overlay(1, head=heads).size == (120, 80)
     with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
         caption.contact_sheet(head=heads + 1)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+@pytest.mark.parametrize("positions", POSITIONS[1:])
+def test_files_of_before_add_positions_as_they_are(
+    kind: str, positions: str, base: Checkpoint, tmp_path: Path, photo: Path
+) -> None:
+    """They say nothing of a scale, and have no tensor of one."""
+    old = DecoderConfig(**SIZES, kind=kind, positions=positions, scaled_positions=False)
+    config = ModelConfig(encoder=base.model.config.encoder, decoder=old)
+    model = CaptionModel(config, vocabulary_size=len(base.vocabulary), encoder=base.model.encoder)
+    torch.nn.init.normal_(model.decoder.embedding.weight)
+    checkpoint, path = replace(base, model=model.eval()), tmp_path / "old.safetensors"
+    checkpoint.save(path, dtype=torch.float32)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[HEADER_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert header["decoder"].pop("scaled_positions") is False
+    assert not any("scale" in name for name in tensors if "positions" in name)
+    save_file(tensors, path, {HEADER_KEY: json.dumps(header)})
+    loaded = load_checkpoint(path)
+    assert loaded.model.config == config
+    generation = GenerationConfig(minimum_length=3, maximum_length=6)
+    before, after = (Captioner(one).caption(photo, generation) for one in (checkpoint, loaded))
+    assert before.words == after.words
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_every_variant_there_is_has_the_sizes_of_the_base() -> None:
     found = decoder_variants(BUNDLED, **SIZES)
     assert tuple(found) == VARIANTS
     assert found["none-current"].score == "none" and found["none-current"].query == "current"
+    assert found["sine-previous"].positions == "sine" != found["additive-previous"].positions
     assert found["heads-previous"].heads == 4 and found["heads-previous"].score == "scaled_dot"
     assert {one.hidden_dim for name, one in found.items() if name != "transformer"} == {512}
 
@@ -162,7 +163,7 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     known = json.loads(path.read_text())
     known["found"]["CIDEr"] = {"value": 77.0}
     path.write_text(json.dumps(known))
-    again = run_captioner(*command, *few, "top_down")
+    again = run_captioner(*command, *few, "learned-previous")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("\n| ") == 1 + 3
     assert "77.0" in again.stdout and again.stderr.count("training images") == 1

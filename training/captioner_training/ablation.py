@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from captioner.attention.positions import POSITIONS
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import build_decoder
@@ -47,10 +48,12 @@ _SCORES = ("none", "additive", "multiplicative", "dot", "scaled_dot")
 _QUERIES: tuple[Literal["previous", "current"], ...] = ("previous", "current")
 VARIANTS = (
     *(f"{score}-{query}" for query in _QUERIES for score in (*_SCORES, "heads")),
+    *(f"{positions}-previous" for positions in POSITIONS[1:]),
     "top_down",
     "transformer",
 )
-"""By score and query of the lstm (`heads`: scaled_dot with four of them), and the other kinds."""
+"""By score and query of the lstm (`heads`: scaled_dot with four of them), then `additive` with the
+positions of cells, and the other kinds."""
 
 _HEADS = 4  # of the variants with several
 _STEP = 4  # a transformer's width is a multiple: sine positions over two axes come in fours
@@ -83,6 +86,8 @@ def decoder_variants(
         for score in _SCORES:
             found[f"{score}-{query}"] = replace(base, score=score, query=query)
         found[f"heads-{query}"] = replace(base, score="scaled_dot", heads=_HEADS, query=query)
+    for positions in POSITIONS[1:]:
+        found[f"{positions}-previous"] = replace(base, positions=positions)
     found["top_down"] = replace(base, kind="top_down")
     size = {"grid_dim": grid_dim, "vocabulary_size": vocabulary_size}
     wanted = count_parameters(found["additive-previous"], **size)

@@ -17,7 +17,11 @@ from captioner.vocabulary import END, PAD, Vocabulary, tokenize
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.boxes import BoxedObject
-from captioner_training.losses.attention import AttentionSupervision
+from captioner_training.losses.attention import (
+    AttentionEntropy,
+    AttentionSupervision,
+    DoublyStochastic,
+)
 from captioner_training.losses.objective import Captions, Reading
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
@@ -77,6 +81,24 @@ def test_the_term_is_the_cross_entropy_between_boxes_and_attention() -> None:
     loss.backward()
     assert attention.grad is not None
     assert attention.grad.flatten().tolist() == pytest.approx([-6.0, *[0] * 7])
+
+
+def test_heads_may_disagree() -> None:
+    # Word 1: two heads, each sharp, on different cells: no entropy, though their mean has log 2.
+    # Word 2: one head sharp, one even over two of the three cells: log 2 / 2 on average.
+    # Word 3 is padding.
+    first, second = [[1.0, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0.5, 0.5]]
+    heads = torch.tensor([[[first, second, [[9.0, 9, 9]] * 2]]])
+    made = DecoderOutput(torch.randn(1, 1, 3, 6), heads.mean(-2), None, heads)
+    decoder = build_decoder(DecoderConfig(embedding_dim=6), grid_dim=4, vocabulary_size=9)
+    targets = torch.tensor([[[4, END, PAD]]])
+    reading = Reading(decoder, made, Captions(targets, targets))
+    entropy = AttentionEntropy(3.0).loss(reading)
+    assert entropy.item() == pytest.approx(3 * (0 + math.log(2) / 2) / 2, abs=1e-5)
+    # Head 1 sums to 2, 0, 0 over the words: (1-2)^2 + 1 + 1 = 3; head 2 to 0, 1.5, 0.5: 1 + .25 +
+    # .25 = 1.5; over three cells and two heads 4.5 / 6.
+    stochastic = DoublyStochastic(2.0).loss(reading)
+    assert stochastic.item() == pytest.approx(2 * 4.5 / 6, abs=1e-5)
 
 
 def with_boxes(folder: Path, *categories: str) -> Recipe:
