@@ -234,7 +234,7 @@ def check_heads(heads: int, **widths: int) -> None:
             near += [number for number in fit if number > heads][:1]
             raise ConfigError(
                 f"heads {heads} do not divide {what} {width} into equal parts: "
-                f"{' and '.join(map(str, near))} would"
+                f"{' or '.join(map(str, near))} would"
             )
 
 

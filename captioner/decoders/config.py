@@ -57,6 +57,9 @@ class DecoderConfig:
     scaled_positions: bool = True
     """Whether positions begin as loud as what they place, and learn how loud to be; older files,
     which do not say, add them as they are."""
+    encoder_layers: Annotated[int, Interval(ge=0, le=100)] = 0
+    """Layers of self-attention between the cells of the grid, hidden_dim wide, before any decoder
+    looks at them."""
     layers: Annotated[int, Interval(ge=1, le=100)] = 2
     """Of the transformer."""
     norm: Literal["pre", "post"] = "pre"
@@ -81,7 +84,8 @@ class DecoderConfig:
         if self.query == "current" and self.kind != "lstm":
             yield f"query 'current' is a choice of kind lstm alone, not of {self.kind}"
         projected = self.kind == "transformer" or self.value_dim is not None
-        if self.kind == "transformer" and self.positions == "sine" and self.hidden_dim < 4:
+        layered = self.kind == "transformer" or self.encoder_layers > 0
+        if layered and self.positions == "sine" and self.hidden_dim < 4:
             yield (
                 f"positions 'sine' need a hidden_dim of at least 4, not {self.hidden_dim}: a "
                 "sine and a cosine of the row, and of the column"
@@ -95,7 +99,7 @@ class DecoderConfig:
             return
         values = self.value_dim or self.hidden_dim
         try:
-            if self.kind == "transformer":
+            if layered:
                 check_heads(self.heads, hidden_dim=self.hidden_dim)
             if self.value_dim is not None:
                 check_heads(self.heads, value_dim=values)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from captioner.attention.attention import Attention
 from captioner.attention.positions import GRID_SIDE, Positions
 from captioner.decoders.config import KINDS, DecoderConfig
+from captioner.decoders.layers import grid_layers
 from captioner.decoders.state import State, StepOutput
 
 __all__ = [
@@ -146,8 +147,9 @@ class RecurrentDecoder(WordDecoder):
 
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)
+        self.grid_layers, self.grid_dim, positions = grid_layers(config, grid_dim=grid_dim)
         self.positions = Positions(
-            kind=config.positions, dim=grid_dim, axes=2, length=GRID_SIDE,
+            kind=positions, dim=self.grid_dim, axes=2, length=GRID_SIDE,
             scaled=config.scaled_positions,
         )  # fmt: skip
         self.attention = Attention(

@@ -34,8 +34,8 @@ class LSTMDecoder(RecurrentDecoder):
         super().__init__(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
         context_dim = self.attention.value_dim
-        self.initial_hidden = nn.Linear(grid_dim, n)
-        self.initial_cell = nn.Linear(grid_dim, n)
+        self.initial_hidden = nn.Linear(self.grid_dim, n)
+        self.initial_cell = nn.Linear(self.grid_dim, n)
         # Equation 1 in three parts: what comes from the word does not wait for the recurrence.
         self.word_gates = nn.Linear(m, 4 * n)
         self.hidden_gates = nn.Linear(n, 4 * n, bias=False)
@@ -54,6 +54,7 @@ class LSTMDecoder(RecurrentDecoder):
 
         h_0 and c_0 come from the mean of the grid (section 3.1.2).
         """
+        features = self.grid_layers(features)
         mean = features.mean(dim=1, keepdim=True)
         keys, values = self.attention.project(self.positions(features))
         # The context is a weighted mean of the values and enters LSTM and output linearly, so that

@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captioner.attention.attention import Attention, ProjectedGrid, attend_fused, causal, maps
+from captioner.attention.attention import Attention, ProjectedGrid, causal, maps
 from captioner.attention.positions import GRID_SIDE, Positions
-from captioner.attention.scores import ProductScore
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, WordDecoder
+from captioner.decoders.layers import Layer, back_to, grid_layers
 from captioner.decoders.state import State, StepOutput
 
 __all__ = ["TransformerDecoder"]
@@ -33,22 +33,21 @@ class TransformerDecoder(WordDecoder):
     def __init__(self, config: DecoderConfig, *, grid_dim: int, vocabulary_size: int) -> None:
         super().__init__(config, vocabulary_size=vocabulary_size)
         m, n = config.embedding_dim, config.hidden_dim
+        self.grid_layers, grid_dim, positions = grid_layers(config, grid_dim=grid_dim)
         self.enter_grid = nn.Linear(grid_dim, n)
         self.enter_word = nn.Linear(m, n)
-        kind, scaled = config.positions, config.scaled_positions
-        self.grid_positions = Positions(kind=kind, dim=n, axes=2, length=GRID_SIDE, scaled=scaled)
-        self.word_positions = Positions(kind=kind, dim=n, axes=1, length=_WORDS, scaled=scaled)
-        self.place_word = self._back_to(n, self.word_positions.output_dim)
+        self.grid_positions = Positions(
+            kind=positions, dim=n, axes=2, length=GRID_SIDE, scaled=config.scaled_positions
+        )
+        self.word_positions = Positions(
+            kind=config.positions, dim=n, axes=1, length=_WORDS, scaled=config.scaled_positions
+        )
+        self.place_word = back_to(n, self.word_positions.output_dim)
         self.layers = nn.ModuleList(
             _Layer(config, key_dim=self.grid_positions.output_dim) for _ in range(config.layers)
         )
         self.final_norm = nn.LayerNorm(n) if config.norm == "pre" else nn.Identity()
         self.deep_hidden = nn.Linear(n, m)
-
-    @staticmethod
-    def _back_to(width: int, given: int) -> nn.Module:
-        """Bring words with appended bits back to the width of the layers."""
-        return nn.Identity() if given == width else nn.Linear(given, width)
 
     def tabulate(self) -> None:
         """Work out once how each word enters, and what scores it."""
@@ -94,10 +93,8 @@ class TransformerDecoder(WordDecoder):
         for number, (layer, grid) in enumerate(
             zip(self._layers(), self._grids(features), strict=True)
         ):
-            entering = layer.enter(words, 0).flatten(0, 1)  # each caption reads itself
-            read = layer.read.attend(entering, layer.read.project(entering), mask)
-            words = layer.add(words, layer.read_output(read).view(words.shape), 0)
-            flat = words.flatten(1, 2)  # the captions of an image share its grid
+            own = layer.read_all(words.flatten(0, 1), mask)  # each caption reads itself
+            flat = own.unflatten(0, (images, captions)).flatten(1, 2)  # they share their grid
             flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
             words = flat.view(words.shape)
         weights = weights.view(images, captions, length, *weights.shape[2:])
@@ -107,7 +104,7 @@ class TransformerDecoder(WordDecoder):
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""
-        cells = self.grid_positions(self.enter_grid(features))
+        cells = self.grid_positions(self.enter_grid(self.grid_layers(features)))
         return [layer.look.project(cells) for layer in self._layers()]
 
     def _placed(self, words: Tensor, *, first: int = 0) -> Tensor:
@@ -121,53 +118,12 @@ class TransformerDecoder(WordDecoder):
         return cast("list[_Layer]", list(self.layers))
 
 
-class SelfAttention(Attention):
-    """Scaled dot products, with queries, keys and values of the same words.
-
-    Args:
-        dim: n, the numbers of a word.
-        heads: H, which share them.
-
-    """
-
-    def __init__(self, *, dim: int, heads: int) -> None:
-        super().__init__(
-            score="scaled_dot",
-            query_dim=dim,
-            key_dim=dim,
-            attention_dim=dim,
-            value_dim=dim,
-            heads=heads,
-        )
-
-    def read_newest(
-        self, words: Tensor, before: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Let the newest words read themselves and those before them.
-
-        Args:
-            words: (B, K, n), the newest of each hypothesis.
-            before: (B, S, 2n), keys and values of the words that any hypothesis has said.
-            mask: (B, K, S + K), 0 where a word is of the hypothesis, -inf elsewhere; None: all are.
-
-        Returns:
-            The context (B, K, n), and keys and values with the newest (B, S + K, 2n).
-
-        """
-        queries = cast(ProductScore, self.score).project_query(words)
-        said = torch.cat([before, torch.cat(self.project(words), dim=-1)], dim=1)
-        keys, values = said.chunk(2, dim=-1)
-        return attend_fused(queries, keys, values, heads=self.score.heads, mask=mask), said
-
-
-class _Layer(nn.Module):
-    """One layer: its parts, and what is done with them for any words (B, ..., n)."""
+class _Layer(Layer):
+    """Words (B, ..., n) read each other, look at the grid, and think."""
 
     def __init__(self, config: DecoderConfig, *, key_dim: int) -> None:
-        super().__init__()
+        super().__init__(config, parts=3)
         n = config.hidden_dim
-        self.first = config.norm == "pre"
-        self.read = SelfAttention(dim=n, heads=config.heads)
         self.look = Attention(
             score=config.score,
             query_dim=n,
@@ -176,13 +132,9 @@ class _Layer(nn.Module):
             value_dim=config.value_dim or n,
             heads=config.heads,
         )
-        self.read_output = nn.Linear(n, n)
         self.look_output = nn.Linear(self.look.value_dim, n)
-        self.think = nn.Sequential(nn.Linear(n, 2 * n), nn.ReLU(), nn.Linear(2 * n, n))
-        self.norms = nn.ModuleList(nn.LayerNorm(n) for _ in range(3))
         if self.first and config.score == "none":
             self.norms[1] = nn.Identity()  # nobody reads the queries
-        self.dropout = nn.Dropout(config.dropout)
 
     def read_newest(
         self, words: Tensor, before: Tensor, mask: Tensor | None
@@ -213,15 +165,6 @@ class _Layer(nn.Module):
             context = self.look.attend(queries, grid)
         words = self.add(words, self.look_output(context), 1)
         return self.add(words, self.think(self.enter(words, 2)), 2), weights
-
-    def enter(self, words: Tensor, part: int) -> Tensor:
-        """Give words as one of the three parts reads them."""
-        return cast(Tensor, self.norms[part](words)) if self.first else words
-
-    def add(self, words: Tensor, said: Tensor, part: int) -> Tensor:
-        """Add to words what one of the three parts says of them."""
-        words = words + self.dropout(said)
-        return words if self.first else cast(Tensor, self.norms[part](words))
 
 
 def _longer(path: Tensor, *, said: int) -> Tensor:

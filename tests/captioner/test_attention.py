@@ -254,12 +254,12 @@ def test_weights_sum_to_one_in_half_precision(name: str) -> None:
     [
         ({"score": "dotty"}, r"'dotty'.*additive, multiplicative, dot, scaled_dot, none"),
         ({"score": "dot", "query_dim": 6}, r"a query of 6 numbers with a key of 8.*scaled_dot"),
-        ({"heads": 5}, r"heads 5 do not divide attention_dim 12 into equal parts: 4 and 6 would"),
+        ({"heads": 5}, r"heads 5 do not divide attention_dim 12 into equal parts: 4 or 6 would"),
         (
             {"score": "dot", "heads": 3},
-            r"heads 3 do not divide query_dim 8 into equal parts: 2 and 4 would",
+            r"heads 3 do not divide query_dim 8 into equal parts: 2 or 4 would",
         ),
-        ({"heads": 3}, r"heads 3 do not divide value_dim 8 into equal parts: 2 and 4 would"),
+        ({"heads": 3}, r"heads 3 do not divide value_dim 8 into equal parts: 2 or 4 would"),
         ({"heads": 0}, r"heads 0"),
         ({"score": "none", "heads": 2}, r"the same mean"),
     ],

@@ -7,6 +7,7 @@ the sines alone are computed in float32.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -321,6 +322,61 @@ def test_transformer_is_torchs(norm: str, heads: int, positions: str) -> None:
         state = output.state
         same(output.logits, scored(w, deep[:, :, t]))
         same(output.attention, looked[-1][:, :, t])
+
+
+@pytest.mark.parametrize("positions", ["none", "sine", "learned", "binary"])
+@pytest.mark.parametrize(("norm", "heads"), [("pre", 1), ("pre", 2), ("post", 2)])
+@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
+def test_layers_over_the_grid_are_torchs_encoder(
+    kind: str, norm: str, heads: int, positions: str
+) -> None:
+    """A decoder with them does what one without does with what torch's encoder makes of a grid."""
+    sizes = {"kind": kind, "norm": norm, "heads": heads, "value_dim": 8, "score": "scaled_dot"}
+    decoder = made(**sizes, positions=positions, encoder_layers=2)
+    (a, tokens), w = given(), decoder.state_dict()
+    cells = linear(w, "grid_layers.enter", a)
+    cells = told_places(positions, w, "grid_layers.positions", cells, SQUARES)
+    if positions == "binary":
+        cells = linear(w, "grid_layers.place", cells)
+    for number in range(2):
+        name = f"grid_layers.layers.{number}"
+        theirs = nn.TransformerEncoderLayer(
+            8, heads, dim_feedforward=16, dropout=0.0, batch_first=True, norm_first=norm == "pre"
+        ).double()
+        copied = {
+            f"{ours}.{part}": w[f"{name}.{own}.{part}"]
+            for ours, own in (
+                ("linear1", "think.0"), ("linear2", "think.2"),
+                ("norm1", "norms.0"), ("norm2", "norms.1"),
+            )
+            for part in ("weight", "bias")
+        }  # fmt: skip
+        assert not theirs.load_state_dict(copied, strict=False).unexpected_keys
+        theirs.self_attn = torchs_attention(w, f"{name}.read", heads)
+        cells = theirs.train()(cells)  # in `eval` torch takes another way, without our matrices
+    if norm == "pre":
+        cells = F.layer_norm(cells, (8,), w["grid_layers.norm.weight"], w["grid_layers.norm.bias"])
+    same = roughly if positions == "sine" else close
+    same(decoder.grid_layers(a), cells)
+    # What stands behind them is a decoder of a grid of 8 numbers; its words have their positions.
+    behind = DecoderConfig(
+        **{**asdict(decoder.config), "encoder_layers": 0},
+    )
+    plain = build_decoder(behind, grid_dim=8, vocabulary_size=WORDS).double().eval()
+    for place in ("positions", "grid_positions"):
+        if hasattr(plain, place):
+            setattr(plain, place, nn.Identity())
+    rest = {name: part for name, part in w.items() if not name.startswith("grid_layers.")}
+    if positions == "binary":  # the cells come without bits
+        return
+    plain.load_state_dict(rest)
+    whole, expected = decoder(a, tokens), plain(cells, tokens)
+    same(whole.deep, expected.deep)
+    same(whole.attention, expected.attention)
+    same(
+        decoder.start(a).image["keys" if kind != "transformer" else "keys0"],
+        plain.start(cells).image["keys" if kind != "transformer" else "keys0"],
+    )
 
 
 @pytest.mark.parametrize("positions", ["sine", "learned", "binary"])

@@ -43,6 +43,11 @@ VARIANTS: list[dict[str, Any]] = [
     *({"kind": "lstm", "positions": positions} for positions in POSITIONS[1:]),
     *({"kind": kind, "positions": "sine"} for kind in ("top_down", "transformer")),
     {"kind": "lstm", "score": "scaled_dot", "heads": 2, "query": "current", "positions": "binary"},
+    *(
+        {"kind": kind, "encoder_layers": 2, "score": "scaled_dot", "heads": 2, "positions": where}
+        for kind, where in (("lstm", "binary"), ("top_down", "sine"), ("transformer", "learned"))
+    ),
+    {"kind": "lstm", "encoder_layers": 1, "norm": "post", "value_dim": None},
     {"kind": "lstm", "value_dim": None},
     {"kind": "top_down", "value_dim": None, "positions": "binary"},
     {"kind": "transformer", "value_dim": None, "norm": "post", "layers": 3},
@@ -53,7 +58,7 @@ VARIANTS: list[dict[str, Any]] = [
 SAVED = [
     *(each for each in VARIANTS if each.get("heads") == 4 and each.get("score") == "additive"),
     *(each for each in VARIANTS if each["kind"] == "lstm" and each.get("positions") == "learned"),
-    *(each for each in VARIANTS if each.get("norm") == "post"),
+    *(each for each in VARIANTS if each.get("norm") == "post" or "encoder_layers" in each),
     {"kind": "top_down", "score": "none"},
 ]
 
@@ -247,6 +252,11 @@ def test_files_of_before_add_positions_as_they_are(
         ),
         ({"kind": "top_down", "query": "current"}, "kind lstm alone, not of top_down"),
         ({"kind": "transformer", "heads": 5, "attention_dim": 10}, "heads 5 do not divide hidden"),
+        ({"encoder_layers": 1, "hidden_dim": 10, "heads": 4}, "heads 4 do not divide hidden_dim"),
+        (
+            {"heads": 3, "attention_dim": 128},
+            "heads 3 do not divide attention_dim 128 into equal parts: 2 or 4 would",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_read(

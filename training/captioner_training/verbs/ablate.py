@@ -17,7 +17,8 @@ EXAMPLES = """examples:
 The variants are {none, additive, multiplicative, dot, scaled_dot, heads} x {previous, current},
 {sine, learned, binary}-previous, which is additive-previous with positions of the cells, top_down,
 and a transformer of as many parameters: docs/attention.md says what each is. The same command goes
-on where it was interrupted. At the end DIR has table.md and figure.png, and the table is printed. Any field of the recipe can be set, as for captioner train."""
+on where it was interrupted. At the end DIR has table.md and figure.png, and the table is printed.
+Any field of the recipe can be set, as for captioner train."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
