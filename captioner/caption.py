@@ -80,6 +80,13 @@ class Word:
             raise ConfigError(f"there is no head {head}: they go from 1 to {len(heads)}")
         return heads[head - 1]
 
+    def shown(self, head: int | None = None) -> str:
+        """Name what `map` gives, as pictures do; nothing where there is but one head."""
+        if self.heads is None:
+            return ""
+        count = len(self.heads)
+        return f"mean of {count} heads" if head is None else f"head {head} of {count}"
+
     @property
     def drawn(self) -> float:
         """How much it drew on the photo; without a gate, how much of its attention one cell has."""
@@ -163,6 +170,8 @@ class Caption:
     open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
     familiarity: float | None = None
     style: str | None = None
+    # The captioner that made it reads it again where somebody asks for `word_attention`.
+    read_words: Callable[[Caption], Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.text} (score {self.score:.2f})"
@@ -256,7 +265,9 @@ class Caption:
         Options and errors as for `overlay`.
         """
         photo, panels = self.open_photo(), self.panels(head)
-        return contact_sheet(photo, panels, title=self.text, note=self.note, box=self.box, **look)
+        shown = self.words[0].shown(head) if self.words else ""
+        title = f"{self.text} ({shown})" if shown else self.text
+        return contact_sheet(photo, panels, title=title, note=self.note, box=self.box, **look)
 
     def animation(self, *, head: int | None = None, **look: Unpack[Look]) -> list[Image.Image]:
         """Draw the frames that run through the words, for captioner.drawing.saving.
@@ -264,6 +275,23 @@ class Caption:
         Options and errors as for `overlay`.
         """
         return animation(self.open_photo(), self.panels(head), box=self.box, **look)
+
+    @property
+    def word_attention(self) -> Tensor:
+        """Where each word looked among those before it: (heads, T, T), made when it is asked for.
+
+        Row t is of word t as it was said. Column 1 is the start of the sentence, column 2 its first
+        word, and so on; what had not been said has 0. It is of the last layer of a transformer.
+
+        Raises:
+            ConfigError: the words of this model do not look at each other, or the caption was read
+                from a record.
+            ImageError: the photo is no longer there.
+
+        """
+        if self.read_words is None:
+            raise ConfigError("a record does not say where words looked among words: caption again")
+        return self.read_words(self)
 
     def panels(self, head: int | None = None) -> Sequence[Panel]:
         """Each word as captioner.drawing draws it, with one head's attention or the mean of all.

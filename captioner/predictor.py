@@ -257,9 +257,26 @@ class Captioner:
                     open_photo=image.open_photo,
                     familiarity=familiar,
                     style=style,
+                    read_words=self._read_words,
                 )
             )
         return captions
+
+    @torch.inference_mode()
+    def _read_words(self, caption: Caption) -> torch.Tensor:
+        """Read a caption of ours again: Caption.word_attention."""
+        pixels = self.prepare(caption.open_photo()).pixels
+        said = self.vocabulary.encode(word.text for word in caption.words)
+        tokens = torch.tensor([self.vocabulary.start(caption.style or ""), *said][: len(said)])
+        found = self.model.decoder.word_attention(
+            self.encode(pixels.unsqueeze(0)).features, tokens[None, None].to(self.device)
+        )
+        if found is None:
+            raise ConfigError(
+                f"the words of the model {self.name} do not look at each other: those of a "
+                "transformer do"
+            )
+        return found[0, 0].float().cpu()
 
     def check_head(self, head: int | None) -> None:
         """Refuse a head of the attention, from 1, that the model does not have.

@@ -73,6 +73,13 @@ class Decoder(nn.Module, ABC):
     def logits(self, deep: Tensor) -> Tensor:
         """Score every word from the deep output (..., m): (..., words)."""
 
+    def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Show how tokens (B, K, T), read as by `forward`, look at each other: (B, K, H, T, T).
+
+        Rows look, columns are looked at. None, as by default, where they do not.
+        """
+        return None
+
     def tabulate(self) -> None:
         """Work out once what does not depend on the photo; afterwards no weight may change."""
 

@@ -86,21 +86,39 @@ class TransformerDecoder(WordDecoder):
 
         The output at t is for the token that follows tokens[..., t]; all T at once.
         """
+        words, weights, _ = self._read_captions(features, tokens)
+        deep = self.dropout(self.deep_hidden(self.final_norm(words)))
+        attention, heads = maps(weights.view(*tokens.shape, *weights.shape[2:]))
+        return DecoderOutput(deep, attention, None, heads)
+
+    def word_attention(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """Show how tokens (B, K, T) look at each other in the last layer: (B, K, H, T, T)."""
+        _, _, entering = self._read_captions(features, tokens)
+        mask = causal(tokens.shape[-1], tokens.shape[-1], device=tokens.device)
+        last = self._layers()[-1]
+        words = last.enter(entering, 0)
+        weights = last.read.weigh(words, last.read.project(words).keys, mask)  # (B * K, T, H, T)
+        return weights.transpose(1, 2).unflatten(0, tokens.shape[:2])
+
+    def _read_captions(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Bring the tokens (B, K, T) through all layers.
+
+        Returns the words (B, K, T, n), the weights (B, K * T, H, L) of the last layer over the
+        grid, and the words as they came to the last layer (B * K, T, n).
+        """
         images, captions, length = tokens.shape
         words = self._placed(self.enter_word(self._embed(tokens)))
         mask = causal(length, length, device=tokens.device)
-        weights = words
+        weights = entering = words
         for number, (layer, grid) in enumerate(
             zip(self._layers(), self._grids(features), strict=True)
         ):
-            own = layer.read_all(words.flatten(0, 1), mask)  # each caption reads itself
+            entering = words.flatten(0, 1)  # each caption reads itself
+            own = layer.read_all(entering, mask)
             flat = own.unflatten(0, (images, captions)).flatten(1, 2)  # they share their grid
             flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
             words = flat.view(words.shape)
-        weights = weights.view(images, captions, length, *weights.shape[2:])
-        deep = self.dropout(self.deep_hidden(self.final_norm(words)))
-        attention, heads = maps(weights)
-        return DecoderOutput(deep, attention, None, heads)
+        return words, weights, entering
 
     def _grids(self, features: Tensor) -> list[ProjectedGrid]:
         """Project the grids (B, L, D) for every layer."""

@@ -229,7 +229,8 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
         save_image(caption.overlay(found + 1, colors=colors, head=head), file)
         word, count = caption.words[found], len(caption.words)
         guessed = ", guessed" if word.guessed else ""
-        shown = f"{word.text!r}, word {found + 1} of {count}{guessed}"
+        of_head = f", {word.shown(head)}" if word.heads is not None else ""
+        shown = f"{word.text!r}, word {found + 1} of {count}{of_head}{guessed}"
         print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
 
 

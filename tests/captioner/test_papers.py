@@ -300,21 +300,29 @@ def test_transformer_is_torchs(norm: str, heads: int, positions: str) -> None:
     cells = told_places(positions, w, "grid_positions", cells, SQUARES)
     x, grid = words.flatten(0, 1), cells.repeat_interleave(K, dim=0)
     looked: list[Tensor] = []
+    read: list[Tensor] = []
+    after = nn.Transformer.generate_square_subsequent_mask(T).double()
     for number in range(2):
         layer = torchs_layer(w, f"layers.{number}", heads, norm)
+        entering = layer.norm1(x) if norm == "pre" else x
+        seen = layer.self_attn(
+            entering, entering, entering, attn_mask=after, average_attn_weights=False
+        )
+        read.append(seen[1].unflatten(0, (B, K)))
 
         def listen(look: nn.Module, asked: Any, _: object) -> None:
             weights = nn.MultiheadAttention.forward(look, *asked, need_weights=True)[1]
             looked.append(weights.unflatten(0, (B, K)))
 
         layer.multihead_attn.register_forward_hook(listen)
-        x = layer(x, grid, tgt_mask=nn.Transformer.generate_square_subsequent_mask(T).double())
+        x = layer(x, grid, tgt_mask=after)
     if norm == "pre":
         x = F.layer_norm(x, (8,), w["final_norm.weight"], w["final_norm.bias"])
     deep = linear(w, "deep_hidden", x).unflatten(0, (B, K))
 
     same = roughly if positions == "sine" else close
     whole, state = decoder(a, tokens), decoder.start(a).expand(K)
+    same(decoder.word_attention(a, tokens), read[-1])
     same(whole.deep, deep)
     same(whole.attention, looked[-1])
     for t in range(T):

@@ -201,10 +201,21 @@ def test_a_checkpoint_of_it_captions_as_before(
     record = caption.record(attention=True)
     assert len(record["words"]) == len(caption.words)
     assert caption.contact_sheet().size > (100, 100)
+    if variant["kind"] == "transformer":
+        words = len(caption.words)
+        looked = caption.word_attention
+        assert looked.shape == (variant.get("heads", 1), words, words)
+        torch.testing.assert_close(looked.sum(-1), torch.ones(looked.shape[:2]))
+        assert looked.triu(1).count_nonzero() == 0 and looked[:, 1:, 1:].any()
+    else:
+        with pytest.raises(ConfigError, match="those of a transformer do"):
+            _ = caption.word_attention
     heads = variant.get("heads", 1)
     maps = torch.stack([caption.words[0].map(head + 1) for head in range(heads)])
     torch.testing.assert_close(maps.mean(0), caption.words[0].attention)
     assert caption.overlay(1, head=heads).size == (120, 80)
+    names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
+    assert [caption.words[0].shown(head) for head in (None, 2)] == names
     with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
         caption.contact_sheet(head=heads + 1)
 
