@@ -98,7 +98,7 @@ class TransformerDecoder(WordDecoder):
         last = self._layers()[-1]
         words = last.enter(entering, 0)
         weights = last.read.weigh(words, last.read.project(words).keys, mask)  # (B * K, T, H, T)
-        return weights.transpose(1, 2).unflatten(0, tokens.shape[:2])
+        return weights.view(*tokens.shape, *weights.shape[2:]).transpose(2, 3)
 
     def _read_captions(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Bring the tokens (B, K, T) through all layers.
@@ -106,7 +106,7 @@ class TransformerDecoder(WordDecoder):
         Returns the words (B, K, T, n), the weights (B, K * T, H, L) of the last layer over the
         grid, and the words as they came to the last layer (B * K, T, n).
         """
-        images, captions, length = tokens.shape
+        length = tokens.shape[-1]
         words = self._placed(self.enter_word(self._embed(tokens)))
         mask = causal(length, length, device=tokens.device)
         weights = entering = words
@@ -115,7 +115,7 @@ class TransformerDecoder(WordDecoder):
         ):
             entering = words.flatten(0, 1)  # each caption reads itself
             own = layer.read_all(entering, mask)
-            flat = own.unflatten(0, (images, captions)).flatten(1, 2)  # they share their grid
+            flat = own.view(words.shape).flatten(1, 2)  # the captions of an image share its grid
             flat, weights = layer.look_and_think(flat, grid, tell=self._is_last(number))
             words = flat.view(words.shape)
         return words, weights, entering

@@ -7,7 +7,6 @@ the sines alone are computed in float32.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -26,11 +25,11 @@ close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 roughly = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
 
 
-def made(**settings: Any) -> Decoder:
+def made(*, grid_dim: int = D, **settings: Any) -> Decoder:
     torch.manual_seed(0)
     sizes = {"embedding_dim": 5, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0}
     config = DecoderConfig(**{**sizes, **settings})
-    decoder = build_decoder(config, grid_dim=D, vocabulary_size=WORDS).double().eval()
+    decoder = build_decoder(config, grid_dim=grid_dim, vocabulary_size=WORDS).double().eval()
     for parameter in decoder.parameters():  # no bias is 0, no norm does nothing
         nn.init.normal_(parameter, std=0.7)
     return decoder
@@ -366,25 +365,13 @@ def test_layers_over_the_grid_are_torchs_encoder(
         cells = F.layer_norm(cells, (8,), w["grid_layers.norm.weight"], w["grid_layers.norm.bias"])
     same = roughly if positions == "sine" else close
     same(decoder.grid_layers(a), cells)
-    # What stands behind them is a decoder of a grid of 8 numbers; its words have their positions.
-    behind = DecoderConfig(
-        **{**asdict(decoder.config), "encoder_layers": 0},
-    )
-    plain = build_decoder(behind, grid_dim=8, vocabulary_size=WORDS).double().eval()
-    for place in ("positions", "grid_positions"):
-        if hasattr(plain, place):
-            setattr(plain, place, nn.Identity())
-    rest = {name: part for name, part in w.items() if not name.startswith("grid_layers.")}
-    if positions == "binary":  # the cells come without bits
-        return
-    plain.load_state_dict(rest)
-    whole, expected = decoder(a, tokens), plain(cells, tokens)
-    same(whole.deep, expected.deep)
-    same(whole.attention, expected.attention)
-    same(
-        decoder.start(a).image["keys" if kind != "transformer" else "keys0"],
-        plain.start(cells).image["keys" if kind != "transformer" else "keys0"],
-    )
+    # Behind them is the decoder of a grid of 8 numbers, whose cells need no places any more.
+    if kind != "transformer" or positions == "none":
+        plain = made(**sizes, grid_dim=8)
+        plain.load_state_dict({k: v for k, v in w.items() if not k.startswith("grid_layers.")})
+        whole, expected = decoder(a, tokens), plain(cells, tokens)
+        same(whole.deep, expected.deep)
+        same(whole.attention, expected.attention)
 
 
 @pytest.mark.parametrize("positions", ["sine", "learned", "binary"])

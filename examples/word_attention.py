@@ -1,0 +1,49 @@
+"""Where words look among words: the self-attention of a transformer's decoder, head by head.
+
+Any checkpoint whose decoder is a transformer will do, as `captioner train` makes one with
+`--decoder.kind transformer --decoder.score scaled_dot --decoder.heads 4`. A row is a word as it was
+said, its columns what had been said before it; no row sees what comes after it.
+
+    python examples/word_attention.py CHECKPOINT PHOTO --out FOLDER       # some seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from captioner import Caption, Captioner
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    raise SystemExit("this example draws: pip install matplotlib") from None
+
+
+def draw(caption: Caption, path: Path) -> None:
+    """Draw each head's map (T, T) of the words of a caption."""
+    maps = caption.word_attention
+    said = [word.text for word in caption.words]
+    before = ["<start>", *said[:-1]]
+    figure = Figure(figsize=(3.4 * len(maps), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(maps), squeeze=False)[0]
+    for number, (axis, weights) in enumerate(zip(axes, maps, strict=True), start=1):
+        axis.imshow(weights.numpy(), cmap="magma", vmin=0, vmax=1)
+        axis.set_xticks(range(len(before)), before, rotation=90)
+        axis.set_yticks(range(len(said)), said if number == 1 else [""] * len(said))
+        axis.set_title(f"head {number} of {len(maps)}")
+    axes[0].set_ylabel("said now")
+    figure.supxlabel("looked at")
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("photo")
+    parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
+    arguments = parser.parse_args()
+    captioner = Captioner.from_pretrained(arguments.checkpoint, in_process=True)
+    found = captioner.caption(arguments.photo)
+    print(found.text)
+    draw(found, arguments.out / "word_attention.png")
