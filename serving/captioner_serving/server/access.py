@@ -1,6 +1,6 @@
-"""Who may come in: one password for the page, the API, the metrics and Gradio's own routes.
+"""Who may come in: no page of another site, and who has the password, for whatever there is.
 
-It comes from a file or the environment, in plain or as a hash.
+The password comes from a file or the environment, in plain or as a hash.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from starlette.requests import HTTPConnection
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from captioner.errors import ConfigError
 from captioner_serving.server.door import client_of, visit_of
-from captioner_serving.server.problems import ThrottledError, UnauthorizedError, problem
+from captioner_serving.server.problems import RefusedError, problem
 
 __all__ = [
     "AUTH_VARIABLE",
@@ -37,10 +38,8 @@ __all__ = [
 AUTH_VARIABLE = "CAPTIONER_AUTH"
 """The environment variable that may hold USER:PASSWORD in place of a file."""
 
-# scrypt as passlib and others write it. 16 MB and some 40 ms a guess.
-_HASH = re.compile(r"\$scrypt\$ln=(\d+),r=(\d+),p=(\d+)\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)")
-_COST, _BLOCK, _LANES = 14, 8, 1
-_MOST_MEMORY = 256_000_000  # bytes; a larger hash would be a way to stop the server
+# scrypt as passlib and others write it, at 16 MB and some 40 ms a guess: salt and digest.
+_HASH = re.compile(r"\$scrypt\$ln=14,r=8,p=1\$([A-Za-z0-9+/]{22})\$([A-Za-z0-9+/]{43})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,8 @@ class Credentials:
         user, _, password = given.partition(b":")
         expected = self.password.encode()
         if match := _HASH.fullmatch(self.password):
-            cost, block, lanes = map(int, match.groups()[:3])
-            salt, expected = _decode(match[4]), _decode(match[5])
-            password = _scrypt(password, salt, cost, block, lanes, len(expected))
+            expected = _decode(match[2])
+            password = _scrypt(password, _decode(match[1]))
         right_user = hmac.compare_digest(user, self.user.encode())
         return hmac.compare_digest(password, expected) and right_user
 
@@ -76,8 +74,8 @@ class Credentials:
 def hash_password(password: str) -> str:
     """Hash a password, for a file that does not tell it."""
     salt = secrets.token_bytes(16)
-    digest = _scrypt(password.encode(), salt, _COST, _BLOCK, _LANES, 32)
-    return f"$scrypt$ln={_COST},r={_BLOCK},p={_LANES}${_encode(salt)}${_encode(digest)}"
+    digest = _scrypt(password.encode(), salt)
+    return f"$scrypt$ln=14,r=8,p=1${_encode(salt)}${_encode(digest)}"
 
 
 def read_credentials(path: str | None) -> Credentials | None:
@@ -100,9 +98,12 @@ def read_credentials(path: str | None) -> Credentials | None:
     user, colon, password = text.strip().partition(":")
     if not (user and colon and password) or "\n" in password:
         raise ConfigError(f"{place} must hold one line, USER:PASSWORD, neither of them empty")
-    if password.startswith("$scrypt$"):
-        _check_hash(password, place)
-    return Credentials(user=user, password=password)
+    credentials = Credentials(user=user, password=password)
+    if password.startswith("$scrypt$") and not credentials.hashed:
+        raise ConfigError(
+            f"the hash in {place} cannot be used: make one with captioner serve --hash-password"
+        )
+    return credentials
 
 
 def is_exposed(path: str | None) -> bool:
@@ -110,32 +111,8 @@ def is_exposed(path: str | None) -> bool:
     return path is not None and os.name == "posix" and bool(Path(path).stat().st_mode & 0o044)
 
 
-def _check_hash(text: str, place: str) -> None:
-    """Find out at the start what could not be compared later.
-
-    Raises:
-        ConfigError: it is not a hash that this machine can compute.
-
-    """
-    try:
-        match = _HASH.fullmatch(text)
-        if match is None:
-            raise ValueError("it is cut off")
-        cost, block, lanes = map(int, match.groups()[:3])
-        _scrypt(b"", _decode(match[4]), cost, block, lanes, len(_decode(match[5])))
-    except (ValueError, OverflowError, MemoryError, binascii.Error) as error:
-        raise ConfigError(
-            f"the hash in {place} cannot be used ({error}): make one with "
-            "captioner serve --hash-password"
-        ) from error
-
-
-def _scrypt(password: bytes, salt: bytes, cost: int, block: int, lanes: int, length: int) -> bytes:
-    if cost > 24 or 128 * block * (1 << cost) * lanes > _MOST_MEMORY:
-        raise ValueError("it takes too much memory")
-    return hashlib.scrypt(
-        password, salt=salt, n=1 << cost, r=block, p=lanes, dklen=length, maxmem=2 * _MOST_MEMORY
-    )
+def _scrypt(password: bytes, salt: bytes) -> bytes:
+    return hashlib.scrypt(password, salt=salt, n=1 << 14, r=8, p=1, dklen=32)
 
 
 def _encode(data: bytes) -> str:
@@ -151,7 +128,7 @@ _ATTEMPTS, _MINUTE, _CLIENTS = 10, 60.0, 10_000
 
 
 class Access:
-    """Lets requests pass that carry the credentials as HTTP Basic (RFC 7617).
+    """Lets requests pass that carry the credentials, if there are any, as HTTP Basic (RFC 7617).
 
     Every browser asks for them, curl has -u, and gradio_client takes a header.
     """
@@ -166,19 +143,30 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or ask who it is."""
-        if scope["type"] != "http" or self._credentials is None:
+        if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        connection = HTTPConnection(scope)
-        client = client_of(scope)
-        given = _basic(connection.headers.get("authorization", ""))
         try:
-            if await self._accepts(self._credentials, given, client):
-                visit_of(scope).user = self._credentials.user
-                return await self.app(scope, receive, send)
-        except ThrottledError as error:
+            await self._admit(scope, Headers(scope=scope))
+        except RefusedError as error:
             return await problem(error)(scope, receive, send)
-        detail = "send the user and password that the server was started with, as HTTP Basic"
-        return await problem(UnauthorizedError(detail))(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+    async def _admit(self, scope: Scope, headers: Headers) -> None:
+        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers):
+            raise RefusedError(
+                "cross-site",
+                "the browser says that a page of another site sent this: open our own page",
+            )
+        if self._credentials is None:
+            return
+        given = _basic(headers.get("authorization", ""))
+        if not await self._accepts(self._credentials, given, client_of(scope)):
+            raise RefusedError(
+                "unauthorized",
+                "send the user and password that the server was started with, as HTTP Basic",
+                {"WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'},
+            )
+        visit_of(scope).user = self._credentials.user
 
     async def _accepts(self, credentials: Credentials, given: bytes | None, client: str) -> bool:
         self._require_patience(client)
@@ -208,7 +196,7 @@ class Access:
             self._failures[client] = recent
         if len(recent) >= _ATTEMPTS:
             detail = f"more than {_ATTEMPTS} wrong passwords in a minute: wait a minute"
-            raise ThrottledError(detail)
+            raise RefusedError("too-many-attempts", detail, {"Retry-After": f"{_MINUTE:.0f}"})
 
 
 def _basic(header: str) -> bytes | None:
@@ -220,3 +208,22 @@ def _basic(header: str) -> bytes | None:
         return base64.b64decode(value.strip(), validate=True)
     except (binascii.Error, ValueError):
         return b""
+
+
+def _is_cross_site(headers: Headers) -> bool:
+    """Whether a page from elsewhere sent a request: CORS alone lets a form through."""
+    # Browsers send Sec-Fetch-Site over https and to this machine; Origin with every POST.
+    site = headers.get("sec-fetch-site", "").lower()
+    if site in ("same-origin", "none", "cross-site"):
+        return site == "cross-site"
+    # "same-site" may be another subdomain, or another port, which somebody else may have.
+    origin = headers.get("origin")
+    if origin is None:
+        return False  # no browser
+    try:
+        theirs, ours = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
+        usual = {"http": 80, "https": 443}.get(theirs.scheme)
+        same = (theirs.hostname, theirs.port or usual) == (ours.hostname, ours.port or usual)
+    except ValueError:
+        return True
+    return theirs.hostname is None or not same

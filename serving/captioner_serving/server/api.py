@@ -1,42 +1,65 @@
-"""The HTTP API: POST /api/caption, GET /api/health, GET /metrics."""
+"""The HTTP API: captions of photos, and pictures of a photo and its record; health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
+from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from captioner import __version__
 from captioner.caption import Caption
-from captioner.errors import CaptionerError, ImageError
+from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
+from captioner.drawing.saving import encode_animation
+from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.batcher import OnPlace
+from captioner_serving.server.body import Upload, read_form
 from captioner_serving.server.door import client_of, visit_of
-from captioner_serving.server.drawing import photo_and_record, read_record
-from captioner_serving.server.forms import Upload, read_form
-from captioner_serving.server.problems import ClientGoneError, problem
+from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.records import (
     LONGEST_PREVIEW,
     make_preview,
     needs_preview,
+    read_record,
     served_record,
 )
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["CaptionFields", "make_api"]
+__all__ = ["router"]
 
 T = TypeVar("T")
-
+Fields = TypeVar("Fields", bound=BaseModel)
+Posted = TypeVar("Posted", bound="RecordFields")
 
 LINES = "application/x-ndjson"
 """The media type of an answer that comes line by line; who accepts it hears of the queue."""
+
+# Sharp on any screen; a 100-megapixel PNG would be of use to nobody.
+_LONGEST_SIDE = 2400
+
+router = APIRouter()
+"""The routes, around the service of the application that they are included in."""
+
+
+def _service(request: Request) -> CaptionService:
+    service: CaptionService = request.app.state.service
+    return service
+
+
+Service = Annotated[CaptionService, Depends(_service)]
+
+
+# What is asked
 
 
 class CaptionFields(BaseModel):
@@ -50,10 +73,55 @@ class CaptionFields(BaseModel):
     preview: bool = False
 
 
-class CheckFields(BaseModel):
-    """The form fields of POST /api/effect beside the image."""
+class RecordFields(BaseModel):
+    """The form field of every other post beside the image: its record."""
 
-    record: str
+    record: str = ""
+
+
+class DrawingFields(RecordFields):
+    """The fields of a picture: how it is drawn."""
+
+    smooth: bool = True
+    strength: Annotated[float, Field(ge=0, le=1)] = DEFAULT_STRENGTH
+    colors: str = DEFAULT_COLORS
+    head: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """How it is drawn, as Caption's own functions call it."""
+        return self.model_dump(include={"smooth", "strength", "colors", "head"})
+
+
+class OverlayFields(DrawingFields):
+    """The fields of an overlay: one word, by its position from 1; None is the most looked-at."""
+
+    word: Annotated[int, Field(ge=1)] | None = None
+
+
+async def _read(
+    request: Request, service: CaptionService, fields: type[Fields], *, max_files: int = 1
+) -> tuple[list[Upload], Fields]:
+    """Read a form, where there is room for an image of its client."""
+    if request.query_params:
+        name = next(iter(request.query_params))[:40]
+        raise RefusedError(
+            "bad-request", f"the address has {name!r} behind its ?: send it as a field of the form"
+        )
+    service.require_room(client_of(request.scope))
+    max_bytes = service.config.max_upload
+    return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
+
+
+async def _read_posted(
+    request: Request, service: CaptionService, fields: type[Posted]
+) -> tuple[Upload, Caption, Posted]:
+    """Read a form with a photo and its record."""
+    (file,), given = await _read(request, service, fields)
+    return file, read_record(given.record), given
+
+
+# What is answered
 
 
 class Problem(BaseModel):
@@ -79,28 +147,32 @@ class Health(BaseModel):
     model: dict[str, str]
 
 
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image"],
-                    "properties": {
-                        "image": {
-                            "type": "array",
-                            "items": {"type": "string", "format": "binary"},
-                            "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, "
-                            "BMP, GIF or TIFF",
-                        },
-                        **CaptionFields.model_json_schema()["properties"],
-                    },
-                }
-            }
-        },
-    }
+class _Records(Response):
+    """The records as JSON; they are plain data already, and need no validation."""
+
+    media_type = "application/json"
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        super().__init__(Records.model_construct(records=records).model_dump_json())
+
+
+_PHOTO = {"type": "string", "format": "binary"}
+_PHOTOS = {
+    "type": "array",
+    "items": _PHOTO,
+    "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF",
 }
+
+
+def _form(
+    fields: type[BaseModel], image: dict[str, Any] = _PHOTO, *required: str
+) -> dict[str, Any]:
+    """Describe a form with an image, for the API's documentation."""
+    properties = {"image": image, **fields.model_json_schema()["properties"]}
+    form = {"type": "object", "required": ["image", *required], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
     for status, text in {
@@ -115,83 +187,28 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_api(service: CaptionService) -> APIRouter:
-    """The routes of the API around one service."""
-    router = APIRouter()
-
-    @router.post(
-        "/api/caption",
-        response_model=Records,
-        responses=_PROBLEMS,
-        openapi_extra=_FORM,
-        tags=["captions"],
-        summary="Caption one image or many",
-    )
-    async def caption(request: Request) -> Response:
-        """Answer with a record for each image, in order; one bad image fails alone.
-
-        200 if any image was captioned, else the status of the first one's error. Try
-        `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
-        """
-        return await _caption(service, request)
-
-    @router.post(
-        "/api/effect",
-        response_model=Records,
-        responses=_PROBLEMS,
-        openapi_extra=photo_and_record(CheckFields),
-        tags=["captions"],
-        summary="Check the words of a record",
-    )
-    async def effect(request: Request) -> Response:
-        """Measure of each word of a record's own sentence how much its place in the photo mattered.
-
-        Answers with the record, its words with their `effect`.
-        """
-        client = client_of(request.scope)
-        service.require_room(client)
-        (file,), fields = await read_form(request, CheckFields, max_bytes=service.config.max_upload)
-        caption = read_record(fields.record)
-        work = service.check_words(file.data, caption, client=client)
-        checked = await _while_connected(request, work)
-        visit_of(request.scope).told = True
-        return _Records([served_record(checked, name=file.name, attention=True)])
-
-    @router.get(
-        "/api/health",
-        response_model=Health,
-        responses={503: _PROBLEMS[503]},
-        summary="Whether the model lives",
-        tags=["operation"],
-    )
-    async def health() -> dict[str, Any]:
-        """Say ready when the model has just made a caption, is at work, or makes one now."""
-        await service.check()
-        model = {"name": service.captioner.name, "version": service.captioner.version}
-        return {"status": "ready", "version": __version__, "model": model}
-
-    @router.get(
-        "/metrics", summary="Prometheus metrics", response_class=Response, tags=["operation"]
-    )
-    def metrics() -> Response:
-        """Requests, latency, batch sizes, the queue and errors."""
-        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-    return router
+# Captions
 
 
-async def _caption(service: CaptionService, request: Request) -> Response:
-    client = client_of(request.scope)
-    service.require_room(client)
-    files, fields = await read_form(
-        request,
-        CaptionFields,
-        max_bytes=service.config.max_upload,
-        max_files=service.config.queue,
-    )
+@router.post(
+    "/api/caption",
+    response_model=Records,
+    responses=_PROBLEMS,
+    openapi_extra=_form(CaptionFields, _PHOTOS),
+    tags=["captions"],
+    summary="Caption one image or many",
+)
+async def caption(request: Request, service: Service) -> Response:
+    """Answer with a record for each image, in order; one bad image fails alone.
+
+    200 if any image was captioned, else the status of the first one's error. Try
+    `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
+    """
+    files, fields = await _read(request, service, CaptionFields, max_files=service.config.queue)
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
+    client = client_of(request.scope)
 
     async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
         results = await service.caption(
@@ -201,7 +218,7 @@ async def _caption(service: CaptionService, request: Request) -> Response:
             on_place=on_place,
             check_attention=fields.check_attention,
         )
-        visit_of(request.scope).told = True
+        visit_of(request.scope).silent = True
         return results, await _records(service, client, files, results, fields)
 
     if LINES in request.headers.get("accept", ""):
@@ -266,12 +283,12 @@ async def _stream(work: Work) -> Response:
         task.result()
 
     async def lines() -> AsyncIterator[str]:
-        ahead, told = first, None
+        ahead, last = first, None
         try:
             while ahead is not None:
-                if ahead != told:
+                if ahead != last:
                     yield json.dumps({"ahead": ahead}) + "\n"
-                ahead, told = await places.get(), ahead
+                ahead, last = await places.get(), ahead
             _, records = await task
             yield json.dumps({"records": records}) + "\n"
         finally:
@@ -282,21 +299,11 @@ async def _stream(work: Work) -> Response:
     return StreamingResponse(lines(), media_type=LINES, headers={"X-Accel-Buffering": "no"})
 
 
-class _Records(Response):
-    """The records as JSON; they are plain data already, and need no validation."""
-
-    media_type = "application/json"
-
-    def __init__(self, records: list[dict[str, Any]]) -> None:
-        super().__init__(Records.model_construct(records=records).model_dump_json())
-
-
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do the work unless the client goes away, which takes its images out of the queue.
 
     Raises:
-        ClientGoneError: it has gone; nobody reads this.
-        CaptionerError: what the work raises.
+        CaptionerError: what the work raises, or that it has gone, which nobody reads.
 
     """
     task = asyncio.create_task(work)
@@ -304,7 +311,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGoneError("the client has gone away")
+            raise RefusedError("client-gone", "the client has gone away")
         return task.result()
     finally:
         for each in (task, gone):
@@ -315,3 +322,114 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+# Of a photo and its record
+
+
+@router.post(
+    "/api/effect",
+    response_model=Records,
+    responses=_PROBLEMS,
+    openapi_extra=_form(RecordFields, _PHOTO, "record"),
+    tags=["captions"],
+    summary="Check the words of a record",
+)
+async def effect(request: Request, service: Service) -> Response:
+    """Measure of each word of a record's own sentence how much its place in the photo mattered.
+
+    Answers with the record, its words with their `effect`.
+    """
+    file, posted, _ = await _read_posted(request, service, RecordFields)
+    work = service.check_words(file.data, posted, client=client_of(request.scope))
+    checked = await _while_connected(request, work)
+    visit_of(request.scope).silent = True
+    return _Records([served_record(checked, name=file.name, attention=True)])
+
+
+@router.post(
+    "/api/overlay",
+    openapi_extra=_form(OverlayFields, _PHOTO, "record"),
+    response_class=Response,
+    tags=["pictures"],
+)
+async def overlay(request: Request, service: Service) -> Response:
+    """Draw the attention of one word over the photo, as a PNG."""
+    return await _draw(
+        request, service, OverlayFields, lambda one, asked: one.overlay(asked.word, **asked.look)
+    )
+
+
+@router.post(
+    "/api/sheet",
+    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    response_class=Response,
+    tags=["pictures"],
+)
+async def sheet(request: Request, service: Service) -> Response:
+    """Draw every word's attention side by side, as a PNG."""
+    return await _draw(
+        request, service, DrawingFields, lambda one, asked: one.contact_sheet(**asked.look)
+    )
+
+
+@router.post(
+    "/api/animation",
+    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    response_class=Response,
+    tags=["pictures"],
+)
+async def animation(request: Request, service: Service) -> Response:
+    """Run through the words, as an animated WebP."""
+    return await _draw(
+        request, service, DrawingFields, lambda one, asked: one.animation(**asked.look)
+    )
+
+
+Drawing = TypeVar("Drawing", bound=DrawingFields)
+
+
+async def _draw(
+    request: Request,
+    service: CaptionService,
+    fields: type[Drawing],
+    make: Callable[[Caption, Drawing], Image.Image | list[Image.Image]],
+) -> Response:
+    file, posted, given = await _read_posted(request, service, fields)
+    if any(word.attention is None for word in posted.words):
+        raise ConfigError("the words of the record carry no attention: ask for attention=true")
+    posted.panels(given.head)  # refused before anything is opened
+
+    def work(photo: Image.Image) -> Response:
+        drawn = make(replace(posted, open_photo=photo.copy), given)
+        if isinstance(drawn, list):
+            return Response(encode_animation(drawn, ".webp"), media_type="image/webp")
+        # The fastest compression: twice the bytes, a fifth of the wait.
+        drawn.save(buffer := io.BytesIO(), "PNG", compress_level=1)
+        return Response(buffer.getvalue(), media_type="image/png")
+
+    client = client_of(request.scope)
+    return await service.with_photo(file.data, work, longest=_LONGEST_SIDE, client=client)
+
+
+# Operation
+
+
+@router.get(
+    "/api/health",
+    response_model=Health,
+    responses={503: _PROBLEMS[503]},
+    summary="Whether the model lives",
+    tags=["operation"],
+)
+async def health(service: Service) -> dict[str, Any]:
+    """Say ready when the model has just made a caption, is at work, or makes one now."""
+    await service.check()
+    model = {"name": service.captioner.name, "version": service.captioner.version}
+    return {"status": "ready", "version": __version__, "model": model}
+
+
+@router.get("/metrics", summary="Prometheus metrics", response_class=Response, tags=["operation"])
+def metrics(service: Service) -> Response:
+    """Requests, latency, batch sizes, the queue and errors."""
+    return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

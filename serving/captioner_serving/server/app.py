@@ -1,9 +1,9 @@
 """The whole application: the API, and the page beside it; before both, what is everybody's.
 
-    Door -> AccessLog -> BrowserSafety -> TrustedHostMiddleware -> Access -> Limits
-                                                                               |
-                                   FastAPI: /api, /metrics, /docs, /page/... <-'
-                                      `-> OwnUploads -> Gradio: /
+    Door -> AccessLog -> TrustedHostMiddleware -> Access -> Limits
+                                                              |
+                  FastAPI: /api, /metrics, /docs, /page/... <-'
+                     `-> OwnUploads -> Gradio: /
 
 Nothing of a request is kept when it is answered: any number of such servers stand behind one
 address.
@@ -36,13 +36,11 @@ from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
-from captioner_serving.server.api import make_api
+from captioner_serving.server.api import router
+from captioner_serving.server.body import Limits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import Door
-from captioner_serving.server.drawing import make_drawing
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
-from captioner_serving.server.headers import BrowserSafety
-from captioner_serving.server.limits import Limits
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.page import SENTENCES, STATIC, make_page
@@ -102,8 +100,8 @@ class Application:
             root_path=config.root_path,
             lifespan=self._lifespan,
         )
-        api.include_router(make_api(self.service))
-        api.include_router(make_drawing(self.service))
+        api.state.service = self.service
+        api.include_router(router)
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
         api.mount("/page/static", StaticFiles(directory=STATIC))
@@ -113,9 +111,10 @@ class Application:
                 app.add_exception_handler(kind, self._answer)
         inside = Access(Limits(api, config, self.metrics), credentials)
         named = TrustedHostMiddleware(inside, config.names, www_redirect=False)
-        safe = BrowserSafety(named, frame_ancestors=config.frame_ancestors)
-        logged = AccessLog(safe, self.metrics, log, say)
-        self.asgi: ASGIApp = Door(logged, root_path=config.root_path)
+        logged = AccessLog(named, self.metrics, log, say)
+        self.asgi: ASGIApp = Door(
+            logged, root_path=config.root_path, frame_ancestors=config.frame_ancestors
+        )
 
     def refuse(self) -> None:
         """Take on nothing more; let streams that never end by themselves end."""
@@ -156,7 +155,7 @@ class Application:
             error = bad_call(error.errors())
         if not isinstance(error, CaptionerError):
             raise error
-        self.metrics.errors.labels(error.type).inc()
+        self.metrics.errors.labels(error.record()["type"]).inc()
         return problem(error)
 
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from captioner.caption import Caption
 from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.turns import Turns
-from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
+from captioner_serving.server.problems import BusyError, ClosedError
 
-__all__ = ["Batcher", "BusyError", "ClosedError", "OnPlace", "Order"]
+__all__ = ["Batcher", "OnPlace", "Order"]
 
 
 class Order(NamedTuple):
@@ -57,28 +57,6 @@ class Order(NamedTuple):
 CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
 OnPlace = Callable[[int], None]
 """Told how many images of the queue come first, each time that changes, from any thread."""
-
-
-class BusyError(CaptionerError):
-    """There is no room for the request now."""
-
-    type = "busy"
-    title = "The server is at capacity"
-
-    def __init__(self, retry_after: int, reason: str = "the queue is full") -> None:
-        super().__init__(f"{reason}: try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class ClosedError(CaptionerError):
-    """The server is going away: what it accepted it finishes, and it accepts no more."""
-
-    type = "closing"
-    title = "The server is shutting down"
-    retry_after = 5
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down and takes no more images: try again soon")
 
 
 @dataclass(eq=False)

@@ -54,7 +54,7 @@ class ServerConfig:
     max_bodies: int = 200_000_000
     # Connections at a time. Half of the files that systems let a process have open.
     max_connections: Annotated[int, Ge(8)] = 500
-    # Seconds in which a body has to be on its way; for its bytes some more is added (limits.py).
+    # Seconds in which a body has to be on its way; for its bytes some more is added (body.py).
     patience: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
     # Names for which the server answers; see `names`.
     allowed_hosts: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The door that every request comes through: which route it is for, and what of it is believed.
+"""The door that every request comes through: its route, what of it is believed, and headers.
 
 The prefix of a proxy is taken off here and nowhere else. What is not in the table of routes does
 not exist: Gradio can open paths, fetch links, proxy and record, and of its routes only those stand
@@ -8,11 +8,13 @@ here that the page and gradio_client need.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = [
     "Door",
@@ -30,7 +32,9 @@ _ROUTES = [
     for name, path in {
         "/api/caption": r"/api/caption",
         "/api/effect": r"/api/effect",
-        "/api/picture": r"/api/(overlay|sheet|animation)",
+        "/api/overlay": r"/api/overlay",
+        "/api/sheet": r"/api/sheet",
+        "/api/animation": r"/api/animation",
         "/api/health": r"/api/health",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
@@ -45,9 +49,37 @@ _ROUTES = [
     }.items()
 ]
 
-_METHODS = {"/api/caption": "POST", "/api/effect": "POST", "/api/picture": "POST"} | dict.fromkeys(
-    ("/api/health", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"
+_METHODS = {
+    **dict.fromkeys(
+        ("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"), "POST"
+    ),
+    **dict.fromkeys(("/api/health", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"),
+}
+
+# Gradio's page starts from inline scripts and compiles its templates, so scripts may be inline;
+# but nothing, script or picture, may come from another host or go to one.
+_POLICY = (
+    "default-src 'self'",
+    "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
+    "style-src 'self' 'unsafe-inline'",
+    "img-src 'self' data: blob:",
+    "media-src 'self' data: blob:",
+    "font-src 'self' data:",
+    "connect-src 'self' data: blob:",
+    "worker-src 'self' blob:",
+    "object-src 'none'",
+    "base-uri 'self'",
+    "form-action 'self'",
 )
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+# What never changes under its name, and what a browser may keep and asks for anew each time.
+_LASTING, _CHECKED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
 
 def find_route(path: str) -> str | None:
@@ -62,13 +94,13 @@ class Visit:
     path: below the prefix of a proxy.
     route: its name; None where there is none.
     user: who came in with the password.
-    told: what became of its photos has been said already.
+    silent: the terminal has a line about its photos already.
     """
 
     path: str
     route: str | None
     user: str | None = None
-    told: bool = False
+    silent: bool = False
 
     @property
     def method(self) -> str | None:
@@ -93,17 +125,25 @@ def visit_of(scope: Scope) -> Visit:
 
 
 class Door:
-    """Notes in the scope what the others go by; see `Visit`.
+    """Notes in the scope what the others go by (see `Visit`), and adds headers to every answer.
 
     Args:
         app: what stands behind the door.
         root_path: the prefix under which a proxy shows the server, whether it strips it or not.
+        frame_ancestors: pages that may show ours in a frame, as the policy's directive has them;
+            nobody but our own without any.
 
     """
 
-    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
+    def __init__(
+        self, app: ASGIApp, *, root_path: str = "", frame_ancestors: Sequence[str] = ()
+    ) -> None:
         self.app = app
         self._root_path = root_path
+        ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
+        self._headers = {**_HEADERS, "Content-Security-Policy": "; ".join((*_POLICY, ancestors))}
+        if not frame_ancestors:
+            self._headers["X-Frame-Options"] = "SAMEORIGIN"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with everything about it in one form."""
@@ -123,7 +163,18 @@ class Door:
             "path": self._root_path + path,  # as ASGI has it: the prefix is part of the path
             "captioner": Visit(path, find_route(path)),
         }
-        return await self.app(scope, receive, send)
+
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(self._headers)
+                if message["status"] >= 400 or not path.startswith((*_LASTING, *_CHECKED)):
+                    headers["Cache-Control"] = "no-store"
+                elif path.startswith(_CHECKED):
+                    headers["Cache-Control"] = "no-cache"
+            await send(message)
+
+        return await self.app(scope, receive, add)
 
 
 def _is_believed(name: bytes) -> bool:

@@ -22,7 +22,7 @@ from captioner.errors import CaptionerError, ConfigError
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import visit_of, whole_client
 from captioner_serving.server.page import page_head
-from captioner_serving.server.problems import ForbiddenError, RequestError, UploadTooLargeError
+from captioner_serving.server.problems import RefusedError
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["OwnUploads", "add_endpoint", "mount"]
@@ -47,7 +47,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         name, path = None, ""
         try:
             if not isinstance(image, dict) or "path" not in image:
-                raise ForbiddenError("there is no image: pass handle_file('photo.jpg')")
+                raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
             name, path = image.get("orig_name"), str(image["path"])
             data = await run_in_threadpool(_read, path)
             config = service.captioner.generation.asked(
@@ -149,20 +149,24 @@ class OwnUploads:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _LONGEST_CALL:
-                raise UploadTooLargeError(f"a call has at most {_LONGEST_CALL:,} bytes")
+                raise RefusedError(
+                    "upload-too-large", f"a call has at most {_LONGEST_CALL:,} bytes"
+                )
         try:
             call = json.loads(body)
             paths = list(_paths(call))
             checked = json.dumps(call).encode()
         except (ValueError, RecursionError) as error:
-            raise RequestError("the call is not JSON") from error
+            raise RefusedError("bad-request", "the call is not JSON") from error
         if not isinstance(call, dict):
-            raise RequestError("the call is no object")
+            raise RefusedError("bad-request", "the call is no object")
         data = call.get("data", [])
         if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
-            raise RequestError("the first value of a call is a file: upload it")
+            raise RefusedError("bad-request", "the first value of a call is a file: upload it")
         if not all(map(self._owns, paths)):
-            raise ForbiddenError("the call names a file that was not uploaded: use handle_file")
+            raise RefusedError(
+                "forbidden", "the call names a file that was not uploaded: use handle_file"
+            )
         first: Message = {"type": "http.request", "body": checked, "more_body": False}
         pending = [first]
 
@@ -192,7 +196,9 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()  # one of our uploads, see OwnUploads
     except OSError as error:
-        raise ForbiddenError("photos are deleted within ten minutes: send it again") from error
+        raise RefusedError(
+            "forbidden", "photos are deleted within ten minutes: send it again"
+        ) from error
 
 
 def _whole(value: Any, name: str) -> int:

@@ -21,21 +21,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from captioner.errors import CaptionerError
 from captioner.terminal import in_a_line
 from captioner_serving.allocator import is_out_of_memory
-from captioner_serving.server.batcher import ClosedError
 from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
+    KINDS,
     PROBLEM_TYPE,
-    ClientGoneError,
-    InternalError,
+    ClosedError,
     MemoryShortError,
+    internal_error,
     problem,
-    status_of,
 )
 
 __all__ = ["AccessLog"]
 
-_GONE = status_of(ClientGoneError("nobody is left to read the answer"))
+_GONE, _ = KINDS["client-gone"]
 _LOGGER = logging.getLogger("captioner.server")
 
 
@@ -65,7 +64,7 @@ class AccessLog:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         start = time.perf_counter()
-        failure: CaptionerError = InternalError()
+        failure: CaptionerError = internal_error()
         answer = _Answer(send)
         try:
             await self.app(scope, receive, answer)
@@ -91,7 +90,7 @@ class AccessLog:
         self._metrics.requests.labels(name, answer.status).inc()
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]
-        if answer.status >= 400 and not visit.told:
+        if answer.status >= 400 and not visit.silent:
             path = _one_line(visit.shown_path)
             self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
         if self._stream is None:

@@ -8,130 +8,82 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from captioner.errors import (
-    CaptionerError,
-    ConfigError,
-    ImageError,
-    ImageFormatError,
-)
-from captioner_serving.server.batcher import BusyError, ClosedError
+from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
 
 __all__ = [
+    "KINDS",
     "PROBLEM_TYPE",
-    "ClientGoneError",
-    "CrossSiteError",
-    "ForbiddenError",
-    "InternalError",
-    "MediaTypeError",
+    "BusyError",
+    "ClosedError",
     "MemoryShortError",
-    "MethodError",
-    "NotReadyError",
     "PhotoFailedError",
-    "RequestError",
-    "RouteError",
-    "SlowUploadError",
-    "ThrottledError",
-    "UnauthorizedError",
-    "UploadTooLargeError",
+    "RefusedError",
     "bad_call",
     "bad_fields",
     "http_problem",
+    "internal_error",
     "problem",
-    "status_of",
 ]
-
 
 PROBLEM_TYPE = "application/problem+json"
 """The media type of every error that the server answers."""
 
+KINDS = {
+    "bad-request": (400, "The request cannot be understood"),
+    "unauthorized": (401, "A user and a password are needed"),
+    "cross-site": (403, "The request comes from another site"),
+    "forbidden": (403, "The request names what is not its own"),
+    "no-such-route": (404, "There is nothing at this path"),
+    "wrong-method": (405, "The route has another method"),
+    "upload-too-slow": (408, "The upload took too long"),
+    "upload-too-large": (413, "The upload is too large"),
+    "media-type": (415, "The request is in another format"),
+    "too-many-attempts": (429, "Too many wrong passwords"),
+    "client-gone": (499, "The client has gone away"),  # nginx's own status; nobody reads this
+    "internal-error": (500, "The server failed"),
+    "busy": (503, "The server is at capacity"),
+    "closing": (503, "The server is shutting down"),
+    "not-ready": (503, "The model does not answer"),
+}
+"""The problems that are the server's own, by `type`: status and title; see docs/serving.md."""
 
-class RequestError(CaptionerError):
-    """The request itself is malformed."""
-
-    type = "bad-request"
-    title = "The request cannot be understood"
-    status = 400
-
-
-class UploadTooLargeError(CaptionerError):
-    """The request has more bytes or more images than the server takes."""
-
-    type = "upload-too-large"
-    title = "The upload is too large"
-    status = 413
-
-
-class MediaTypeError(CaptionerError):
-    """The request's body is in a format that is not read."""
-
-    type = "media-type"
-    title = "The request is in another format"
-    status = 415
+# Of those that are not; the first that fits.
+_STATUS = ((ImageFormatError, 415), (ImageError, 422), (ConfigError, 422), (CaptionerError, 500))
 
 
-class UnauthorizedError(CaptionerError):
-    """The request has no credentials, or wrong ones."""
+class RefusedError(CaptionerError):
+    """A request that is not answered as it wishes.
 
-    type = "unauthorized"
-    title = "A user and a password are needed"
-    status = 401
+    Args:
+        kind: one of KINDS.
+        detail: what is wrong with this one, and what helps.
+        headers: that the answer has.
 
+    """
 
-class ThrottledError(CaptionerError):
-    """Too many wrong passwords came from one address."""
+    def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.kind, self.headers = kind, headers or {}
 
-    type = "too-many-attempts"
-    title = "Too many wrong passwords"
-    status = 429
-    retry_after = 60  # the minute in which access.py counts them
-
-
-class ForbiddenError(CaptionerError):
-    """The call names what is not its client's."""
-
-    type = "forbidden"
-    title = "The request names what is not its own"
-    status = 403
+    def record(self) -> dict[str, str]:
+        """Type, title and detail."""
+        return {"type": self.kind, "title": KINDS[self.kind][1], "detail": self.detail}
 
 
-class CrossSiteError(CaptionerError):
-    """A page of another site made the browser send the request."""
+class BusyError(RefusedError):
+    """There is no room for the request now; how many seconds until there may be."""
 
-    type = "cross-site"
-    title = "The request comes from another site"
-    status = 403
-
-
-class RouteError(CaptionerError):
-    """There is no such route."""
-
-    type = "no-such-route"
-    title = "There is nothing at this path"
-    status = 404
+    def __init__(self, retry_after: int, reason: str = "the queue is full") -> None:
+        detail = f"{reason}: try again in {retry_after} s"
+        super().__init__("busy", detail, {"Retry-After": str(retry_after)})
 
 
-class MethodError(CaptionerError):
-    """The route answers to other methods."""
+class ClosedError(RefusedError):
+    """The server is going away: what it accepted it finishes, and it accepts no more."""
 
-    type = "wrong-method"
-    title = "The route has another method"
-    status = 405
-
-
-class SlowUploadError(CaptionerError):
-    """The request's body did not come in time."""
-
-    type = "upload-too-slow"
-    title = "The upload took too long"
-    status = 408
-
-
-class ClientGoneError(CaptionerError):
-    """The client went away before it was answered; nobody reads this."""
-
-    type = "client-gone"
-    title = "The client has gone away"
-    status = 499  # nginx's own
+    def __init__(self) -> None:
+        detail = "the server is shutting down and takes no more images: try again soon"
+        super().__init__("closing", detail)
 
 
 class PhotoFailedError(ImageError):
@@ -155,33 +107,10 @@ class MemoryShortError(ImageError):
         super().__init__(detail)
 
 
-class InternalError(CaptionerError):
+def internal_error() -> RefusedError:
     """Something failed that should not have."""
-
-    type = "internal-error"
-    title = "The server failed"
-
-    def __init__(self) -> None:
-        super().__init__("the server failed on this request, and its log says how: try again")
-
-
-class NotReadyError(CaptionerError):
-    """The model does not answer."""
-
-    type = "not-ready"
-    title = "The model does not answer"
-    status = 503
-
-
-# Of errors that are not the server's own.
-_STATUS: dict[type[CaptionerError], int] = {
-    ImageFormatError: 415,
-    ImageError: 422,
-    ConfigError: 422,
-    BusyError: 503,
-    ClosedError: 503,
-    CaptionerError: 500,
-}
+    detail = "the server failed on this request, and its log says how: try again"
+    return RefusedError("internal-error", detail)
 
 
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
@@ -193,41 +122,39 @@ def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
     return ConfigError("; ".join(reasons))
 
 
-def bad_call(errors: Sequence[Mapping[str, Any]]) -> RequestError:
+def bad_call(errors: Sequence[Mapping[str, Any]]) -> RefusedError:
     """Name the first part of a call of the page that pydantic refuses."""
     place = ".".join(str(part)[:40] for part in errors[0]["loc"])
-    return RequestError(f"the call cannot be read: {place or 'the body'}: {errors[0]['msg']}")
+    detail = f"the call cannot be read: {place or 'the body'}: {errors[0]['msg']}"
+    return RefusedError("bad-request", detail)
 
 
 def http_problem(error: HTTPException) -> JSONResponse:
     """Answer in our form where a library has refused: there is no such file, or no such method."""
     if error.status_code in (403, 404):  # Gradio has paths that it does not open
-        answer = problem(RouteError("there is no such file here: the page is at /"))
+        refusal = RefusedError("no-such-route", "there is no such file here: the page is at /")
     elif error.status_code == 503:
-        answer = problem(BusyError(5))
+        refusal = BusyError(5)
     elif error.status_code >= 500:
-        answer = problem(InternalError())
+        refusal = internal_error()
     else:
-        kind = MethodError if error.status_code == 405 else RequestError
-        answer = problem(kind(str(error.detail)))
+        kind = "wrong-method" if error.status_code == 405 else "bad-request"
+        refusal = RefusedError(kind, str(error.detail))
+    answer = problem(refusal)
     answer.headers.update(error.headers or {})
     return answer
 
 
-def status_of(error: CaptionerError) -> int:
-    """Find the HTTP status of an error: its own, or that of its class or the nearest one above."""
-    own: int | None = getattr(error, "status", None)
-    return own or next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-
-
 def problem(error: CaptionerError, **members: Any) -> JSONResponse:
     """Answer with an error: type, title, status and detail, and what else belongs to it."""
-    status = status_of(error)
-    headers = {}
-    if status == 401:
-        headers["WWW-Authenticate"] = 'Basic realm="Captioner", charset="UTF-8"'
-    if status in (429, 503):
-        headers["Retry-After"] = str(getattr(error, "retry_after", 5))
+    own: Mapping[str, str] = {}
+    if isinstance(error, RefusedError):
+        status, own = KINDS[error.kind][0], error.headers
+    elif isinstance(error, PhotoFailedError | MemoryShortError):
+        status = error.status
+    else:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
     return JSONResponse(
         {**error.record(), "status": status, **members},
         status_code=status,

@@ -1,17 +1,22 @@
-"""The record of a caption as HTTP gives it: with what a page need not find out for itself."""
+"""The record of a caption as HTTP gives it, and takes it back."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 from dataclasses import replace
 from typing import Any
 
 from PIL import Image
 
 from captioner.caption import Alternative, Caption
+from captioner.errors import ConfigError, ImageNotFoundError
+from captioner_serving.server.problems import RefusedError
 
-__all__ = ["LONGEST_PREVIEW", "make_preview", "needs_preview", "served_record"]
+__all__ = ["LONGEST_PREVIEW", "make_preview", "needs_preview", "read_record", "served_record"]
+
+_MOST_WORDS = 64  # of a posted record: a panel or a frame each
 
 LONGEST_PREVIEW = 1440
 """Pixels of a preview's longer side: sharp at 720 points on a high-density screen."""
@@ -72,3 +77,36 @@ def make_preview(photo: Image.Image) -> dict[str, Any]:
     data = base64.b64encode(buffer.getvalue()).decode()
     image = f"data:image/jpeg;base64,{data}"
     return {"width": photo.width, "height": photo.height, "image": image}
+
+
+def read_record(text: str) -> Caption:
+    """Make a caption of a posted record; its photo is not opened.
+
+    Raises:
+        RefusedError: it is not the JSON of a record.
+        ConfigError: a number of it is out of range.
+
+    """
+    if not text:
+        raise RefusedError(
+            "bad-request", "there is no record: send one, as curl -F 'record=<file.json' does"
+        )
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(
+            "bad-request", "the record is not JSON: send one of the `records` of /api/caption"
+        ) from error
+    if not isinstance(record, dict) or not {"caption", "words"} <= record.keys():
+        raise RefusedError(
+            "bad-request",
+            "the record has no caption with words: send one of the `records` of /api/caption",
+        )
+    caption = Caption.from_record(record, open_photo=_no_photo)
+    if len(caption.words) > _MOST_WORDS:
+        raise ConfigError(f"the record has more than {_MOST_WORDS} words")
+    return caption
+
+
+def _no_photo() -> Image.Image:
+    raise ImageNotFoundError("the photo was not kept: send it with its record")

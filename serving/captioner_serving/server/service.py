@@ -18,19 +18,25 @@ from captioner.decoding.decoded import EncodedPhoto
 from captioner.decoding.prepared import PreparedImage, prepared_images
 from captioner.decoding.reader import Reader
 from captioner.decoding.turns import FairThreads
+from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
+from captioner.vocabulary import Vocabulary
 from captioner_serving.allocator import is_out_of_memory
-from captioner_serving.server.batcher import Batcher, ClosedError, OnPlace, Order
+from captioner_serving.server.batcher import Batcher, OnPlace, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import MemoryShortError, NotReadyError, PhotoFailedError
-from captioner_serving.server.sentence import check_sentence, require_known
+from captioner_serving.server.problems import (
+    ClosedError,
+    MemoryShortError,
+    PhotoFailedError,
+    RefusedError,
+)
 
-__all__ = ["CaptionService"]
+__all__ = ["CaptionService", "check_sentence"]
 
 T = TypeVar("T")
 
@@ -78,7 +84,7 @@ class CaptionService:
             max_batch=config.max_batch,
             capacity=config.queue,
             before_batch=partial(share_cores, threads),
-            on_batch=self._on_batch,
+            on_batch=metrics.record_batch,
             threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
         self.reader = Reader(
@@ -142,7 +148,7 @@ class CaptionService:
             captions=1,
             style=self.captioner.vocabulary.style(caption.style or "") or "",
         )
-        require_known(caption, self.captioner.vocabulary)
+        _require_known(caption, self.captioner.vocabulary)
         order = Order(config, check_attention=True, sentence=caption)
         (result,) = await self._order([image], order, client)
         if not isinstance(result, Caption):
@@ -186,8 +192,8 @@ class CaptionService:
             on_place(self._batcher.waiting)
         self.metrics.queue.inc(len(images))
         tasks = [
-            asyncio.create_task(self._caption_one(image, order, client, told))
-            for image, told in zip(images, [*[None] * (len(images) - 1), on_place], strict=True)
+            asyncio.create_task(self._caption_one(image, order, client, hear))
+            for image, hear in zip(images, [*[None] * (len(images) - 1), on_place], strict=True)
         ]
         try:
             return await asyncio.gather(*tasks)
@@ -217,8 +223,7 @@ class CaptionService:
         It is asked for a caption if it has nothing to do and has not just made one.
 
         Raises:
-            NotReadyError: it does not answer, or is at one batch for minutes.
-            ClosedError: the server is shutting down.
+            RefusedError: it does not answer, is at one batch for minutes, or is closed.
 
         """
         if self._batcher.closed:
@@ -230,7 +235,9 @@ class CaptionService:
         if begun is not None and self._failed <= self._answered:
             if now - begun < _AT_WORK:
                 return
-            raise NotReadyError(f"it has been at one batch for more than {_AT_WORK:.0f} s")
+            raise RefusedError(
+                "not-ready", f"it has been at one batch for more than {_AT_WORK:.0f} s"
+            )
         # One question for all who ask at the same time, however many and however long they stay.
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._ask())
@@ -249,12 +256,12 @@ class CaptionService:
             await asyncio.wait_for(asyncio.wrap_future(future), _PATIENCE)
         except TimeoutError as error:
             detail = f"it has not answered within {_PATIENCE:.0f} s"
-            raise NotReadyError(detail) from error
+            raise RefusedError("not-ready", detail) from error
         except CaptionerError as error:
-            raise NotReadyError(error.detail) from error
+            raise RefusedError("not-ready", error.detail) from error
         except Exception as error:
             _LOGGER.exception("the model does not answer")
-            raise NotReadyError("it fails; the server's log says how") from error
+            raise RefusedError("not-ready", "it fails; the server's log says how") from error
 
     def refuse(self) -> None:
         """Take on nothing more; what was accepted is finished."""
@@ -322,5 +329,39 @@ class CaptionService:
             if isinstance(result, ImageError):
                 self._say(f"a photo was not captioned: {result.title}")
 
-    def _on_batch(self, size: int, seconds: float) -> None:
-        self.metrics.record_batch(size, seconds)
+
+def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
+    """Refuse a sentence that the model cannot have said.
+
+    Raises:
+        ConfigError: it has no words, or one that the vocabulary does not have.
+
+    """
+    if not caption.words:
+        raise ConfigError("the record has no words: there is nothing to check")
+    known = set(vocabulary.ordinary_words)
+    if unknown := [word.text for word in caption.words if word.text not in known]:
+        raise ConfigError(f"the model does not know the word {unknown[0][:40]!r}")
+
+
+def check_sentence(
+    captioner: Captioner, images: Sequence[PreparedImage], caption: Caption
+) -> list[Caption]:
+    """Give the words of a caption their `effect` on each image; see captioner.deletion.
+
+    Where the decoder does not attend, the words stay as they are.
+    """
+    grid = captioner.encode(torch.stack([image.pixels for image in images]))
+    tokens = captioner.vocabulary.encode(word.text for word in caption.words)
+    start = captioner.vocabulary.start(caption.style or "")
+    decoder = captioner.model.decoder
+    with torch.inference_mode():
+        found = sentence_effects(decoder, grid.features, [[tokens]] * len(images), start=start)
+    checked = []
+    for (effects,) in found:
+        words = caption.words
+        if effects is not None:
+            pairs = zip(words, effects, strict=True)
+            words = tuple(replace(word, effect=effect) for word, effect in pairs)
+        checked.append(replace(caption, words=words))
+    return checked

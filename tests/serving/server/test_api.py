@@ -18,7 +18,7 @@ from PIL import Image, ImageChops
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
-from captioner_serving.server.sentence import check_sentence
+from captioner_serving.server.service import check_sentence
 from tests.serving.server.conftest import SAMPLES, Server
 
 
@@ -92,6 +92,12 @@ def test_fields_out_of_range_are_named(
     assert named in answer.json()["detail"]
 
 
+def test_what_stands_behind_the_address_is_refused_by_its_name(api: httpx.Client) -> None:
+    for path in ("caption", "sheet"):
+        answer = api.post(f"/api/{path}?beam_size=3", files={"image": jpeg()})
+        assert answer.status_code == 400 and "'beam_size'" in answer.json()["detail"]
+
+
 def test_a_style_can_be_asked_for(
     start: Callable[..., Server], api: httpx.Client, styled: Checkpoint, tmp_path: Path
 ) -> None:
@@ -121,10 +127,12 @@ def test_metrics_count_requests_batches_and_errors(server: Server) -> None:
     with server.client() as client:
         client.post("/api/caption", files={"image": jpeg()})
         client.post("/api/caption", files={"image": b"bad"})
+        client.post("/api/sheet", files={"image": jpeg()})
         text = client.get("/metrics").text
     for line in (
         'captioner_requests_total{route="/api/caption",status="200"}',
         'captioner_requests_total{route="/api/caption",status="415"}',
+        'captioner_requests_total{route="/api/sheet",status="400"}',
         'captioner_errors_total{type="image-format"}',
         "captioner_batch_images_count",
         "captioner_queue_images 0.0",

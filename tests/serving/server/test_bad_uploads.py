@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import struct
-import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.running import until
 
 PHOTO = (SAMPLES / "rocket.jpg").read_bytes()
 BOUNDARY = "frontier"
@@ -196,8 +195,7 @@ def resident(server: Server) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc for memory")
-def test_memory_returns(start: Callable[..., Server]) -> None:
-    server = start("--keep", 1)  # swept every second
+def test_memory_returns(server: Server) -> None:
     heavy = [part(IMAGES[kind][0]) + END for kind in ("bomb of zeros", "truncated JPEG")]
     heavy += [part(bytes(19_000_000)) + END, BODIES["too large"][0]]
     with server.client() as client:
@@ -206,17 +204,11 @@ def test_memory_returns(start: Callable[..., Server]) -> None:
             for body in heavy:
                 client.post("/api/caption", content=body, headers=MULTIPART)
 
-        for _ in range(3):
+        for _ in range(2):
             storm()
-        before = settled(server)
-        for _ in range(6):
+        before = resident(server)
+        for _ in range(4):
             storm()
-        # In kB. Six decoded bombs would be 2,400 MB, six kept uploads 120 MB.
-        assert settled(server) - before < 100_000
+        # In kB. Four decoded bombs would be 1,600 MB, four kept uploads 80 MB and as much again.
+        assert until(lambda: resident(server) - before < 60_000, 60)
         assert client.get("/api/health").status_code == 200
-
-
-def settled(server: Server) -> int:
-    """The memory that is left when the server has swept twice."""
-    time.sleep(3)
-    return resident(server)

@@ -17,9 +17,10 @@ from captioner.decoding.decoded import EncodedPhoto
 from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner_serving.server.batcher import Batcher, BusyError, Order
+from captioner_serving.server.batcher import Batcher, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import BusyError
 from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
 

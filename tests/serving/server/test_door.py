@@ -69,7 +69,7 @@ def test_ipv6_clients_are_counted_by_their_network() -> None:
     ("path", "name", "shown"),
     [
         ("/api/caption", "/api/caption", "/api/caption"),
-        ("/api/sheet", "/api/picture", "/api/sheet"),
+        ("/api/sheet", "/api/sheet", "/api/sheet"),
         ("/gradio_api/file=/tmp/x/IMG_1.jpg", None, "/gradio_api/..."),
         ("/gradio_api/heartbeat/abc", "/gradio_api/heartbeat", "/gradio_api/heartbeat"),
         ("/assets/index.js", "/assets", "/assets/index.js"),

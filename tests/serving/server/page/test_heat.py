@@ -44,7 +44,8 @@ def server(mode: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield running
 
 
-def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["crop"], indirect=True)  # where the box is not the photo
+def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -> None:
     """Pixel by pixel, where the page shows a photo in its own size."""
     tab, path = visit.tab, tmp_path / "coffee.png"
     photo = Image.open(SAMPLES / "coffee.jpg").resize((301, 227))
@@ -52,34 +53,30 @@ def test_the_overlay_is_the_library_s(visit: Visit, tmp_path: Path) -> None:
     visit.choose(path)
     caption = Caption.from_record(visit.record(), open_photo=lambda: open_image(path))
     for colors in ("inferno", "viridis", "spotlight"):
-        for smooth in (True, False):
-            for strength in (75, 40):
-                tab.select_option(".colors", colors)
-                tab.set_checked(".smooth", smooth)
-                tab.locator(".strength").fill(str(strength))
-                shown = base64.b64decode(tab.evaluate(PIXELS).partition(",")[2])
-                page = np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), int)
-                look = {"colors": colors, "smooth": smooth, "strength": strength / 100}
-                expected = np.asarray(caption.overlay(1, **look), int)
-                assert page.shape == expected.shape
-                assert np.abs(page - expected).max() <= 3, look
-                assert np.abs(page - np.asarray(photo, int)).max() > 20  # or there is no heat
+        for smooth, strength in ((True, 75), (False, 40)):
+            tab.select_option(".colors", colors)
+            tab.set_checked(".smooth", smooth)
+            tab.locator(".strength").fill(str(strength))
+            shown = base64.b64decode(tab.evaluate(PIXELS).partition(",")[2])
+            page = np.asarray(Image.open(io.BytesIO(shown)).convert("RGB"), int)
+            look = {"colors": colors, "smooth": smooth, "strength": strength / 100}
+            expected = np.asarray(caption.overlay(1, **look), int)
+            assert page.shape == expected.shape
+            assert np.abs(page - expected).max() <= 3, look
+            assert np.abs(page - np.asarray(photo, int)).max() > 20  # or there is no heat
 
 
 def test_the_page_marks_the_spot(mode: str, visit: Visit, tmp_path: Path) -> None:
-    """Its own drawing, and the pictures to save."""
+    """Its own drawing, and a picture to save."""
     for case in (case for case in CASES.values() if case.mode == mode):
         (tmp_path / "photo.jpg").write_bytes(case.photo)
         visit.choose(tmp_path / "photo.jpg")
-        for smooth in (True, False):
-            visit.tab.set_checked(".smooth", smooth)
-            shown = visit.tab.locator("img.photo")
-            shown.scroll_into_view_if_needed()
-            marked = visit.tab.screenshot(clip=shown.bounding_box())
-            for picture in (Image.open(io.BytesIO(marked)), saved(visit, "overlay")):
-                assert near(lit_place(picture, case.photo), case.at)
+        shown = visit.tab.locator("img.photo")
+        shown.scroll_into_view_if_needed()
+        marked = visit.tab.screenshot(clip=shown.bounding_box())
         _, sheet = pictures_in(saved(visit, "sheet"))
-        assert near(lit_place(sheet, case.photo), case.at)
+        for picture in (Image.open(io.BytesIO(marked)), sheet):
+            assert near(lit_place(picture, case.photo), case.at)
 
 
 def saved(visit: Visit, kind: str) -> Image.Image:

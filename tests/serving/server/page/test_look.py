@@ -12,17 +12,16 @@ from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.page.conftest import Visit, visiting
 
 
-def test_a_phone_needs_no_sideways_scrolling(phone: Visit) -> None:
+def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
     tab = phone.tab
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     tab.locator(".word").nth(3).tap()
     assert tab.locator(".heat").get_attribute("data-word") == "3"
     width, shown = tab.locator(".heat").evaluate("c => [c.width, c.clientWidth]")
     assert width == pytest.approx(3 * shown, abs=3)  # sharp on a high-density screen
-
-
-def test_what_is_touched_on_a_phone_is_large_enough(phone: Visit) -> None:
-    phone.tab.click("text=Search settings")
+    tab.locator(".word").first.press("Escape")
+    assert tab.inner_text(".about").startswith("Tap a word")
+    tab.click("text=Search settings")
     small = phone.tab.evaluate(
         """[...document.querySelectorAll('.captioner :is(button, a, input, select, summary)')]
           .map(x => [x, (x.closest('label.control') ?? x).getBoundingClientRect()])
@@ -37,39 +36,30 @@ def test_what_is_touched_on_a_phone_is_large_enough(phone: Visit) -> None:
     assert min(heights) >= 44
 
 
-@pytest.mark.parametrize("sample", ["coffee", "astronaut"])  # landscape, and square
-def test_on_a_phone_the_words_come_without_scrolling(phone: Visit, sample: str) -> None:
-    phone.choose(SAMPLES / f"{sample}.jpg")
-    phone.tab.wait_for_function(
-        "document.querySelector('.sentence').getBoundingClientRect().bottom <= innerHeight"
-        " && document.querySelector('.photo').getBoundingClientRect().top >= 0"
-    )
+def test_on_a_phone_words_and_failures_come_without_scrolling(phone: Visit, tmp_path: Path) -> None:
+    for sample in ("coffee", "astronaut"):  # landscape, and square
+        phone.choose(SAMPLES / f"{sample}.jpg")
+        phone.tab.wait_for_function(
+            "document.querySelector('.sentence').getBoundingClientRect().bottom <= innerHeight"
+            " && document.querySelector('.photo').getBoundingClientRect().top >= 0"
+        )
     pictures = phone.tab.evaluate(
         "[...document.querySelectorAll('img, canvas')].filter(x => !x.closest('.samples')"
         " && x.getBoundingClientRect().width > 100).map(x => x.className)"
     )
     assert pictures == ["photo", "heat"]  # the photo is there once
-
-
-def test_a_failure_on_a_phone_comes_with_the_way_to_another_photo(
-    phone: Visit, tmp_path: Path
-) -> None:
     (tmp_path / "no.jpg").write_bytes(b"no photo")
     phone.tab.evaluate("scrollTo(0, 500)")
     phone.choose(tmp_path / "no.jpg", state="failed")
     assert "no.jpg is not a" in phone.failure()
     phone.tab.wait_for_function("scrollY === 0")
-    assert phone.tab.locator(".failure").bounding_box()["y"] < 600
-
-
-def test_a_finger_taps_and_a_mouse_points(phone: Visit, visit: Visit) -> None:
-    for seen, said in ((phone, "Tap a word"), (visit, "Point at a word")):
-        seen.tab.locator(".word").first.press("Escape")
-        assert seen.tab.inner_text(".about").startswith(said)
+    assert phone.tab.locator(".failure").bounding_box()["y"] < 600  # with the way to another photo
 
 
 def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.tab.set_viewport_size({"width": 1920, "height": 1080})
+    visit.tab.locator(".word").first.press("Escape")
+    assert visit.tab.inner_text(".about").startswith("Point at a word")
     box = visit.tab.locator(".captioner").bounding_box()
     assert box["x"] == pytest.approx(1920 - box["x"] - box["width"], abs=16)
     assert box["width"] < 1300
@@ -85,13 +75,15 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(desk: Any, server: Server, scheme: str) -> None:
+def test_text_can_be_read_in_light_and_dark(visit: Visit) -> None:
     """WCAG 2.1, 1.4.3: a contrast of at least 4.5."""
-    with visiting(desk, server, color_scheme=scheme) as visit:
+    parts = ("header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
+    for scheme in ("light", "dark"):
+        visit.tab.emulate_media(color_scheme=scheme)
+        visit.tab.reload()
+        visit.settled()
         background = visit.tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (luminance(background) > 0.5) == (scheme == "light")
-        parts = ("header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
         for part in parts:
             color = visit.tab.locator(part).first.evaluate("x => getComputedStyle(x).color")
             low, high = sorted((luminance(color), luminance(background)))

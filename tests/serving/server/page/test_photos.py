@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 from PIL import Image
 
 from captioner.predictor import Captioner
@@ -15,12 +13,15 @@ from captioner.vision.image import open_image
 from tests.captioner.pictures import HEIC
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.page.conftest import Visit, visiting
-from tests.serving.server.test_life import busy
 
 INSECURE = """Object.defineProperty(window, 'isSecureContext', { value: false });
 for (const name of ['mediaDevices', 'clipboard'])
   Object.defineProperty(Navigator.prototype, name, { value: undefined });"""
 """A page over plain http from another machine."""
+PHASES = """window.phases = new Set(); new MutationObserver(() =>
+  phases.add(document.querySelector('.phase').textContent))
+  .observe(document.querySelector('.phase'), { childList: true })"""
+"""Note what is said while a photo waits."""
 
 
 def test_a_sample_is_there_before_anybody_has_done_anything(visit: Visit) -> None:
@@ -46,24 +47,18 @@ def test_a_photo_turned_by_exif_is_shown_as_the_viewer_sees_it(
     assert visit.words() == [word.text for word in expected.words]
 
 
-@pytest.mark.parametrize("suffix", ["tif", "heic", "gif"])
-def test_what_browsers_do_not_show_comes_with_the_caption(
-    visit: Visit, tmp_path: Path, suffix: str
-) -> None:
-    """A TIFF, a HEIC; of an animation the frame that is captioned."""
-    path = tmp_path / f"rocket.{suffix}"
-    if suffix == "heic":
-        path.write_bytes(HEIC)
-    else:
-        with Image.open(SAMPLES / "rocket.jpg") as photo:
-            frames = [photo.rotate(180)] if suffix == "gif" else []
-            photo.save(path, append_images=frames, save_all=bool(frames))
-    size = open_image(path).size
-    visit.choose(path)
-    shown = visit.tab.locator("img.photo").evaluate("i => [i.naturalWidth, i.naturalHeight]")
-    assert tuple(shown) == size and visit.tab.locator(".frame").is_visible()
-    assert visit.tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
-    assert "preview" not in visit.record()
+def test_what_browsers_do_not_show_comes_with_the_caption(visit: Visit, tmp_path: Path) -> None:
+    """A HEIC; of an animation the frame that is captioned."""
+    heic, gif = tmp_path / "rocket.heic", tmp_path / "rocket.gif"
+    heic.write_bytes(HEIC)
+    with Image.open(SAMPLES / "rocket.jpg") as photo:
+        photo.save(gif, append_images=[photo.rotate(180)], save_all=True)
+    for path in (heic, gif):
+        visit.choose(path)
+        shown = visit.tab.locator("img.photo").evaluate("i => [i.naturalWidth, i.naturalHeight]")
+        assert tuple(shown) == open_image(path).size and visit.tab.locator(".frame").is_visible()
+        assert visit.tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
+        assert "preview" not in visit.record()
     words = visit.words()
     visit.tab.reload()
     visit.settled()
@@ -172,35 +167,7 @@ def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit
     assert visit.record()["image"] == "rocket.jpg"
 
 
-def test_the_place_in_the_queue_is_told(visit: Visit, server: Server) -> None:
-    photo = (SAMPLES / "coffee.jpg").read_bytes()
-    visit.tab.evaluate(
-        "window.phases = new Set(); new MutationObserver(() => "
-        "phases.add(document.querySelector('.phase').textContent))"
-        ".observe(document.querySelector('.phase'), { childList: true })"
-    )
-
-    gone = threading.Event()
-
-    def crowd() -> None:
-        with server.client() as client:
-            while not gone.is_set():
-                client.post("/api/caption", files=[("image", ("x.jpg", photo))] * 30)
-
-    others = [threading.Thread(target=crowd) for _ in range(2)]
-    for other in others:
-        other.start()
-    with server.client() as client:
-        busy(client)
-    visit.choose(SAMPLES / "chelsea.jpg")
-    gone.set()
-    for other in others:
-        other.join()
-    phases = visit.tab.evaluate("[...phases]")
-    assert any("photos come before this one" in phase for phase in phases), phases
-
-
-def test_beam_and_sentences_change_the_caption(visit: Visit) -> None:
+def test_beam_sentences_and_style_change_the_caption(visit: Visit) -> None:
     tab = visit.tab
     tab.click("text=Search settings")
     assert tab.get_by_label("Style").is_visible()
@@ -213,12 +180,7 @@ def test_beam_and_sentences_change_the_caption(visit: Visit) -> None:
     visit.settled()
     assert not tab.locator(".others").is_visible()  # one is followed, and there are no others
     assert tab.locator("input[name=captions]").input_value() == "1"
-
-
-def test_a_style_is_chosen_and_kept(visit: Visit) -> None:
-    tab = visit.tab
     usual = visit.record()["style"]
-    tab.click("text=Search settings")
     style = tab.get_by_label("Style")
     assert style.input_value() == usual
     other = next(name for name in style.locator("option").all_inner_texts() if name != usual)
@@ -236,7 +198,9 @@ def test_a_style_is_chosen_and_kept(visit: Visit) -> None:
     assert tab.get_by_label("Style").input_value() == other == visit.record()["style"]
 
 
-def test_a_bad_photo_is_told_in_words_and_the_next_one_works(visit: Visit, tmp_path: Path) -> None:
+def test_what_cannot_be_captioned_is_told_in_words_and_the_next_one_works(
+    visit: Visit, tmp_path: Path
+) -> None:
     data = (SAMPLES / "rocket.jpg").read_bytes()
     (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 3])
     visit.choose(tmp_path / "cut.jpg", state="failed")
@@ -244,9 +208,6 @@ def test_a_bad_photo_is_told_in_words_and_the_next_one_works(visit: Visit, tmp_p
     assert "cut.jpg is cut off" in said and "/" not in said
     visit.choose(SAMPLES / "chelsea.jpg")
     assert visit.words()
-
-
-def test_what_cannot_be_sent_is_told_at_once(visit: Visit, tmp_path: Path) -> None:
     (tmp_path / "large.jpg").write_bytes(bytes(21_000_000))
     asked = visit.posts()
     visit.choose(tmp_path / "large.jpg", state="failed")
@@ -273,9 +234,11 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(visit: Visi
     assert "Too many photos are waiting" in visit.failure()
     tab.unroute("**/api/caption")
     tab.route("**/api/caption", lambda route: route.fulfill(body='{"ahead": 2}\n'))
+    tab.evaluate(PHASES)
     visit.forget()
     tab.click(".retry")
     assert "stopped before it had finished" in visit.failure()
+    assert "2 photos come before this one …" in tab.evaluate("[...window.phases]")
     tab.unroute("**/api/caption")
     visit.forget()
     tab.click(".retry")

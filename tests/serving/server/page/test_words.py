@@ -19,7 +19,8 @@ from tests.test_front_ends import VARIANTS, made
 HEADS = 4
 
 
-def test_hover_and_focus_show_a_word_without_asking_the_server(visit: Visit) -> None:
+def test_hover_focus_and_touch_show_what_is_meant_without_asking_the_server(visit: Visit) -> None:
+    tab = visit.tab
     asked = len(visit.requests)
     visit.tab.locator(".word").nth(1).hover()
     first = visit.heat()
@@ -29,6 +30,18 @@ def test_hover_and_focus_show_a_word_without_asking_the_server(visit: Visit) -> 
     assert "sure" in visit.tab.inner_text(".about")
     visit.tab.locator(".word").nth(1).focus()
     assert visit.heat() == first
+    # And a touch says what a number means.
+    for name, said in {
+        "sure": "likely", "looked": "attention", "drew": "seen there", "heat": "even share",
+        "average": "on average",
+    }.items():  # fmt: skip
+        term = tab.locator(f"[data-term={name}]").first
+        term.click()
+        (shown,) = [text for text in tab.locator(".meaning").all_inner_texts() if text]
+        assert said in shown
+        assert term.get_attribute("aria-expanded") == "true"
+    tab.locator("[data-term=average]").first.click()
+    assert not any(tab.locator(".meaning").all_inner_texts())
     assert visit.requests[asked:] == []
 
 
@@ -46,8 +59,18 @@ def test_a_picture_unlike_all_photos_comes_with_a_warning(visit: Visit, tmp_path
     assert "unlike" not in visit.tab.inner_text('[role="status"]')
 
 
-def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
+def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     tab = visit.tab
+    label = tab.locator(".word").nth(0).get_attribute("aria-label")
+    assert re.fullmatch(r"\w+, \d+ % sure, looked (at|in|nowhere).+", label)
+    assert tab.locator('.viewer [role="status"]').inner_text().startswith("Caption: ")
+    assert tab.locator(".sentence").get_attribute("role") == "toolbar"
+    assert tab.locator("img.photo").get_attribute("alt") == " ".join(visit.words())
+    unnamed = tab.evaluate(
+        "[...document.querySelectorAll('.captioner :is(button, a, input, select)')]"
+        ".filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).length"
+    )
+    assert unnamed == 0
     tab.locator(".word").nth(0).focus()
     tab.keyboard.press("ArrowRight")
     assert tab.evaluate("document.activeElement.textContent") == visit.words()[1]
@@ -74,20 +97,6 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
         assert any(name in item for item in reached), name
 
 
-def test_a_screen_reader_hears_what_is_shown(visit: Visit) -> None:
-    tab = visit.tab
-    label = tab.locator(".word").nth(0).get_attribute("aria-label")
-    assert re.fullmatch(r"\w+, \d+ % sure, looked (at|in|nowhere).+", label)
-    assert tab.locator('.viewer [role="status"]').inner_text().startswith("Caption: ")
-    assert tab.locator(".sentence").get_attribute("role") == "toolbar"
-    assert tab.locator("img.photo").get_attribute("alt") == " ".join(visit.words())
-    unnamed = tab.evaluate(
-        "[...document.querySelectorAll('.captioner :is(button, a, input, select)')]"
-        ".filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).length"
-    )
-    assert unnamed == 0
-
-
 OUTLINED = """() => [...document.querySelectorAll('.word')].filter(word => {
   const style = getComputedStyle(word), paper = getComputedStyle(document.body).backgroundColor;
   const edge = style.borderTopColor;
@@ -95,35 +104,22 @@ OUTLINED = """() => [...document.querySelectorAll('.word')].filter(word => {
 }).map(word => word.textContent)"""
 
 
-@pytest.mark.parametrize("forced", ["none", "active"])
-def test_one_word_is_outlined_at_a_time(visit: Visit, forced: str) -> None:
+def test_one_word_is_outlined_at_a_time(visit: Visit) -> None:
     tab, words = visit.tab, visit.words()
-    tab.emulate_media(forced_colors=forced)
     assert len(tab.evaluate(OUTLINED)) == 1  # the first that is shown
-    tab.locator(".word").nth(3).click()
-    tab.locator(".word").nth(5).hover()
-    assert tab.evaluate(OUTLINED) == [words[5]]
-    tab.mouse.move(5, 5)
-    assert tab.evaluate(OUTLINED) == [words[3]]
-    tab.keyboard.press("ArrowRight")
-    assert tab.evaluate(OUTLINED) == [words[4]]
-    tab.locator(".word").nth(6).hover()
-    assert tab.evaluate(OUTLINED) == [words[6]]
-
-
-def test_a_touch_says_what_a_number_means(visit: Visit) -> None:
-    tab = visit.tab
-    for name, said in {
-        "sure": "likely", "looked": "attention", "drew": "seen there", "heat": "even share",
-        "average": "on average",
-    }.items():  # fmt: skip
-        term = tab.locator(f"[data-term={name}]").first
-        term.click()
-        (shown,) = [text for text in tab.locator(".meaning").all_inner_texts() if text]
-        assert said in shown
-        assert term.get_attribute("aria-expanded") == "true"
-    tab.locator("[data-term=average]").first.click()
-    assert not any(tab.locator(".meaning").all_inner_texts())
+    for forced in ("none", "active"):
+        tab.emulate_media(forced_colors=forced)
+        tab.locator(".word").nth(3).click()
+        tab.locator(".word").nth(5).hover()
+        assert tab.evaluate(OUTLINED) == [words[5]]
+        tab.mouse.move(5, 5)
+        assert tab.evaluate(OUTLINED) == [words[3]]
+        tab.keyboard.press("ArrowRight")
+        assert tab.evaluate(OUTLINED) == [words[4]]
+        tab.locator(".word").nth(6).hover()
+        assert tab.evaluate(OUTLINED) == [words[6]]
+        tab.mouse.move(5, 5)
+        tab.emulate_media(forced_colors="none")
 
 
 def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> None:

@@ -1,0 +1,229 @@
+"""The body of a request: how large and slow it may be, and the form with images that it is.
+
+A body is in memory from its first byte until its request is answered, so all bodies are counted
+together. What a proxy does better it does: see docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartParser
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.door import visit_of
+from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
+
+__all__ = ["Limits", "Upload", "read_form"]
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+_MOST_FIELDS = 16
+_LONGEST_FIELD = 1 << 20  # bytes: a record with its attention has some 20 kB, with heads 200
+
+_SLACK = _LONGEST_FIELD + 16_384  # bytes around the images: a record, boundaries and headers
+_SLOWEST = 50_000  # bytes a second that a client must send when its patience is used up
+
+# What RFC 2046 lets a boundary be, and a type that is read in no time.
+_BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)
+_LONGEST_TYPE = 500
+
+# Starlette writes files over 1 MB to disk; ours are bounded by the limit on the whole request.
+MultiPartParser.spool_max_size = 1 << 62
+
+
+@dataclass(eq=False)
+class _Body:
+    """A body on its way in."""
+
+    started: float
+    size: int = 0
+    complete: bool = False
+
+
+class Limits:
+    """Lets requests pass for which there is a route, and room for their body."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
+        self.app = app
+        self._config = config
+        self._bodies: set[_Body] = set()
+        metrics.bodies.set_function(self._held)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            self._check_head(scope)
+        except RefusedError as refusal:
+            return await problem(refusal)(scope, receive, send)
+        body = _Body(started=asyncio.get_running_loop().time())
+
+        async def bounded() -> Message:
+            return await receive() if body.complete else await self._next(body, receive)
+
+        self._bodies.add(body)
+        try:
+            return await self.app(scope, bounded, send)
+        finally:
+            self._bodies.discard(body)
+
+    def _check_head(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        visit = visit_of(scope)
+        if visit.route is None:
+            raise RefusedError(
+                "no-such-route",
+                "the page is at /, the API at /api/caption, its documentation at /docs",
+            )
+        if visit.method is not None and scope["method"] != visit.method:
+            detail = f"send a {visit.method} request: /docs says what it takes"
+            raise RefusedError("wrong-method", detail, {"Allow": visit.method})
+        if length and "transfer-encoding" in headers:
+            # A proxy may have believed the other one: what follows is not what it took it for.
+            detail = "the request tells its length in two ways"
+            raise RefusedError("bad-request", detail, {"Connection": "close"})
+        if length.isdigit() and int(length) > self._config.max_upload + _SLACK:
+            raise _too_large(self._config.max_upload)
+
+    async def _next(self, body: _Body, receive: Receive) -> Message:
+        """The next part of a body.
+
+        Raises:
+            RefusedError: it does not come in time, is larger than it may be, or has no room.
+
+        """
+        patience = self._config.patience
+        try:
+            async with asyncio.timeout_at(body.started + patience + body.size / _SLOWEST):
+                message = await receive()
+        except TimeoutError as error:
+            raise RefusedError(
+                "upload-too-slow",
+                f"after {patience:g} s a body has to arrive at {_SLOWEST // 1000} kB/s or more: "
+                "try again over a faster connection, or send a smaller photo",
+            ) from error
+        if message["type"] == "http.request":
+            body.size += len(message.get("body", b""))
+            body.complete = not message.get("more_body", False)
+            if body.size > self._config.max_upload + _SLACK:
+                raise _too_large(self._config.max_upload)
+            if self._held() > self._config.max_bodies:
+                self._bodies.discard(body)
+                raise BusyError(5, "the uploads under way use all the memory set aside for them")
+        return message
+
+    def _held(self) -> int:
+        return sum(body.size for body in self._bodies)
+
+
+class Upload(NamedTuple):
+    """One file of a request: the name as the client gave it, never opened, and the bytes."""
+
+    name: str | None
+    data: bytes
+
+
+async def read_form(
+    request: Request, fields: type[Fields], *, max_bytes: int, max_files: int = 1
+) -> tuple[list[Upload], Fields]:
+    """Read the images of a multipart request, in order, and its other fields.
+
+    Raises:
+        RefusedError: it is not multipart/form-data, is broken, has a part that does not belong, no
+            image, or more files, or bytes in them, than allowed.
+        ConfigError: a field is out of range.
+
+    """
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise RefusedError(
+            "media-type",
+            "send multipart/form-data with a part 'image' for each image, "
+            f"not {kind.split(';')[0] or 'a body without a type'}",
+        )
+    plain = f'multipart/form-data; boundary="{_boundary(kind)}"'
+    headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+    headers.append((b"content-type", plain.encode("latin-1")))
+    request = Request({**request.scope, "headers": headers}, request.receive)
+    try:
+        async with request.form(
+            max_files=max_files, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD
+        ) as form:
+            files, values = await _sort(form.multi_items(), tuple(fields.model_fields))
+    except (HTTPException, LookupError, ValueError) as error:
+        reason = str(getattr(error, "detail", "it does not follow its own boundary"))
+        if "Too many files" in reason:
+            said = f"send at most {max_files} images in a request, and other fields as text"
+            raise RefusedError("upload-too-large", said) from error
+        if "Part exceeded" in reason:
+            said = f"a field beside the images may have {_LONGEST_FIELD:,} bytes"
+            raise RefusedError("upload-too-large", said) from error
+        raise RefusedError("bad-request", f"the multipart body is broken: {reason}") from error
+    if sum(len(file.data) for file in files) > max_bytes:
+        raise _too_large(max_bytes)
+    if not files:
+        raise RefusedError(
+            "bad-request", "there is no image: send one as curl -F image=@photo.jpg does"
+        )
+    try:
+        return files, fields.model_validate(values)
+    except ValidationError as error:
+        raise bad_fields(error.errors()) from None
+
+
+def _boundary(kind: str) -> str:
+    """The boundary, and nothing else: a charset could be one that takes hours to decode.
+
+    Raises:
+        RefusedError: there is none, or none that may be.
+
+    """
+    _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if not _BOUNDARY.fullmatch(boundary):
+        raise RefusedError(
+            "bad-request", "the multipart body is broken: its type names no boundary, or a bad one"
+        )
+    return boundary
+
+
+async def _sort(
+    items: list[tuple[str, UploadFile | str]], names: tuple[str, ...]
+) -> tuple[list[Upload], dict[str, str]]:
+    files: list[Upload] = []
+    values: dict[str, str] = {}
+    for key, value in items:
+        if isinstance(value, UploadFile) and key == "image":
+            files.append(Upload(value.filename or None, await value.read()))
+        elif isinstance(value, str) and key in names and key not in values:
+            values[key] = value
+        elif key == "image":
+            raise RefusedError(
+                "bad-request", "'image' is text here: send a file, as curl -F image=@photo.jpg"
+            )
+        else:
+            known = ", ".join(("image", *names))
+            raise RefusedError(
+                "bad-request", f"{key[:40]!r} is not known, or given twice: send {known}"
+            )
+    return files, values
+
+
+def _too_large(max_bytes: int) -> RefusedError:
+    return RefusedError(
+        "upload-too-large",
+        f"a request may have {max_bytes / 1e6:g} MB: send a smaller photo, or fewer at a time",
+    )
