@@ -265,8 +265,8 @@ def test_files_of_before_add_positions_as_they_are(
         ({"kind": "transformer", "heads": 5, "attention_dim": 10}, "heads 5 do not divide hidden"),
         ({"encoder_layers": 1, "hidden_dim": 10, "heads": 4}, "heads 4 do not divide hidden_dim"),
         (
-            {"heads": 3, "attention_dim": 128},
-            "heads 3 do not divide attention_dim 128 into equal parts: 2 or 4 would",
+            {"heads": 3, "value_dim": 128},
+            "heads 3 do not divide value_dim 128 into equal parts: 2 or 4 would",
         ),
     ],
 )
