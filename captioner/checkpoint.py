@@ -116,10 +116,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = expanded(path)
     header = read_header(path)
     try:
-        # Older files repeat here what vocabulary and encoder decide, and know no scaled positions.
+        # Older files repeat here what vocabulary and encoder decide, and did not scale positions.
         repeated = {"vocabulary_size", "grid_dim"}
         decoder = {key: one for key, one in header["decoder"].items() if key not in repeated}
-        decoder.setdefault("scaled_positions", False)
+        decoder.setdefault("scaled_positions", decoder.get("positions", "none") == "none")
         vocabulary = Vocabulary(
             header["vocabulary"],
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other

@@ -33,7 +33,7 @@ def made(variant: dict[str, Any]) -> Checkpoint:
     """The tiny model with another decoder; it speaks in sentences of three words and more."""
     tiny = make_tiny()
     sizes = {"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, "value_dim": 24}
-    sizes |= {"positions": "learned"}
+    sizes |= {"positions": "learned", "scaled_positions": False}
     config = ModelConfig(
         encoder=tiny.model.config.encoder, decoder=DecoderConfig(**{**sizes, **variant})
     )
