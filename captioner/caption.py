@@ -49,6 +49,8 @@ class Word:
     heads: (heads, rows, columns), of which attention is the mean; None where there is but one.
     effect: how much further the word's log-probability falls without the cells that it looked at
         than without others, in nats; None where nobody checked it. See captioner.deletion.
+    trust: the probability that it is right, see captioner.trust; None where the checkpoint does not
+        know, and for words that name nothing, such as "a".
     """
 
     text: str
@@ -57,6 +59,7 @@ class Word:
     attention: Tensor | None = field(default=None, repr=False)
     heads: Tensor | None = field(default=None, repr=False)
     effect: float | None = field(default=None, repr=False)
+    trust: float | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Word) and self._known() == other._known()
@@ -66,7 +69,7 @@ class Word:
 
     def _known(self) -> tuple[object, ...]:
         maps = [None if part is None else part.tolist() for part in (self.attention, self.heads)]
-        return self.text, self.probability, self.gate, self.effect, maps
+        return self.text, self.probability, self.gate, self.effect, self.trust, maps
 
     def map(self, head: int | None = None) -> Tensor | None:
         """Give the attention (rows, columns) of one head, from 1; None: the mean of all.
@@ -108,6 +111,8 @@ class Word:
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
         """Give the word as a part of the caption's record; without a box, without its weights."""
         record: dict[str, Any] = {"word": self.text, "probability": round(self.probability, 4)}
+        if self.trust is not None:
+            record["trust"] = round(self.trust, 4)
         if self.gate is not None:
             record["gate"] = round(self.gate, 4)
         if self.effect is not None:
@@ -127,11 +132,12 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """Another of the best sentences; text, score and words as in a Caption."""
+    """Another of the best sentences; text, score, words and trust as in a Caption."""
 
     text: str
     score: float
     words: tuple[Word, ...] = field(repr=False)
+    trust: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +162,8 @@ class Caption:
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     familiarity: how much the photo is like those of the training, 0 to 1, see
         captioner.familiarity; None where the checkpoint does not know.
+    trust: the probability that all words that name something are right, see captioner.trust; None
+        where the checkpoint does not know, or nothing is named.
     style: of the sentence, by its name; None where the model has no styles.
     """
 
@@ -169,6 +177,7 @@ class Caption:
     # Captioning decodes a large photo small; a picture of it is wanted in full, and only now.
     open_photo: Callable[[], Image.Image] = field(repr=False, compare=False)
     familiarity: float | None = None
+    trust: float | None = None
     style: str | None = None
     # The captioner that made it reads it again where somebody asks for `word_attention`.
     read_words: Callable[[Caption], Tensor] | None = field(default=None, repr=False, compare=False)
@@ -314,7 +323,7 @@ class Caption:
 
         Raises ConfigError: there is no such alternative.
         """
-        own = Alternative(text=self.text, score=self.score, words=self.words)
+        own = Alternative(text=self.text, score=self.score, words=self.words, trust=self.trust)
         sentences = [own, *self.alternatives]
         if not 0 <= number < len(sentences):
             found = len(self.alternatives)
@@ -327,6 +336,7 @@ class Caption:
             text=chosen.text,
             score=chosen.score,
             words=chosen.words,
+            trust=chosen.trust,
             alternatives=tuple(sentences),
         )
 
@@ -337,10 +347,16 @@ class Caption:
         """
         box = self.box if attention else None
 
+        def spoken(sentence: Caption | Alternative) -> dict[str, Any]:
+            record = {"caption": sentence.text, "score": round(sentence.score, 4)}
+            if sentence.trust is not None:
+                record["trust"] = round(sentence.trust, 4)
+            return record
+
         def words(sentence: Caption | Alternative) -> list[dict[str, Any]]:
             return [word.record(box=box) for word in sentence.words]
 
-        record = {"image": self.image, "caption": self.text, "score": round(self.score, 4)}
+        record = {"image": self.image, **spoken(self)}
         if self.familiarity is not None:
             record["familiarity"] = round(self.familiarity, 4)
         if self.style is not None:
@@ -349,8 +365,7 @@ class Caption:
             **record,
             "words": words(self),
             "alternatives": [
-                {"caption": other.text, "score": round(other.score, 4), "words": words(other)}
-                for other in self.alternatives
+                {**spoken(other), "words": words(other)} for other in self.alternatives
             ],
             "model": asdict(self.model),
         }
@@ -375,8 +390,9 @@ class Caption:
             text=read.caption,
             score=read.score,
             words=best,
+            trust=read.trust,
             alternatives=tuple(
-                Alternative(text=other.caption, score=other.score, words=words)
+                Alternative(text=other.caption, score=other.score, words=words, trust=other.trust)
                 for other, words in zip(others, alternatives, strict=True)
             ),
             image=read.image,
@@ -389,7 +405,13 @@ class Caption:
 
 
 def _read_word(read: WordRecord) -> Word:
-    word = Word(text=read.word, probability=read.probability, gate=read.gate, effect=read.effect)
+    word = Word(
+        text=read.word,
+        probability=read.probability,
+        trust=read.trust,
+        gate=read.gate,
+        effect=read.effect,
+    )
     if (seen := read.attention) is None:
         return word
 

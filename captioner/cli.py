@@ -49,8 +49,8 @@ VERBS = {
         "captioner_training.verbs.evaluate", "score a checkpoint on a captioned split"
     ),
     "average": Verb("captioner_training.verbs.average", "average checkpoints that share a start"),
-    "familiarity": Verb(
-        "captioner_training.verbs.familiarity", "let a checkpoint know what it has learned from"
+    "trust": Verb(
+        "captioner_training.verbs.trust", "let a checkpoint say how far it can be trusted"
     ),
 }
 

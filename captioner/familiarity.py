@@ -7,30 +7,18 @@ one width (probabilistic PCA), so that the statistics are small. Familiarity is 
 that were kept back from the cloud and lie farther out: 0.5 is an ordinary photo, and 0 one that is
 farther out than all of them.
 
-The statistics are in a file beside the checkpoint, CHECKPOINT.familiarity.safetensors, which
-`captioner familiarity` writes. Without it, nothing is said of familiarity.
+The statistics are in the file that captioner.trust reads.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from captioner.checkpoint import HEADER_KEY
-from captioner.errors import CheckpointFormatError
-from captioner.files import replace_file
-from captioner.paths import expanded
-
-__all__ = ["UNFAMILIAR", "Familiarity", "digest_encoder", "familiarity_file"]
+__all__ = ["UNFAMILIAR", "Familiarity"]
 
 UNFAMILIAR = 0.01
 """Below it a photo counts as unlike those of the training: one in a hundred of that kind does too.
@@ -38,7 +26,6 @@ UNFAMILIAR = 0.01
 A warning that ordinary photos get more often would be overlooked where it is true.
 """
 
-_KEY = "familiarity"
 _DIRECTIONS = 64  # 160 kB
 
 
@@ -48,7 +35,7 @@ class Familiarity:
 
     mean: (D,), its middle; directions: (D, K), its K widest, orthonormal; widths: (K,), the
     variances along them; rest: (), the mean variance along all others; quantiles: (Q,), distances
-    of photos kept back, rising from the nearest to the farthest. encoder: see digest_encoder.
+    of photos kept back, rising from the nearest to the farthest.
     """
 
     mean: Tensor
@@ -56,10 +43,9 @@ class Familiarity:
     widths: Tensor
     rest: Tensor
     quantiles: Tensor
-    encoder: str
 
     @classmethod
-    def fit(cls, seen: Tensor, kept_back: Tensor, *, encoder: str) -> Familiarity:
+    def fit(cls, seen: Tensor, kept_back: Tensor) -> Familiarity:
         """Describe the cloud of `seen` (N, D), means of grids; `kept_back` (M, D) are of others."""
         seen = seen.double()
         mean = seen.mean(dim=0)
@@ -72,11 +58,10 @@ class Familiarity:
             widths=values[-count:].clamp(min=1e-12).float(),
             rest=values[:-count].mean().clamp(min=1e-12).float(),
             quantiles=torch.zeros(1),
-            encoder=encoder,
         )
         steps = torch.linspace(0, 1, min(201, len(kept_back)))
         quantiles = torch.quantile(cloud.distances(kept_back), steps)
-        return cls(**{**cloud.__dict__, "quantiles": quantiles})
+        return replace(cloud, quantiles=quantiles)
 
     def distances(self, means: Tensor) -> Tensor:
         """Measure how far out photos lie, from the means (B, D) of their grids: (B,)."""
@@ -86,84 +71,10 @@ class Familiarity:
         squares = (along.square() / self.widths).sum(dim=-1) + beside.clamp(min=0) / self.rest
         return squares.sqrt()
 
-    def of(self, features: Tensor) -> list[float]:
-        """Give the familiarity of photos from their grids (B, L, D)."""
-        far = self.distances(features.float().mean(dim=1))
+    def of(self, means: Tensor) -> list[float]:
+        """Give the familiarity of photos from the means (B, D) of their grids."""
+        far = self.distances(means)
         shares = np.linspace(0, 1, len(self.quantiles))
         nearer = np.interp(far.numpy(), self.quantiles.numpy(), shares, right=1)
         found: list[float] = (1 - np.nan_to_num(nearer, nan=1)).tolist()
         return found
-
-    def save(self, path: Path) -> None:
-        """Write the statistics.
-
-        Raises OutputError: the file cannot be written.
-        """
-        values = {**self.__dict__}
-        metadata = {_KEY: json.dumps({"encoder": values.pop("encoder")})}
-        tensors = {name: one.contiguous() for name, one in values.items()}
-        with replace_file(path) as file:
-            file.write(save(tensors, metadata=metadata))
-
-    @classmethod
-    def beside(cls, path: str | os.PathLike[str]) -> Familiarity | None:
-        """Read the statistics of a checkpoint; None where none are, or those of another encoder.
-
-        Raises CheckpointFormatError: the file is damaged.
-        """
-        checkpoint, path = expanded(path), familiarity_file(path)
-        if not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                # Earlier versions named the checkpoint, and not its encoder.
-                encoder = json.loads((file.metadata() or {})[_KEY]).get("encoder")
-                if encoder != digest_encoder(checkpoint):
-                    return None
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return cls(**tensors, encoder=encoder)
-        except (
-            SafetensorError,
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            raise CheckpointFormatError(
-                f"{path} is damaged or holds something else ({error}): remove it, or write it "
-                "again with `captioner familiarity`"
-            ) from error
-
-
-def familiarity_file(checkpoint: str | os.PathLike[str]) -> Path:
-    """Name the file of a checkpoint's statistics, beside it."""
-    path = expanded(checkpoint)
-    # A suffix of another kind may be half of a version: model-1.5 is not model-1.6.
-    return path.with_name(path.name.removesuffix(".safetensors") + ".familiarity.safetensors")
-
-
-def digest_encoder(checkpoint: Path) -> str:
-    """Digest what makes a checkpoint's grids: its encoder's weights as they lie in the file.
-
-    The settings of encoder and transform are in it too, but for those that are off, which older
-    files leave out. Words and decoder are not: statistics of grids stay true for another decoder on
-    the same encoder. 12 MB of weights take 20 ms.
-    """
-    with checkpoint.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(size))
-        header = json.loads(entries.pop("__metadata__")[HEADER_KEY])
-        settings = [
-            sorted(
-                (key, value) for key, value in header[part].items() if value not in (None, False)
-            )
-            for part in ("encoder", "transform")
-        ]
-        digest = hashlib.sha256(json.dumps(settings).encode())
-        for name in sorted(name for name in entries if name.startswith("encoder.")):
-            start, end = entries[name]["data_offsets"]
-            file.seek(8 + size + start)
-            digest.update(name.encode())
-            digest.update(file.read(end - start))
-    return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, Literal, cast, overload
 
 import torch
@@ -19,13 +19,13 @@ from captioner.decoding.reader import SECONDS, Reader
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
 from captioner.errors import ConfigError, ImageError
-from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
 from captioner.paths import bundled_checkpoint
 from captioner.sources import ImageSource, as_source, image_name, is_many
+from captioner.trust import Judgement, Trust
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image
 from captioner.vision.transform import Transform
@@ -51,7 +51,7 @@ class Captioner:
         max_pixels: larger photos are refused before they are decoded.
         seconds: that one photo may take to be decoded.
         in_process: open photos in this process, without its limits; see Reader.
-        familiarity: how familiar a photo is, where the checkpoint knows it.
+        trust: what is known of when the checkpoint is right, and of its photos.
 
     """
 
@@ -64,11 +64,11 @@ class Captioner:
         max_pixels: int = MAX_PIXELS,
         seconds: float = SECONDS,
         in_process: bool = False,
-        familiarity: Familiarity | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
-        self.familiarity = familiarity
+        self.trust = trust
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
         self.max_pixels = max_pixels
@@ -109,7 +109,7 @@ class Captioner:
             max_pixels=max_pixels,
             seconds=seconds,
             in_process=in_process,
-            familiarity=Familiarity.beside(path),
+            trust=Trust.beside(path),
         )
 
     @cached_property
@@ -238,12 +238,17 @@ class Captioner:
             said = [[one.tokens for one in each] for each in made]
             start = self.vocabulary.start(config.style)
             effects = sentence_effects(self.model.decoder, grid.features, said, start=start)
-        known = self.familiarity.of(grid.features) if self.familiarity else [None] * len(images)
+        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(each) for each in made]
+        known: Sequence[float | None] = [None] * len(images)
+        if self.trust is not None:
+            means = grid.features.float().mean(dim=1)
+            judged, known = self.trust.judge(means, made), self.trust.familiarity.of(means)
         captions = []
-        for image, hypotheses, found, familiar in zip(images, made, effects, known, strict=True):
+        parts = zip(images, made, effects, judged, known, strict=True)
+        for image, hypotheses, found, judgements, familiar in parts:
             best, *others = (
-                _sentence(one, grid, self.vocabulary, effect)
-                for one, effect in zip(hypotheses, found, strict=True)
+                _sentence(one, grid, self.vocabulary, effect, judgement)
+                for one, effect, judgement in zip(hypotheses, found, judgements, strict=True)
             )
             captions.append(
                 Caption(
@@ -255,6 +260,7 @@ class Captioner:
                     model=ModelName(name=self.name, version=self.version),
                     box=image.box,
                     open_photo=image.open_photo,
+                    trust=best.trust,
                     familiarity=familiar,
                     style=style,
                     read_words=self._read_words,
@@ -296,14 +302,19 @@ class Captioner:
 
 
 def _sentence(
-    hypothesis: Hypothesis, grid: Grid, vocabulary: Vocabulary, effects: Sequence[float] | None
+    hypothesis: Hypothesis,
+    grid: Grid,
+    vocabulary: Vocabulary,
+    effects: Sequence[float] | None,
+    judgement: Judgement | None,
 ) -> Alternative:
     """Give the T words of a hypothesis with all that is known of them; effects (T,), or none."""
     texts = vocabulary.decode(hypothesis.tokens)
+    unknown = [None] * len(texts)
     places = grid.rows, grid.columns
 
     def each(part: torch.Tensor | None, *shape: int) -> Iterable[Any]:
-        return repeat(None, len(texts)) if part is None else part.reshape(len(texts), *shape)
+        return unknown if part is None else part.reshape(len(texts), *shape)
 
     count = 0 if hypothesis.heads is None else hypothesis.heads.shape[1]
     words = tuple(
@@ -314,15 +325,22 @@ def _sentence(
             attention=attention,
             heads=heads,
             effect=effect,
+            trust=trust,
         )
-        for text, log, gate, attention, heads, effect in zip(
+        for text, log, gate, attention, heads, effect, trust in zip(
             texts,
             hypothesis.log_probabilities[:-1],  # the last is the end's
             each(hypothesis.gate),
             each(hypothesis.attention, *places),
             each(hypothesis.heads, count, *places),
-            effects or repeat(None, len(texts)),
+            effects or unknown,
+            unknown if judgement is None else judgement.words,
             strict=True,
         )
     )
-    return Alternative(text=vocabulary.join(texts), score=hypothesis.score, words=words)
+    return Alternative(
+        text=vocabulary.join(texts),
+        score=hypothesis.score,
+        words=words,
+        trust=None if judgement is None else judgement.caption,
+    )

@@ -64,6 +64,7 @@ class WordRecord(_Part):
 
     word: Annotated[str, StringConstraints(max_length=200)]
     probability: _Share
+    trust: _Share | None = None
     gate: _Share | None = None
     effect: _Far | None = None
     attention: AttentionRecord | None = None
@@ -74,6 +75,7 @@ class SentenceRecord(_Part):
 
     caption: Annotated[str, StringConstraints(max_length=20_000)]
     score: Annotated[float, Field(ge=-1e6, le=1e6)]
+    trust: _Share | None = None
     words: Annotated[list[WordRecord], Field(max_length=256)] | None = None
 
 

@@ -23,6 +23,7 @@ from tests import launcher
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
+    from captioner.trust import Trust
 
 ROOT = Path(__file__).resolve().parent.parent
 # Programs that pip does not install: what they are called, and Debian's package.
@@ -125,6 +126,30 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding processes of calls from Python are forks, as those of commands are."""
     if launcher.forks():
         monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
+
+
+def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Trust:
+    """Make up what is known of a checkpoint: every word but the special ones names something."""
+    import torch
+
+    from captioner.familiarity import Familiarity
+    from captioner.trust import Sight, Trust
+
+    chance = torch.Generator().manual_seed(0)
+    cloud = torch.randn(9, grid_dim, generator=chance)
+    kinds = torch.arange(words) - 4
+    return Trust(
+        familiarity=Familiarity.fit(cloud, cloud),
+        sight=Sight(
+            kinds=kinds.clamp(min=-1),
+            middle=torch.zeros(grid_dim),
+            slopes=(torch.randn(grid_dim, words - 4, generator=chance) / 100).half(),
+            shares=torch.full((words - 4,), 0.5),
+        ),
+        word=torch.tensor([1.0, 1.0, 0.0, 0.5]),
+        caption=torch.tensor([0.0, 1.0]),
+        weights=weights,
+    )
 
 
 def make_tiny() -> Checkpoint:

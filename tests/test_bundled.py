@@ -64,7 +64,7 @@ def test_the_wheel_alone_captions_from_anywhere(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
         names = archive.namelist()
     assert "captioner/assets/captioner.safetensors" in names
-    assert "captioner/assets/captioner.familiarity.safetensors" in names
+    assert "captioner/assets/captioner.trust.safetensors" in names
     assert "captioner_training/recipes/smoke.yaml" in names
     assert "captioner/py.typed" in names
     tops = {name.split("/")[0].split("-")[0] for name in names}

@@ -17,9 +17,9 @@ from typing import Any
 
 from captioner.checkpoint import Checkpoint
 from captioner.errors import CaptionerError, MissingExtraError
-from captioner.familiarity import Familiarity
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
+from captioner.trust import Trust
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
@@ -46,10 +46,10 @@ class CaptionActor:
         config: BatchConfig,
         *,
         share: int,
-        familiarity: Familiarity | None,
+        trust: Trust | None,
         **options: Any,
     ) -> None:
-        captioner = Captioner(checkpoint, **options, familiarity=familiarity)
+        captioner = Captioner(checkpoint, **options, trust=trust)
         self._engine = LocalEngine(captioner, generation, config, share=share)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
@@ -145,7 +145,7 @@ class RayEngine:
             fn_constructor_args=(captioner.checkpoint, self._generation, self._config),
             fn_constructor_kwargs={
                 "share": self._share,
-                "familiarity": captioner.familiarity,
+                "trust": captioner.trust,
                 **captioner.options,
             },
             concurrency=self._actors,

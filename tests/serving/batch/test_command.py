@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
-from captioner.familiarity import Familiarity, digest_encoder, familiarity_file
+from captioner.familiarity import Familiarity
+from captioner.trust import digest_weights, trust_file
 from captioner_serving.batch import BatchConfig, caption_batch
+from tests.conftest import make_trust
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Photos = Callable[..., Path]
@@ -87,8 +90,8 @@ def test_the_summary_names_the_photos_that_are_unlike_the_training(
     seen = torch.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
     means = captioner.encode(seen).features.mean(dim=1)
     wider = 2 * means - means.mean(dim=0)  # or the outermost of them would be unlike the others
-    known = Familiarity.fit(means, wider, encoder=digest_encoder(checkpoint))
-    known.save(familiarity_file(checkpoint))
+    known = make_trust(weights=digest_weights(checkpoint))
+    replace(known, familiarity=Familiarity.fit(means, wider)).save(trust_file(checkpoint))
     for number in range(12):
         board = Image.frombytes("L", (2, 2), bytes((number, 255, 255, number)))
         board.resize((96, 96), 0).save(folder / f"strange {number:02}.png")

@@ -13,7 +13,6 @@ from PIL import Image
 from captioner.checkpoint import Checkpoint
 from captioner.deletion import WordEffect
 from captioner.errors import GenerationError
-from captioner.familiarity import Familiarity
 from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
@@ -27,7 +26,7 @@ from captioner_training.evaluation.deletion import (
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
-from tests.conftest import make_tiny
+from tests.conftest import make_tiny, make_trust
 
 
 class _Noted(ImageStore):
@@ -63,8 +62,7 @@ def captioner() -> Captioner:
     checkpoint = make_tiny()
     short = replace(checkpoint.generation, maximum_length=4)
     captioner = Captioner(replace(checkpoint, generation=short), device="cpu", dtype="float32")
-    cloud = torch.randn(9, 576, generator=torch.Generator().manual_seed(0))
-    captioner.familiarity = Familiarity.fit(cloud, cloud, encoder="")
+    captioner.trust = make_trust()
     return captioner
 
 
@@ -83,10 +81,11 @@ def test_each_photo_is_opened_and_encoded_once(
     assert sorted(opened) == sorted(one.name for one in images) and sum(encoded) == len(images)
 
     watch.remove()
-    known = captioner.familiarity
-    assert known is not None
-    told = known.of(pooled_grids(captioner, images).unsqueeze(1))
+    assert captioner.trust is not None
+    told = captioner.trust.familiarity.of(pooled_grids(captioner, images))
     assert [row.familiarity for row in rows] == pytest.approx(told)
+    found = captioner.caption(tmp_path / "photos" / "7.png", split.config)
+    assert found.trust == pytest.approx(rows[7].trust)
     calibration, deletion = report["calibration"], report["deletion"]
     assert isinstance(calibration, dict) and isinstance(deletion, dict)
     assert calibration["tokens"] == 53 * 2 * 4  # three words and the end

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
+from captioner.trust import digest_weights, trust_file
 from captioner_training.evaluation.report import ImageRow, compare_reports
 from captioner_training.pages.figures import Part
 from captioner_training.pages.page import Gallery, draw_page
 from captioner_training.pages.plots import dots_plot
 from tests import launcher
-from tests.conftest import make_tiny
+from tests.conftest import make_tiny, make_trust
 
 Run = Callable[..., CompletedProcess[str]]
 
@@ -59,6 +60,7 @@ class Evaluated:
         )
         self.checkpoint = folder / "tiny.safetensors"
         make_tiny().save(self.checkpoint)
+        make_trust(weights=digest_weights(self.checkpoint)).save(trust_file(self.checkpoint))
         self.report = folder / "report"
         self.done = launcher.run(
             *self.command(
@@ -97,7 +99,9 @@ def test_the_three_files_say_what_is_printed(evaluated: Evaluated) -> None:
     text = (evaluated.report / "report.md").read_text()
     assert f"{printed['nltk']['BLEU-1']:.1f}" in text and printed["split"]["hash"] in text
     surprise = f"{printed['calibration']['cross_entropy']:.3f}"
-    assert f"Cross-entropy: {surprise} [" in (evaluated.report / "report.html").read_text()
+    page = (evaluated.report / "report.html").read_text()
+    assert f"Cross-entropy: {surprise} [" in page and "Doubtful are" in page
+    assert printed["trust"]["words"]["count"] >= 8
     assert "report.html" in evaluated.done.stderr
 
 
@@ -121,7 +125,7 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
         for at, scores in ((1, report["nltk"]), (4, report["nltk"]["human"])):
             low, high = scores["intervals"][name]
             assert row[at : at + 3] == [f"{scores[name]:.1f}", f"[{low:.1f},", f"{high:.1f}]"]
-    assert f"CIDEr {report['comparison']['CIDEr']:+.1f} [" in table and len(lines) <= 22
+    assert f"CIDEr {report['comparison']['CIDEr']:+.1f} [" in table and len(lines) <= 25
 
 
 def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:
@@ -173,7 +177,7 @@ def test_the_page_can_be_read_searched_and_ordered(page: Any) -> None:
     assert page.problems == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390  # on a phone too
     loaded = page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
-    assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 6
+    assert loaded and page.locator("svg.plot").count() == page.locator("svg").count() >= 8
     assert page.locator("svg.plot.wide polyline.whisker").count() >= 12  # scores of both
     page.locator("summary").click()
     page.locator("#find").fill("2.jpg")
@@ -258,7 +262,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
     [
         ("--compare", "none.json", 1, "there is no file"),
         ("--compare", "deep.json", 1, "cannot be read"),
-        ("--unlike", "photos", 1, "tiny.familiarity.safetensors: run `captioner famil"),
+        ("--unlike", "none", 1, "there is no folder"),
         ("--compare", "report/report.json", 2, "would overwrite what this command reads"),
         ("--predictions", "report/report.json", 2, "is a file that --report writes"),
     ],

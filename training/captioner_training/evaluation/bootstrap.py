@@ -20,13 +20,14 @@ __all__ = [
     "Table",
     "estimate",
     "mean_table",
+    "ranking_table",
     "summary",
-    "with_intervals",
 ]
 
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000  # the ends of a 95 % interval rest on 25 draws each
+_LEVELS = 256  # of scores that are compared: the error of a ranking's area is below 1e-4
 _CHUNK = 100  # draws at once: 32 MB for COCO's 40,000 images
 
 
@@ -81,6 +82,40 @@ def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: flo
     return Table(np.stack([total, many], axis=1), score)
 
 
+def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, images: int) -> Table:
+    """Make the table of the area under the ROC curve.
+
+    It is how often what is right has a higher score than what is wrong; ties count half.
+
+    Args:
+        scores: (N,), of predictions.
+        right: (N,), whether they were right.
+        image: (N,), to which image each belongs.
+        images: how many there are.
+
+    """
+    values, true = np.asarray(scores, np.float64), np.asarray(right, bool)
+    levels = np.unique(values)
+    if len(levels) > _LEVELS:
+        levels = np.unique(np.quantile(values, np.linspace(0, 1, _LEVELS), method="nearest"))
+    place = np.searchsorted(levels, values) + len(levels) * np.asarray(image)
+    shape = images, len(levels)
+    rows = [
+        np.bincount(place[kind], minlength=images * len(levels)).reshape(shape)
+        for kind in (true, ~true)
+    ]
+
+    def score(sums: Floats) -> Floats:
+        won, lost = np.split(sums, 2, axis=-1)
+        below = lost.cumsum(axis=-1) - lost / 2
+        pairs = won.sum(axis=-1) * lost.sum(axis=-1)
+        found: Floats = np.full_like(pairs, np.nan)
+        np.divide((won * below).sum(axis=-1), pairs, out=found, where=pairs > 0)
+        return found
+
+    return Table(np.concatenate(rows, axis=1).astype(np.float64), score)
+
+
 def estimate(
     tables: Mapping[str, Table], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -106,11 +141,7 @@ def estimate(
 
 
 def summary(tables: Mapping[str, Table]) -> dict[str, object]:
-    """Estimate scores, and write them for a report; see with_intervals."""
-    return with_intervals(estimate(tables))
-
-
-def with_intervals(estimates: Mapping[str, Estimate]) -> dict[str, object]:
-    """Write scores for a report: each by its name, and `intervals`, [low, high], beside them."""
+    """Estimate scores, and write them for a report: by name, and `intervals`, [low, high]."""
+    estimates = estimate(tables)
     values: dict[str, object] = {name: one.value for name, one in estimates.items()}
     return {**values, "intervals": {name: [one.low, one.high] for name, one in estimates.items()}}

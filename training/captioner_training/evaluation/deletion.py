@@ -17,19 +17,11 @@ from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import starts_of
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["FUNCTION_WORDS", "DeletionTest", "summarize_content", "summarize_effects"]
+__all__ = ["DeletionTest", "summarize_content", "summarize_effects"]
 
 _BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
-
-_FUNCTION = """
-a an the this that these those its his her their it he she they them who which what there
-of in on at to from by with without for as into onto over under near through up down out off
-and or but while is are was were be been being has have had do does did not n't 's 're
-some other another each very so than then also
-"""
-# Words of English captions that name nothing to be seen; all others are content words.
-FUNCTION_WORDS = frozenset(_FUNCTION.split())
 
 
 class DeletionTest:

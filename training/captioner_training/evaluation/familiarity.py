@@ -1,4 +1,4 @@
-"""Whether a checkpoint knows which photos are like those that it has learned from."""
+"""Photos that a checkpoint has learned from, and whether it tells them from other pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -16,8 +15,6 @@ from captioner.predictor import Captioner
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.data.reading import read_dataset
-from captioner_training.evaluation.bootstrap import with_intervals
-from captioner_training.evaluation.calibration import rank_correlation
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids", "some_photos"]
 
@@ -25,7 +22,7 @@ _BATCH = 32  # photos that are encoded at once
 
 
 def some_photos(folders: Sequence[Path], split: str, count: int) -> list[CaptionedImage]:
-    """Draw as many photos from every data set, the same each time.
+    """Draw as many photos from every data set, the same each time, in their order.
 
     Raises:
         DataError: a data set cannot be read.
@@ -34,8 +31,8 @@ def some_photos(folders: Sequence[Path], split: str, count: int) -> list[Caption
     found: list[CaptionedImage] = []
     for folder in folders:
         images = read_dataset(folder, split=split)
-        random.Random(0).shuffle(images)
-        found += images[: -(-count // len(folders))]
+        most = min(-(-count // len(folders)), len(images))
+        found += [images[at] for at in sorted(random.Random(0).sample(range(len(images)), most))]
     return found
 
 
@@ -51,35 +48,25 @@ def pooled_grids(
     return torch.cat(parts)
 
 
-def measure_familiarity(
-    captioner: Captioner, means: Tensor, quality: Sequence[float], *, unlike: Path | None
-) -> dict[str, object]:
-    """Ask whether unfamiliar photos get worse captions, and are told from other pictures.
+def measure_familiarity(captioner: Captioner, means: Tensor, unlike: Path) -> dict[str, object]:
+    """Ask whether photos are told from other pictures.
 
     Args:
         captioner: that knows what is familiar.
         means: (N, D), of the grids of the photos.
-        quality: CIDEr-D of each photo's caption, in percent.
-        unlike: a folder of pictures of another kind; None: nothing is said of them.
+        unlike: a folder of pictures of another kind.
 
     Returns:
-        `rank_correlation` of nearness and CIDEr-D (Spearman), with its interval; with `unlike`
-        `auroc` and how many pictures there are.
+        `auroc`, and `unlike`, how many pictures there are.
 
     Raises:
-        DataError: the checkpoint has no statistics; the folder has no picture that can be opened.
+        DataError: the checkpoint does not know its photos; no picture can be opened.
 
     """
-    known = captioner.familiarity
-    if known is None:
-        raise DataError("the checkpoint has no familiarity: run `captioner familiarity`")
-    far = known.distances(means)
-    near = rank_correlation(-far.double().numpy(), np.asarray(quality, np.float64))
-    report = with_intervals({"rank_correlation": near})
-    if unlike is not None:
-        means = _means_of_pictures(captioner, unlike)
-        report |= {"auroc": auroc(far, known.distances(means)), "unlike": len(means)}
-    return report
+    if captioner.trust is None:
+        raise DataError("the checkpoint does not know its photos: run `captioner trust`")
+    known, others = captioner.trust.familiarity, _means_of_pictures(captioner, unlike)
+    return {"auroc": auroc(known.distances(means), known.distances(others)), "unlike": len(others)}
 
 
 def auroc(familiar: Tensor, strange: Tensor) -> float:

@@ -19,6 +19,7 @@ __all__ = [
     "hallucination",
     "mentions",
     "named_categories",
+    "people_words",
 ]
 
 Words = Sequence[str]
@@ -102,6 +103,12 @@ def categories() -> tuple[str, ...]:
     return ("person", *_lists()["categories"])
 
 
+def people_words() -> str:
+    """Give the words that name people, in one text."""
+    found: str = _lists()["people"]
+    return found
+
+
 @cache
 def _lists() -> dict[str, Any]:
     file = files("captioner_training.evaluation").joinpath("categories.yaml")
@@ -113,7 +120,7 @@ def _lists() -> dict[str, Any]:
 def _names() -> dict[tuple[str, ...], str]:
     """Give the category of each name, as words; "" for what only looks like a name."""
     lists = _lists()
-    found: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
+    found: dict[tuple[str, ...], str] = {(word,): "person" for word in people_words().split()}
     for category, others in lists["categories"].items():
         for name in (category, *filter(None, others.split(", "))):
             *before, last = name.split()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
-from captioner.familiarity import familiarity_file
 from captioner.files import identity, refuse_input
 from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
+from captioner.trust import trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import Tokenizer
 from captioner_training.data.images import CaptionedImage
@@ -149,10 +149,10 @@ def _captioner(arguments: argparse.Namespace) -> Captioner:
     )
     config = captioner.generation.asked(beam_size=arguments.beam_size, style=arguments.style)
     captioner.vocabulary.style(config.style)
-    if arguments.unlike is not None and captioner.familiarity is None:
-        file = familiarity_file(arguments.checkpoint or bundled_checkpoint())
+    if arguments.unlike is not None and captioner.trust is None:
+        file = trust_file(arguments.checkpoint or bundled_checkpoint())
         raise DataError(
-            f"--unlike: no statistics of this encoder are in {file}: run `captioner familiarity`"
+            f"--unlike: nothing is known of these weights in {file}: run `captioner trust`"
         )
     return captioner
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
+from captioner.trust import Judgement
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Table, summary
 from captioner_training.evaluation.boxes import Boxes
-from captioner_training.evaluation.calibration import Calibration, measure_confidence
+from captioner_training.evaluation.calibration import Calibration
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.familiarity import measure_familiarity
@@ -41,6 +42,7 @@ from captioner_training.evaluation.scores import (
     score_tables,
 )
 from captioner_training.evaluation.split import caption_split
+from captioner_training.evaluation.trust import measure_trust
 
 __all__ = ["BatchMeasure", "CaptionSet", "CaptionedSplit"]
 
@@ -267,6 +269,18 @@ class CaptionedSplit:
             corpus=corpus,
         )
 
+    @property
+    def means(self) -> Tensor:
+        """The means (N, D) of the images' grids."""
+        return torch.cat(self._means)
+
+    @cached_property
+    def _judged(self) -> list[Judgement] | None:
+        if self.captioner.trust is None:
+            return None
+        made = [[one.hypothesis] for one in self.captioned]
+        return [best for (best,) in self.captioner.trust.judge(self.means, made)]
+
     def facts(self) -> dict[str, object]:
         """Say what made the captions."""
         return {
@@ -292,17 +306,16 @@ class CaptionedSplit:
         """Name what is asked for; arguments are the options of that name, or what they name."""
         parts = self.set.parts(official=official, training=training, boxes=boxes)
         parts["nltk"] = lambda: {**model_facts(self.captioned), **self.set.plain_scores()}
-        parts["confidence"] = lambda: measure_confidence(self.captioned, self.set.ciders)
+        if self._judged is not None:
+            parts["trust"] = partial(measure_trust, self.captioned, self._judged)
         if boxes is not None:
             names = {one.category for each in boxes.values() for one in each}
             if names & {"", "person"}:
                 parts["person_boxes"] = partial(person_grounding, self.captioned, boxes)
             if names - {"", "person"}:
                 parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
-        if unlike or self.captioner.familiarity is not None:
-            parts["familiarity"] = lambda: measure_familiarity(
-                self.captioner, torch.cat(self._means), self.set.ciders, unlike=unlike
-            )
+        if unlike is not None:
+            parts["familiarity"] = partial(measure_familiarity, self.captioner, self.means, unlike)
         parts |= {name: partial(self._result, name) for name in self._measures}
         if predictions is not None:
             parts["predictions"] = partial(self._write, predictions)
@@ -313,8 +326,9 @@ class CaptionedSplit:
         columns: dict[str, Sequence[Any]] = {
             "score": [float(one.hypothesis.score) for one in self.captioned]
         }
-        if (known := self.captioner.familiarity) is not None:
-            columns["familiarity"] = known.of(torch.cat(self._means).unsqueeze(1))
+        if self.captioner.trust is not None and self._judged is not None:
+            columns["familiarity"] = self.captioner.trust.familiarity.of(self.means)
+            columns["trust"] = [one.caption for one in self._judged]
         if "calibration" in self._measures and "calibration" not in self._failed:
             nats, tokens = self._calibration.cross_entropy()
             columns["cross_entropy"] = (nats / tokens).tolist()

@@ -33,9 +33,9 @@ class ImageRow:
     """What a report says of one image.
 
     cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
-    familiarity: in 0..1, None where it is not known; invented: categories that the caption names
-    and no reference does; cross_entropy: of the references, in nats a token, and how many tokens
-    they have, None where nobody asked.
+    familiarity, trust: in 0..1, None where they are not known; invented: categories that the
+    caption names and no reference does; cross_entropy: of the references, in nats a token, and how
+    many tokens they have, None where nobody asked.
     """
 
     id: int | str
@@ -46,6 +46,7 @@ class ImageRow:
     rouge_l: float
     score: float | None = None
     familiarity: float | None = None
+    trust: float | None = None
     invented: tuple[str, ...] = ()
     cross_entropy: float | None = None
     reference_tokens: int | None = None

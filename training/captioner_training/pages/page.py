@@ -25,7 +25,7 @@ from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.deletion import FUNCTION_WORDS
+from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.report import ImageRow, as_json
 from captioner_training.pages.figures import (
     SCORES,
@@ -39,10 +39,10 @@ from captioner_training.pages.figures import (
 )
 from captioner_training.pages.plots import (
     Plot,
-    coverage_plot,
     dots_plot,
     histogram,
     reliability_plot,
+    review_plot,
 )
 
 __all__ = ["Gallery", "draw_markdown", "draw_page", "write_report"]
@@ -165,7 +165,8 @@ def draw_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
     parts = {
         ", ".join(names): _numbers(part.values, digits=3 if names[0] == "deletion" else 2)
         for names in (
-            ("captions",), ("calibration",), ("confidence",), ("familiarity",), ("person_boxes",),
+            ("captions",), ("calibration",), ("familiarity",), ("person_boxes",),
+            *(("trust", kind) for kind in ("words", "captions", "objects")),
             *(("deletion", kind) for kind in _KINDS),
         )
         if (part := part_of(report, *names)) is not None
@@ -198,7 +199,7 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         "ciders": histogram(
             [row.cider for row in rows], title="CIDEr-D of the captions", name="CIDEr-D", bins=24
         ),
-        "coverage": coverage_plot((report.get("confidence") or {}).get("coverage", ())),
+        "review": review_plot((report.get("trust") or {}).get("review", ())),
         "deletion": _deletion(deletion),
     }
     return environment.get_template("report.html").render(
@@ -292,12 +293,13 @@ def _lengths(texts: Sequence[str]) -> Plot:
 def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
     for names, what in (
         (("calibration",), "the next word of a reference"),
-        (("confidence", "words"), "words that the model said, found in a reference"),
-        (("confidence", "captions"), "captions: the share of their words"),
+        (("trust", "words"), "words that name something"),
+        (("trust", "captions"), "captions: all such words"),
+        (("trust", "objects"), "objects of COCO's categories"),
     ):
         if (part := part_of(report, *names)) is not None:
-            bins = part.values["bins"], part.values["bins_calibrated"]
-            yield what, reliability_plot(*bins, title=f"Reliability: {what}"), part
+            plot = reliability_plot(part.values["bins"], title=f"Reliability: {what}")
+            yield what, plot, part
 
 
 def _grounding(report: Report) -> Iterator[tuple[str, Plot, Part]]:

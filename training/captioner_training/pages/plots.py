@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Plot", "Row", "coverage_plot", "dots_plot", "histogram", "reliability_plot"]
+__all__ = ["Plot", "Row", "dots_plot", "histogram", "reliability_plot", "review_plot"]
 
 Row = tuple[str, Sequence[tuple[str, float, float, float]]]
 """A name, and the dots of its line, each (kind, value, low, high)."""
@@ -92,41 +92,38 @@ class Plot:
         self.dots.append((*self.place(x, y), radius, kind, text))
 
 
-def reliability_plot(
-    before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]], *, title: str
-) -> Plot:
-    """Draw how often what was said with a confidence came true, before and after calibration.
+def reliability_plot(bins: Sequence[Mapping[str, float]], *, title: str) -> Plot:
+    """Draw how often what was said with a confidence came true.
 
-    Arguments are the bins of calibration.reliability; the area of a dot is its share.
+    Takes the bins of calibration.reliability; the area of a dot is its share.
     """
     plot = Plot.up_to(1, 1, title=title, x_name="said with a probability of", y_name="true")
     plot.line([(0, 0), (1, 1)], "ideal")
-    for bins, kind in ((after, "after"), (before, "before")):
-        total = sum(one["count"] for one in bins) or 1
-        plot.line([(one["confidence"], one["right"]) for one in bins], f"curve {kind}")
-        for one in bins:
-            text = (
-                f"{one['count']:,.0f} said with {100 * one['confidence']:.0f} %, true in "
-                f"{100 * one['right']:.0f} %, {kind} calibration"
-            )
-            radius = round(2.5 + 9 * (one["count"] / total) ** 0.5, 1)
-            plot.dot(one["confidence"], one["right"], radius, kind=kind, text=text)
+    plot.line([(one["confidence"], one["right"]) for one in bins], "curve before")
+    total = sum(one["count"] for one in bins) or 1
+    for one in bins:
+        text = (
+            f"{one['count']:,.0f} said with {100 * one['confidence']:.0f} %, true in "
+            f"{100 * one['right']:.0f} %"
+        )
+        radius = round(2.5 + 9 * (one["count"] / total) ** 0.5, 1)
+        plot.dot(one["confidence"], one["right"], radius, kind="before", text=text)
     return plot
 
 
-def coverage_plot(curve: Sequence[Mapping[str, float]]) -> Plot:
-    """Draw how good the captions are that are left when the least sure are kept back."""
+def review_plot(curve: Sequence[Mapping[str, float]]) -> Plot:
+    """Draw how many wrong words are found in the captions where most are expected."""
     plot = Plot.up_to(
         100,
-        max((one["ideal"] for one in curve), default=1),
-        title="Mean CIDEr-D of the best-scored share of the captions",
-        x_name="% of the captions, the surest first",
-        y_name="CIDEr-D",
+        100,
+        title="Wrong words in the captions where most are expected",
+        x_name="% of the captions, those with the most first",
+        y_name="% of the wrong words",
     )
-    whole = curve[-1]["quality"] if curve else 0
-    plot.line([(100 * one["coverage"], one["ideal"]) for one in curve], "curve ideal")
-    plot.line([(0, whole), (100, whole)], "chance")
-    plot.line([(100 * one["coverage"], one["quality"]) for one in curve], "curve before")
+    plot.line([(0, 0), (100, 100)], "chance")
+    for name, kind in (("ideal", "ideal"), ("by_score", "after"), ("found", "before")):
+        points = [(100 * one["reviewed"], 100 * one[name]) for one in curve]
+        plot.line([(0, 0), *points], f"curve {kind}")
     return plot
 
 

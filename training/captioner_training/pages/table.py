@@ -104,9 +104,12 @@ def _measures(report: Report) -> Iterator[tuple[str, str]]:
             yield "attention", f"{part.text('attention', 2)} on {name}, if uniform {uniform}"
     if (part := part_of(report, "deletion", "content")) is not None:
         yield "deletion", f"words for things lose {part.text('effect', 3)} nats"
+    for kind in ("words", "captions", "objects"):
+        if (part := part_of(report, "trust", kind)) is not None:
+            error = part.text("error")
+            yield "trust", f"AUROC {part.text('auroc', 3)} of {kind}, {error} points off"
     if (part := part_of(report, "familiarity")) is not None:
-        unlike = f", AUROC {part.text('auroc', 3)}" if "auroc" in part else ""
-        yield "familiarity", f"{part.text('rank_correlation', 2)} correlation with CIDEr{unlike}"
+        yield "familiarity", f"AUROC {part.text('auroc', 3)} against other pictures"
     if (part := part_of(report, "comparison")) is not None:
         yield "compared with", _name(part.values["with"])
         for name in ("CIDEr", "ROUGE-L"):

@@ -35,7 +35,8 @@ __all__ = [
 Record = dict[str, Any]
 
 _COLUMNS = ("image", "caption", "score", "alternatives", "model")
-"""A table that has these was written here; `familiarity` was added later."""
+"""A table that has these was written here; those of _LATER were added later."""
+_LATER = ("familiarity", "trust")
 
 _FORMULAS = "formulas"
 """The column that says of a table of ours that its texts are kept as they are."""
@@ -103,7 +104,7 @@ def _row(record: Record) -> Record:
         "score": record["score"],
         "alternatives": [other["caption"] for other in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
-        "familiarity": record.get("familiarity"),
+        **{name: record.get(name) for name in _LATER},
     }
 
 
@@ -115,7 +116,7 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
 def _write_csv(path: Path, records: Iterator[Record], *more: str) -> None:
     """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, [*_COLUMNS, "familiarity", *more])
+        writer = csv.DictWriter(file, [*_COLUMNS, *_LATER, *more])
         writer.writeheader()
         for record in records:
             row = {**_row(record), **{name: record[name] for name in more}}
@@ -131,8 +132,8 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
     from pyarrow import parquet
 
     text, number = pyarrow.string(), pyarrow.float32()
-    kinds = (text, text, number, pyarrow.list_(text), text, number)
-    schema = pyarrow.schema(list(zip((*_COLUMNS, "familiarity"), kinds, strict=True)))
+    kinds = (text, text, number, pyarrow.list_(text), text, number, number)
+    schema = pyarrow.schema(list(zip((*_COLUMNS, *_LATER), kinds, strict=True)))
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         rows = map(_row, records)
         while part := list(islice(rows, _ROWS)):

@@ -1,0 +1,207 @@
+"""Trust: the probability that a word, or a whole caption, is right.
+
+A word that names something is right where one of the people who described the photo says it too, or
+a synonym. How likely that is, a logistic regression tells from three numbers: its own probability;
+how often people say it of any photo; and how often they would say it of this one. That last one is
+a second look, which does not depend on the sentence: a ridge regression from the mean of the
+photo's grid. A caption is right where all such words are; the product of their trusts tells that.
+
+The numbers are in a file beside the checkpoint, CHECKPOINT.trust.safetensors, which `captioner
+trust` writes, with what the training photos are like (captioner.familiarity). It is of these very
+weights. Without it, nothing is said of trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from captioner.checkpoint import HEADER_KEY
+from captioner.errors import CheckpointFormatError
+from captioner.familiarity import Familiarity
+from captioner.files import replace_file
+from captioner.generation.hypothesis import Hypothesis
+from captioner.paths import expanded
+
+__all__ = ["DOUBTFUL", "Judgement", "Sight", "Trust", "digest_weights", "trust_file", "word_clues"]
+
+DOUBTFUL = 0.5
+"""A word with less trust is as likely wrong as right; docs/results.md has what this marks."""
+
+_KEY = "trust"
+_LEAST = 1e-3  # of what a regression says, which may be below zero
+
+
+class Judgement(NamedTuple):
+    """The trust in each word of a sentence, and in all of it; None where nothing is named."""
+
+    words: list[float | None]
+    caption: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sight:
+    """How often people would say a word of a photo, from the mean of its grid.
+
+    kinds: (V,), which of C kinds of words, such as "dog" and "dogs", each of the vocabulary is; -1
+    for those that name nothing. middle: (D,); slopes: (D, C); shares: (C,), how often people say a
+    word of this kind of any photo.
+    """
+
+    kinds: Tensor
+    middle: Tensor
+    slopes: Tensor
+    shares: Tensor
+
+    def __call__(self, means: Tensor) -> Tensor:
+        """Give the shares (B, C) of people from the means (B, D) of grids."""
+        return (means.float().cpu() - self.middle) @ self.slopes.float() + self.shares
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trust:
+    """What is known of when a checkpoint is right.
+
+    word: (4,), the regression's constant, and the slopes of word_clues; caption: (2,), constant and
+    slope of the sum of the logarithms of its words' trusts; weights: see digest_weights.
+    """
+
+    familiarity: Familiarity
+    sight: Sight
+    word: Tensor
+    caption: Tensor
+    weights: str
+
+    @torch.inference_mode()
+    def judge(self, means: Tensor, made: Sequence[Sequence[Hypothesis]]) -> list[list[Judgement]]:
+        """Judge the sentences that were made for photos with these means (B, D) of their grids."""
+        seen = self.sight(means)
+        return [
+            [self._judge(one, own) for one in each] for each, own in zip(made, seen, strict=True)
+        ]
+
+    def _judge(self, hypothesis: Hypothesis, seen: Tensor) -> Judgement:
+        kinds = self.sight.kinds[hypothesis.tokens]
+        clues = word_clues(self.sight, seen, kinds, hypothesis.log_probabilities[:-1])
+        trusts = (self.word[0] + clues @ self.word[1:]).sigmoid()
+        named = kinds >= 0
+        words = [
+            one if names else None
+            for one, names in zip(trusts.tolist(), named.tolist(), strict=True)
+        ]
+        if not named.any():
+            return Judgement(words, None)
+        whole = self.caption[0] + self.caption[1] * trusts[named].log().sum()
+        return Judgement(words, float(whole.sigmoid()))
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            OutputError: it cannot be written.
+
+        """
+        parts = {f"familiarity.{name}": one for name, one in asdict(self.familiarity).items()}
+        parts |= {f"sight.{name}": one for name, one in asdict(self.sight).items()}
+        parts |= {"word": self.word, "caption": self.caption}
+        tensors = {name: one.contiguous() for name, one in parts.items()}
+        with replace_file(path) as file:
+            file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
+
+    @classmethod
+    def beside(cls, path: str | os.PathLike[str]) -> Trust | None:
+        """Read what is known of a checkpoint; None where nothing is, or of other weights.
+
+        Raises:
+            CheckpointFormatError: the file is damaged.
+
+        """
+        checkpoint, path = expanded(path), trust_file(path)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                weights = json.loads((file.metadata() or {})[_KEY])["weights"]
+                if weights != digest_weights(checkpoint):
+                    return None
+
+                def part(name: str, kind: type) -> dict[str, Tensor]:
+                    """Read in float32, once; most of the file is in half precision."""
+                    read = {one.name: file.get_tensor(f"{name}.{one.name}") for one in fields(kind)}
+                    return {
+                        key: one.float() if one.is_floating_point() else one
+                        for key, one in read.items()
+                    }
+
+                return cls(
+                    familiarity=Familiarity(**part("familiarity", Familiarity)),
+                    sight=Sight(**part("sight", Sight)),
+                    word=file.get_tensor("word"),
+                    caption=file.get_tensor("caption"),
+                    weights=weights,
+                )
+        except (
+            SafetensorError,
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise CheckpointFormatError(
+                f"{path} is damaged or holds something else ({error}): remove it, or write it "
+                "again with `captioner trust`"
+            ) from error
+
+
+def word_clues(sight: Sight, seen: Tensor, kinds: Tensor, logs: Tensor) -> Tensor:
+    """Gather what tells whether words are right.
+
+    Args:
+        sight: of the model.
+        seen: (C,), what it says of the photo.
+        kinds: (T,), of the words; the numbers of words that name nothing mean nothing.
+        logs: (T,), the log-probabilities with which they were said.
+
+    Returns:
+        (T, 3), logarithms: of the share of people who would say the word of this photo, of the
+        share who say it of any, and of its probability.
+
+    """
+    shares = torch.stack([seen, sight.shares])[:, kinds].clamp(min=_LEAST)
+    return torch.cat([shares.log(), logs.unsqueeze(0)]).T
+
+
+def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
+    """Name the file of what is known of a checkpoint, beside it."""
+    path = expanded(checkpoint)
+    # A suffix of another kind may be half of a version: model-1.5 is not model-1.6.
+    return path.with_name(path.name.removesuffix(".safetensors") + ".trust.safetensors")
+
+
+def digest_weights(checkpoint: Path) -> str:
+    """Digest what decides a checkpoint's words: its weights as they lie in the file, and settings.
+
+    Its name and scores are not in it. 28 MB of weights take 20 ms.
+    """
+    with checkpoint.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(json.loads(file.read(size))["__metadata__"][HEADER_KEY])
+        settings = {
+            name: header.get(name)
+            for name in ("encoder", "decoder", "transform", "vocabulary", "styles")
+        }
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,155 @@
+"""Trust: numbers by hand, the file beside a checkpoint, and the command that writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from captioner import Captioner
+from captioner.errors import CheckpointFormatError
+from captioner.generation.hypothesis import Hypothesis
+from captioner.trust import Sight, Trust, digest_weights, trust_file
+from tests.conftest import make_tiny, make_trust
+
+Run = Callable[..., CompletedProcess[str]]
+
+
+def test_trust_is_the_logistic_of_three_logarithms() -> None:
+    """Two kinds of words, grids of one number whose usual value is 2, and tokens 4 to 6."""
+    sight = Sight(
+        kinds=torch.tensor([-1, -1, -1, -1, -1, 0, 1]),
+        middle=torch.tensor([2.0]),
+        slopes=torch.tensor([[0.5, -0.25]]),
+        shares=torch.tensor([0.1, 0.2]),
+    )
+    known = make_trust()
+    trust = replace(
+        known,
+        sight=sight,
+        word=torch.tensor([6.0, 0.5, 0.8, 2.0]),
+        caption=torch.tensor([0.5, 0.7]),
+    )
+    logs = torch.tensor([0.9, 0.6, 0.5, 0.8]).log()
+    made = [[Hypothesis([4, 5, 6], 0.0, logs), Hypothesis([4], 0.0, logs[:2])]]
+    ((judged, empty),) = trust.judge(torch.tensor([[3.0]]), made)
+    # Of this photo people would say the first kind in 0.1 + 0.5 * (3 - 2), the second in
+    # 0.2 - 0.25 of the cases, which counts as a thousandth.
+    logits = [
+        6 + 0.5 * math.log(seen) + 0.8 * math.log(share) + 2 * math.log(said)
+        for seen, share, said in ((0.6, 0.1, 0.6), (0.001, 0.2, 0.5))
+    ]
+    words = [1 / (1 + math.exp(-logit)) for logit in logits]
+    assert judged.words == [None, *map(pytest.approx, words)]
+    whole = 0.5 + 0.7 * math.log(words[0] * words[1])
+    assert judged.caption == pytest.approx(1 / (1 + math.exp(-whole)))
+    assert empty == ([None], None)  # it names nothing
+
+
+def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
+    path = trust_file(tiny_file)
+    assert path.name == "tiny.trust.safetensors"
+    assert trust_file("models/model-1.5") == Path("models/model-1.5.trust.safetensors")
+    assert Trust.beside(tiny_file) is None
+    known = make_trust(weights=digest_weights(tiny_file))
+    known.save(path)
+    again = Trust.beside(tiny_file)
+    means = torch.randn(2, 576)
+    made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
+    assert again is not None and again.judge(means, made) == known.judge(means, made)
+    assert again.familiarity.of(means) == known.familiarity.of(means)
+    replace(known, weights="others").save(path)
+    assert Trust.beside(tiny_file) is None
+    path.write_bytes(b"nothing")
+    for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
+        if content is not None:
+            save_file({"word": torch.zeros(4)}, path, metadata=content)
+        with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
+            Trust.beside(tiny_file)
+
+
+def test_it_stays_that_of_the_weights(tmp_path: Path) -> None:
+    """The name and the scores of a checkpoint may change; weights and transform may not."""
+    made = make_tiny()
+    made.save(first := tmp_path / "first.safetensors")
+    replace(made, name="other", metrics={"CIDEr": 1.0}).save(second := tmp_path / "2.safetensors")
+    assert digest_weights(second) == digest_weights(first)
+    wider = replace(made, transform=replace(made.transform, size=128))
+    wider.save(third := tmp_path / "third.safetensors")
+    with torch.no_grad():
+        made.model.decoder.embedding.weight[5, 0] += 1
+    made.save(fourth := tmp_path / "fourth.safetensors")
+    assert len({digest_weights(path) for path in (first, third, fourth)}) == 3
+
+
+@pytest.fixture
+def seeing_file(tmp_path: Path) -> Path:
+    """A tiny checkpoint whose random encoder tells photos apart: its norms know what comes in."""
+    checkpoint = make_tiny()
+    encoder = checkpoint.model.encoder
+    for part in encoder.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = 1.0
+            part.training = True
+    with torch.no_grad():
+        encoder(torch.randn(16, 3, 96, 96, generator=torch.Generator().manual_seed(0)))
+    encoder.eval()
+    checkpoint.save(tmp_path / "seeing.safetensors")
+    return tmp_path / "seeing.safetensors"
+
+
+def write_data(data: Path, *, photos: int) -> None:
+    for split in ("train", "val"):
+        (data / split).mkdir(parents=True)
+        images = [{"id": at, "file_name": f"{at}.png"} for at in range(photos)]
+        notes = [{"image_id": at, "caption": "a red ball"} for at in range(photos)]
+        content = {"images": images, "annotations": notes}
+        (data / f"captions_{split}.json").write_text(json.dumps(content))
+        for at in range(photos):
+            Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
+
+
+def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> None:
+    data = seeing_file.parent / "data"
+    write_data(data, photos=100)
+    photo, strange = data / "val" / "50.png", seeing_file.parent / "strange.png"
+    Image.radial_gradient("L").convert("RGB").save(strange)
+    caption = ("caption", photo, "--checkpoint", seeing_file, "--json")
+    before = json.loads(run_main(*caption).stdout)
+    assert "familiarity" not in before and "trust" not in before
+    done = run_main("evaluate", data, "--checkpoint", seeing_file, "--unlike", data / "val")
+    assert done.returncode == 1 and "trust.safetensors: run `captioner trust`" in done.stderr
+    # The command mends a file that nothing else can read.
+    trust_file(seeing_file).write_bytes(b"nothing")
+    done = run_main(*caption)
+    assert done.returncode == 1 and "again with `captioner trust`" in done.stderr
+    done = run_main("trust", seeing_file, data, "--device", "cpu")
+    assert done.stdout.strip() == str(trust_file(seeing_file)), done.stderr
+    assert "captioner: words of the other photos: " in done.stderr
+    record = json.loads(run_main(*caption).stdout)
+    assert 0 <= record.pop("familiarity") <= 1 and 0 <= record.pop("trust") <= 1
+    trusts = [word.pop("trust", None) for word in record["words"]]
+    named = [word["word"] not in ("a", "in", "the") for word in record["words"]]
+    assert [trust is not None for trust in trusts] == named and record == before
+    captioner = Captioner.from_pretrained(seeing_file, device="cpu")
+    alike, unlike = (captioner.caption(path).familiarity for path in (photo, strange))
+    assert alike is not None and unlike is not None and unlike < 0.01 < alike
+    told = run_main("caption", photo, strange, "--checkpoint", seeing_file)
+    assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
+    (line,) = told.stderr.splitlines()
+    assert line.startswith(f"captioner: {strange} is unlike the photos")
+    done = run_main("trust", seeing_file, data, "--photos", "5")
+    assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
+    few = seeing_file.parent / "few"
+    write_data(few, photos=6)
+    done = run_main("trust", seeing_file, few, "--device", "cpu")
+    assert done.returncode == 1 and "6 training photos are too few" in done.stderr

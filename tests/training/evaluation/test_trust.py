@@ -1,0 +1,145 @@
+"""Which words are right, how trust in them is learned, and how well it does: numbers by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from captioner.errors import DataError
+from captioner.generation.hypothesis import Hypothesis
+from captioner.trust import Judgement
+from captioner.vocabulary import Vocabulary
+from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.evaluation.bootstrap import ranking_table
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.content import right_words
+from captioner_training.evaluation.trust import (
+    fit_logistic,
+    fit_sight,
+    fit_trust,
+    measure_trust,
+    review_curve,
+)
+from tests.conftest import make_trust
+
+NOWHERE = ImageStore.from_members((), pattern=Path("nowhere"), identity="none")
+
+
+def image(*references: str) -> CaptionedImage:
+    words = tuple(tuple(text.split()) for text in references)
+    return CaptionedImage(name="a.jpg", id=1, store=NOWHERE, captions=references, words=words)
+
+
+def captioned(text: str, probability: float, *references: str) -> Captioned:
+    words = text.split()
+    logs = torch.full((len(words) + 1,), probability).log()
+    made = Hypothesis([4] * len(words), float(logs.mean()), logs)
+    return Captioned(image=image(*references), hypothesis=made, words=words, attention=None)
+
+
+@pytest.mark.parametrize(
+    ("caption", "right"),
+    [
+        ("a dog jumps", [None, True, True]),  # stems: dogs, jumping
+        ("two puppies leap", [False, True, True]),  # COCO's category; a synonym
+        ("a man with a child", [None, False, None, None, True]),  # a boy is a child, and no man
+        ("people on the lawn", [True, None, None, True]),
+        ("a hot dog", [None, False, True]),  # names another category, but its word is there
+    ],
+)
+def test_a_word_is_right_where_a_reference_has_it_or_a_synonym(
+    caption: str, right: list[bool | None]
+) -> None:
+    references = [["dogs", "jumping", "over", "grass"], ["a", "boy", "watches"]]
+    assert right_words(caption.split(), references) == right
+
+
+def test_the_area_is_the_share_of_pairs_in_order() -> None:
+    # Right: 0.9, 0.5, 0.4. Wrong: 0.5, 0.1. Of six pairs four are in order, one is a tie.
+    scores, right = [0.9, 0.5, 0.4, 0.5, 0.1], [1, 1, 1, 0, 0]
+    table = ranking_table(scores, right, [0, 1, 1, 0, 1], images=2)
+    assert table.value() == pytest.approx(4.5 / 6)
+    assert np.isnan(ranking_table([0.5], [1], [0], images=1).value())
+    chance = np.random.default_rng(0)
+    many, true = chance.normal(size=2000), chance.random(2000) < 0.5
+    exact = (many[true][:, None] > many[~true]).mean()
+    rough = ranking_table(many, true, np.arange(2000) % 7, images=7).value()
+    assert rough == pytest.approx(exact, abs=1e-3)
+
+
+def test_a_regression_of_one_clue_finds_the_odds_of_both_sides() -> None:
+    # 300 of 400 are right where the clue is 1, 100 of 400 where it is 3: log odds log 3 and -log 3.
+    clues = np.repeat([1.0, 3.0], 400)[:, None]
+    right = [at < 300 or 400 <= at < 500 for at in range(800)]
+    constant, slope = fit_logistic(clues, right)
+    assert constant + slope == pytest.approx(np.log(3), abs=0.02)
+    assert constant + 3 * slope == pytest.approx(-np.log(3), abs=0.02)
+    constant, slope = fit_logistic(np.ones((50, 1)), [True] * 50)
+    assert 2 < constant + slope < 10  # nothing was wrong, and yet it may be
+
+
+def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
+    """People say "dog" or "puppy" where the first number is 1, and "red" of every other photo."""
+    vocabulary = Vocabulary(words := ["a", "dog", "dogs", "puppy", "red", "ball"])
+    there = torch.arange(400) % 4 == 0
+    images = [
+        image("a puppy runs" if at % 8 else "a dog", "two dogs" if at % 2 else "a dog")
+        if dog
+        else image("a red car", "a car")
+        for at, dog in enumerate(there.tolist())
+    ]
+    means = torch.stack([there.float(), torch.randn(400)], dim=1)
+    sight = fit_sight(means, images, vocabulary)
+    kinds = dict(zip(words, sight.kinds[-6:].tolist(), strict=True))
+    assert kinds["a"] == -1 and kinds["dog"] == kinds["dogs"] and len({*kinds.values()}) == 4 + 1
+    shown, other = sight(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    # Every second of these photos has it in both references, the others in one.
+    assert shown[kinds["dog"]] == pytest.approx(0.75, abs=0.1)
+    assert other[kinds["dog"]] == pytest.approx(0, abs=0.1)
+    assert other[kinds["red"]] == pytest.approx(0.5, abs=0.1) and shown[kinds["red"]] < 0.1
+    # Nobody says "ball": it is among the rare ones, of which no photo says anything.
+    assert shown[kinds["ball"]] == other[kinds["ball"]] == sight.shares[-1]
+
+
+def test_too_few_words_say_nothing() -> None:
+    made = [captioned("a dog", 0.5, "a dog")] * 9
+    known = make_trust(grid_dim=2)
+    with pytest.raises(DataError, match="9 words that name something, too few"):
+        fit_trust(
+            made, torch.zeros(9, 2), sight=known.sight, familiarity=known.familiarity, weights=""
+        )
+
+
+def test_what_is_trusted_is_compared_with_what_is_right() -> None:
+    split = [
+        captioned("a dog runs", 0.5, "a dog runs", "a dog"),
+        captioned("a cat runs", 0.8, "a dog runs", "a cow stands"),
+    ]
+    judged = [Judgement([None, 0.9, 0.8], 0.7), Judgement([None, 0.3, 0.6], 0.2)]
+    found = measure_trust(split, judged)
+    words, captions, objects = (found[name] for name in ("words", "captions", "objects"))
+    assert isinstance(words, dict) and isinstance(captions, dict) and isinstance(objects, dict)
+    assert words["count"] == 4 and words["right"] == 75
+    assert words["auroc"] == 1 and words["auroc_probability"] == pytest.approx(1 / 6)
+    # Bins of one word each but that of 0.8 and 0.9: off by 0.1, 0.2, 0.3 and 0.4.
+    assert words["error"] == pytest.approx(25)
+    assert (words["doubtful"], words["wrong_of_doubtful"], words["doubtful_of_wrong"]) == (
+        25, 100, 100,
+    )  # fmt: skip
+    assert captions["right"] == 50 and captions["auroc"] == 1 and captions["auroc_score"] == 0
+    assert objects["count"] == 2 and objects["right"] == 50 and objects["auroc"] == 1
+    # Of people's "dog runs" the other has one, whose "dog" is there; of "dog runs" and "cow
+    # stands" none is.
+    assert found["people"] == pytest.approx(100 * 2 / 7)
+
+
+def test_those_where_most_is_expected_to_be_wrong_are_read_first() -> None:
+    curve = review_curve(
+        np.array([0.2, 1.5, 0.9, 0.1]), np.array([-1.0, -2, -3, -4]), np.array([0.0, 3, 1, 0])
+    )
+    by_share = {one["reviewed"]: one for one in curve}
+    assert by_share[0.25] == {"reviewed": 0.25, "found": 0.75, "by_score": 0.0, "ideal": 0.75}
+    assert by_share[0.5]["found"] == 1 and by_share[0.5]["by_score"] == 0.25

@@ -1,0 +1,291 @@
+"""Fitting trust in words and captions, and asking whether it is earned; see captioner.trust.
+
+What a second look sees is learned from the training photos: ridge regression from the mean of a
+photo's grid to the share of its references that say a word of each kind. The two logistic
+regressions are fitted on captions of photos that nothing was trained on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from captioner.errors import DataError
+from captioner.familiarity import Familiarity
+from captioner.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
+from captioner.vocabulary import Vocabulary
+from captioner_training.data.images import CaptionedImage
+from captioner_training.evaluation.bootstrap import Floats, mean_table, ranking_table, summary
+from captioner_training.evaluation.calibration import reliability
+from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.content import (
+    FUNCTION_WORDS,
+    right_words,
+    stem,
+    stems_of,
+    synonyms,
+)
+from captioner_training.evaluation.hallucination import mentions, named_categories
+
+__all__ = ["fit_logistic", "fit_sight", "fit_trust", "measure_trust", "review_curve"]
+
+_RARE = 600  # a word that fewer than one of so many photos have is rare
+_PHOTOS = 5  # or fewer than so many
+_RIDGE = 0.08  # of a photo each; a third and three times as much give the same to 0.003 of AUROC
+_FEWEST = 100  # words
+_SHARES = tuple(share / 20 for share in range(1, 21))
+
+
+def fit_sight(means: Tensor, images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Sight:
+    """Learn how often people say words of a photo.
+
+    Args:
+        means: (N, D), of the grids of training photos.
+        images: these photos with their references.
+        vocabulary: of the model; words that stand for one another have a kind each, and are sought
+            together.
+
+    """
+    stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
+    columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
+    shares = _reference_shares(images, columns)
+    weights = torch.tensor([float(len(image.words)) for image in images])
+    weights /= weights.mean()  # a photo with more references says more
+    common = (shares > 0).sum(dim=0) >= max(_PHOTOS, len(images) / _RARE)
+    usual = (weights @ shares) / len(images)
+    middle = means.double().mean(dim=0)
+    width = means.double().std(dim=0).clamp(min=1e-6)
+    offset = (means.double() - middle) / width
+    weighted = offset.T * weights.double()
+    square = weighted @ offset + _RIDGE * len(images) * torch.eye(len(width), dtype=torch.double)
+    slopes = torch.linalg.solve(square, weighted @ (shares - usual)[:, common].double())
+    # Kinds that are too rare share a last column, which knows nothing of the photo.
+    column = torch.where(common, common.cumsum(0) - 1, common.sum())
+    rare = torch.tensor(0.0) if common.all() else usual[~common].mean()
+    return Sight(
+        kinds=torch.tensor([-1 if one is None else int(column[columns[one]]) for one in stems]),
+        middle=middle.float(),
+        slopes=torch.cat([slopes / width[:, None], torch.zeros(len(width), 1)], dim=1).half(),
+        shares=torch.cat([usual[common], rare.unsqueeze(0)]),
+    )
+
+
+def _reference_shares(images: Sequence[CaptionedImage], columns: Mapping[str, int]) -> Tensor:
+    """Count (N, C), in what share of its references a photo has each stem or a synonym of it."""
+    columns_of: dict[str, set[int]] = defaultdict(set)  # that a stem of a reference counts for
+    for kind, at in columns.items():
+        for other in synonyms(kind):
+            columns_of[other].add(at)
+    shares = np.zeros((len(images), len(columns)), np.float32)
+    for row, image in zip(shares, images, strict=True):
+        for words in image.words:
+            row[list({at for one in stems_of([words]) for at in columns_of.get(one, ())})] += 1
+        row /= len(image.words)
+    return torch.from_numpy(shares)
+
+
+def _words(vocabulary: Vocabulary) -> list[str]:
+    """Give the word of each token; those that stand for none count as function words."""
+    found = [vocabulary.decode([token]) for token in range(len(vocabulary))]
+    return [one[0] if one else "the" for one in found]
+
+
+def fit_trust(
+    captioned: Sequence[Captioned],
+    means: Tensor,
+    *,
+    sight: Sight,
+    familiarity: Familiarity,
+    weights: str,
+) -> Trust:
+    """Fit the trust in words and captions.
+
+    Args:
+        captioned: photos that the model has not learned from, with its captions.
+        means: (N, D), of their grids.
+        sight: of the model.
+        familiarity: of the model.
+        weights: see captioner.trust.digest_weights.
+
+    Raises:
+        DataError: the captions have too few words that name something.
+
+    """
+    clues, right = [], []
+    for one, seen in zip(captioned, sight(means), strict=True):
+        kinds = sight.kinds[one.hypothesis.tokens]
+        found = word_clues(sight, seen, kinds, one.hypothesis.log_probabilities[:-1])
+        clues.append(found[kinds >= 0])
+        right += [each for each in right_words(one.words, one.image.words) if each is not None]
+    if len(right) < _FEWEST:
+        raise DataError(
+            f"the captions of the validation photos have {len(right)} words that name something, "
+            f"too few to say when such are right: {_FEWEST}"
+        )
+    word = torch.from_numpy(fit_logistic(torch.cat(clues).numpy(), right)).float()
+    trust = Trust(
+        familiarity=familiarity,
+        sight=sight,
+        word=word,
+        caption=torch.tensor([0.0, 1.0]),
+        weights=weights,
+    )
+    sums, whole = [], []
+    for one, (judged,) in zip(
+        captioned, trust.judge(means, [[one.hypothesis] for one in captioned]), strict=True
+    ):
+        if judged.caption is not None:
+            sums.append([np.log([each for each in judged.words if each is not None]).sum()])
+            whole.append(False not in right_words(one.words, one.image.words))
+    caption = torch.from_numpy(fit_logistic(np.array(sums), whole)).float()
+    return replace(trust, caption=caption)
+
+
+def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
+    """Fit a logistic regression, by Newton's method.
+
+    Coefficients of clues of width 1 are pulled towards 0 as by one observation, so that words that
+    are all right have a finite trust.
+
+    Args:
+        clues: (N, P).
+        right: (N,).
+
+    Returns:
+        (1 + P,), the constant and the slopes.
+
+    """
+    middle, width = clues.mean(axis=0), clues.std(axis=0) + 1e-9
+    columns = np.concatenate([np.ones((len(clues), 1)), (clues - middle) / width], axis=1)
+    true, found = np.asarray(right, np.float64), np.zeros(columns.shape[1])
+    for _ in range(30):
+        said = (1 + np.tanh(columns @ found / 2)) / 2
+        slope = columns.T @ (said - true) + found
+        curve = (columns.T * (said * (1 - said))) @ columns + np.eye(len(found))
+        found = found - np.linalg.solve(curve, slope)
+    slopes = found[1:] / width
+    return np.concatenate([[found[0] - middle @ slopes], slopes])
+
+
+class _Predictions(NamedTuple):
+    """What was said of words or captions, and how right it was: (N,) each."""
+
+    trust: Floats
+    score: Floats
+    right: Floats
+    image: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[float, float, bool, int]]) -> _Predictions:
+        return cls(*np.array(rows, np.float64).reshape(-1, 4).T)
+
+    def measure(self, images: int, plain: str, *, marks: bool = False) -> dict[str, object]:
+        """Say how well trust tells right from wrong, beside the plain score.
+
+        With `marks` also of what DOUBTFUL marks.
+        """
+        image = self.image.astype(int)
+        count = np.bincount(image, minlength=images)
+        error, bins = reliability(self.trust, self.right, image, images=images)
+
+        def many(which: ArrayLike) -> Floats:
+            found = np.bincount(image, np.asarray(which, np.float64), minlength=images)
+            return found.astype(np.float64)
+
+        tables = {
+            "right": mean_table(many(self.right), count, scale=100),
+            "auroc": ranking_table(self.trust, self.right, image, images=images),
+            f"auroc_{plain}": ranking_table(self.score, self.right, image, images=images),
+            "error": error,
+        }
+        if marks:
+            wrong, doubtful = 1 - self.right, self.trust < DOUBTFUL
+            both = many(wrong * doubtful)
+            tables["doubtful"] = mean_table(many(doubtful), count, scale=100)
+            tables["wrong_of_doubtful"] = mean_table(both, many(doubtful), scale=100)
+            tables["doubtful_of_wrong"] = mean_table(both, many(wrong), scale=100)
+        return {"count": len(image), **summary(tables), "bins": bins}
+
+
+def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -> dict[str, object]:
+    """Ask whether words and captions are right as often as they are trusted, and which are not.
+
+    Args:
+        captioned: a split.
+        judged: its captions.
+
+    Returns:
+        `words`, `captions` (right: all their words are) and `objects` (words for one of COCO's
+        categories; right: a reference names it): how many, what share is right, the AUROC of trust
+        and of the plain probability or score, the calibration error, and what DOUBTFUL marks, in
+        percent; `people`, the share of people's words that another of the photo has; `review`, see
+        review_curve.
+
+    """
+    words, captions, objects = [], [], []
+    expected, wrong = [], []
+    people = np.zeros((len(captioned), 2))
+    for at, (one, known) in enumerate(zip(captioned, judged, strict=True)):
+        references = one.image.words
+        right = right_words(one.words, references)
+        probabilities = one.hypothesis.log_probabilities.exp().tolist()
+        for trust, probability, true in zip(known.words, probabilities, right, strict=False):
+            if trust is not None and true is not None:
+                words.append((trust, probability, true, at))
+        if known.caption is not None:
+            captions.append((known.caption, one.hypothesis.score, False not in right, at))
+            expected.append(sum(1 - trust for trust in known.words if trust is not None))
+            wrong.append(right.count(False))
+        there = {name for each in references for name in named_categories(each)}
+        for thing in mentions(one.words):
+            said = range(thing.first, thing.end)
+            trusts = [trust for place in said if (trust := known.words[place]) is not None]
+            sure = min(probabilities[place] for place in said)
+            if trusts:
+                objects.append((min(trusts), sure, thing.category in there, at))
+        for place, each in enumerate(references):
+            others = [*references[:place], *references[place + 1 :]]
+            own = [true for true in right_words(each, others) if true is not None] if others else []
+            people[at] += sum(own), len(own)
+    predicted, images = _Predictions.of(captions), len(captioned)
+    return {
+        "words": _Predictions.of(words).measure(images, "probability", marks=True),
+        "captions": predicted.measure(images, "score"),
+        "objects": _Predictions.of(objects).measure(images, "probability"),
+        **summary({"people": mean_table(people[:, 0], people[:, 1], scale=100)}),
+        "review": review_curve(np.array(expected), predicted.score, np.array(wrong, np.float64)),
+    }
+
+
+def review_curve(expected: Floats, score: Floats, wrong: Floats) -> list[dict[str, float]]:
+    """Say how many of the wrong words a person sees who reads the captions with most of them.
+
+    The risk-coverage curve of El-Yaniv and Wiener 2010, for work instead of silence.
+
+    Args:
+        expected: (N,), how many words of a caption are wrong, as its words' trust has it.
+        score: (N,), of captions.
+        wrong: (N,), how many of their words are wrong.
+
+    Returns:
+        For shares of the captions: `reviewed`, and of all wrong words the shares that are `found`
+        so, `by_score`, and at best, `ideal`. By chance it is `reviewed` itself.
+
+    """
+    orders = {"found": -expected, "by_score": score, "ideal": -wrong}
+    seen = {
+        name: wrong[np.argsort(by, kind="stable")].cumsum() / max(wrong.sum(), 1)
+        for name, by in orders.items()
+    }
+    sizes = {share: max(1, round(share * len(wrong))) for share in _SHARES} if len(wrong) else {}
+    return [
+        {"reviewed": share, **{name: float(each[size - 1]) for name, each in seen.items()}}
+        for share, size in sizes.items()
+    ]
