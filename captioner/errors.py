@@ -19,6 +19,7 @@ CaptionerError
 ├── DeviceError                 a device that this machine does not have
 ├── GenerationError             the model produced scores that are not finite numbers
 ├── OutputError                 a result cannot be written
+├── UntrustedError              a caption has less trust than was asked for
 └── MissingExtraError           an optional part is not installed
 
 Each carries `type` (a stable slug for programs), `title` (the kind of problem, in words) and
@@ -52,6 +53,7 @@ __all__ = [
     "ImageTypeError",
     "MissingExtraError",
     "OutputError",
+    "UntrustedError",
 ]
 
 
@@ -121,6 +123,13 @@ class ImageTooLargeError(ImageError):
 
     type = "image-too-large"
     title = "The image has too many pixels"
+
+
+class UntrustedError(CaptionerError):
+    """A caption has less trust than was asked for."""
+
+    type = "untrusted"
+    title = "The caption is not trusted"
 
 
 class CheckpointError(CaptionerError):

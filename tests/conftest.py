@@ -147,7 +147,7 @@ def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Tr
             shares=torch.full((words - 4,), 0.5),
         ),
         word=torch.tensor([1.0, 1.0, 0.0, 0.5]),
-        caption=torch.tensor([0.0, 1.0]),
+        caption=torch.tensor([0.0, 0.05]),  # of gibberish all words are doubted
         weights=weights,
     )
 

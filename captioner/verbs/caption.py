@@ -24,6 +24,7 @@ from captioner.errors import (
     ImageError,
     ImageNotFoundError,
     OutputError,
+    UntrustedError,
 )
 from captioner.files import identity
 from captioner.generation.config import MAX_BEAM_SIZE
@@ -126,6 +127,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="open the photos in the command's own process, without limits of time and memory",
     )
+    model.add_argument(
+        "--minimum-trust",
+        type=float,
+        metavar="P",
+        help="leave out captions that are less likely to be right, 0 to 1",
+    )
     add_machine_arguments(model)
 
 
@@ -139,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     status = 0
     for photo, files, result in zip(arguments.photos, plan, results, strict=True):
         try:
-            if isinstance(result, ImageError):
+            if isinstance(result, CaptionerError):
                 if arguments.json:
                     _print_record({"image": photo, "error": result.record()})
                 raise result
@@ -154,6 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.minimum_trust is not None and not 0 <= arguments.minimum_trust <= 1:
+        raise ConfigError(f"--minimum-trust {arguments.minimum_trust} is no probability, 0 to 1")
     if arguments.attention and not arguments.json:
         raise ConfigError("--attention puts weights into the records: it needs --json")
     if arguments.word is not None and not arguments.overlay:
@@ -168,7 +177,9 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
-def _captions(checkpoint: Path, arguments: argparse.Namespace) -> Iterator[Caption | ImageError]:
+def _captions(
+    checkpoint: Path, arguments: argparse.Namespace
+) -> Iterator[Caption | CaptionerError]:
     from captioner.predictor import BATCH, Captioner
 
     captioner = Captioner.from_pretrained(
@@ -183,18 +194,33 @@ def _captions(checkpoint: Path, arguments: argparse.Namespace) -> Iterator[Capti
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
     captioner.check_head(arguments.head)
+    least = arguments.minimum_trust
+    if least is not None and captioner.trust is None:
+        raise ConfigError(
+            f"--minimum-trust: the checkpoint {captioner.name} does not know how far it can be "
+            "trusted: run `captioner trust`"
+        )
     captioner.vocabulary.style(config.style)
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
         results = captioner.caption(
             batch, config, errors="return", check_attention=arguments.check_attention
         )
+        result: Caption | CaptionerError
         for photo, result in zip(batch, results, strict=True):
             if isinstance(result, ImageError) and Path(photo).is_dir():
                 result = ImageNotFoundError(
                     f"{photo} is a folder; to caption all photos in it: "
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
+            # One that names nothing has no trust.
+            if least is not None and not isinstance(result, ImageError):
+                trust = result.trust or 0.0
+                if trust < least:
+                    result = UntrustedError(
+                        f"{photo}: its caption is left out, for its trust of {trust:.2f} is below "
+                        f"--minimum-trust {least:g}"
+                    )
             yield result
 
 

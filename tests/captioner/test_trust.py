@@ -136,6 +136,7 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     assert done.stdout.strip() == str(trust_file(seeing_file)), done.stderr
     assert "captioner: words of the other photos: " in done.stderr
     record = json.loads(run_main(*caption).stdout)
+    said, sure = record["caption"], max(0, record["trust"] - 0.001)
     assert 0 <= record.pop("familiarity") <= 1 and 0 <= record.pop("trust") <= 1
     trusts = [word.pop("trust", None) for word in record["words"]]
     named = [word["word"] not in ("a", "in", "the") for word in record["words"]]
@@ -147,6 +148,13 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
     (line,) = told.stderr.splitlines()
     assert line.startswith(f"captioner: {strange} is unlike the photos")
+    least = (*caption[:-1], "--minimum-trust")
+    some, none = run_main(*least, sure), run_main(*least, 1, "--json")
+    assert (some.returncode, some.stdout.strip()) == (0, said)
+    assert none.returncode == 1 and json.loads(none.stdout)["error"]["type"] == "untrusted"
+    assert "is left out, for its trust of" in none.stderr
+    done = run_main(*least, 2)
+    assert done.returncode == 2 and "is no probability" in done.stderr
     done = run_main("trust", seeing_file, data, "--photos", "5")
     assert done.returncode == 2 and "--photos 5 is too few" in done.stderr
     few = seeing_file.parent / "few"

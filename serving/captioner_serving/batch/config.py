@@ -68,6 +68,7 @@ class BatchConfig:
     wording: Wording = field(default_factory=Wording)  # of captions before they are written
     # Where it goes
     min_score: float | None = None  # records below go to `review` instead of the output
+    minimum_trust: float | None = None  # and so do captions with less trust
     review: str | None = None
     sidecar: Sidecar | None = None  # a file beside each photo
     existing: Existing = "skip"  # what becomes of the text of a sidecar that is there already
@@ -102,8 +103,13 @@ class BatchConfig:
             yield f"workers {self.workers} is above {_MOST_WORKERS}"
         if self.review is not None and not self.review.endswith(".jsonl"):
             yield f"review {self.review!r} does not end in .jsonl"
-        if (self.min_score is None) != (self.review is None):
-            yield "min_score and review go together: below the one, a record goes to the other"
+        if (self.min_score is None and self.minimum_trust is None) != (self.review is None):
+            yield (
+                "min_score and review go together, or minimum_trust and review: below the one, a "
+                "record goes to the other"
+            )
+        if self.minimum_trust is not None and not 0 <= self.minimum_trust <= 1:
+            yield f"minimum_trust {self.minimum_trust} is no probability from 0 to 1"
         if self.min_score is not None and not -math.inf < self.min_score <= 0:
             yield f"min_score {self.min_score} is not a log-probability, which is 0 or less"
         if (self.maps is None) != (self.maps_to is None):

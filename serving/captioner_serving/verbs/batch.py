@@ -26,7 +26,6 @@ EXAMPLES = """examples:
   captioner batch 'shards/*.tar' --output captions.parquet --shard 1/8
   find . -name '*.jpg' -print0 | captioner batch - --null --output captions.jsonl
   captioner batch photos.csv --column path --output captions.csv --sidecar xmp
-
 Photos that fail are named in FILE.errors.jsonl. docs/batch.md has the rest."""
 
 
@@ -58,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", action="store_true", help="each word's attention in the records")
     add("--check-attention", action="store_true", help="each word's effect too (slower)")
     add("--min-score", type=float, metavar="S", help="records below go to --review")
+    add("--minimum-trust", type=float, metavar="P", help="captions below go to --review")
     add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
     add_sidecars(outputs)
     add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")

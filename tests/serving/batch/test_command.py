@@ -167,6 +167,21 @@ def test_wording_and_review(tiny: Captioner, photos: Photos, tmp_path: Path, rea
     assert beside == {Path(record["image"]).stem for record in sure}
 
 
+def test_captions_of_little_trust_go_to_the_review(
+    tiny: Captioner, photos: Photos, tmp_path: Path, read: Read
+) -> None:
+    sure, folder = Captioner(tiny.checkpoint, device="cpu", trust=make_trust()), photos(8)
+    trusts = sorted(record["trust"] for record in caption_batch(folder, captioner=sure))
+    assert trusts[0] < trusts[4]
+    config = BatchConfig(minimum_trust=trusts[4], review=str(tmp_path / "unsure.jsonl"))
+    output = tmp_path / "sure.csv"
+    assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 8
+    with output.open(newline="") as file:
+        kept = [float(row["trust"]) for row in csv.DictReader(file)]
+    left = [record["trust"] for record in read(tmp_path / "unsure.jsonl")]
+    assert sorted(left) + sorted(kept) == trusts and min(kept) == trusts[4]
+
+
 def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> None:
     from captioner_serving.batch.config import Shard
 
