@@ -145,6 +145,8 @@ def _add_fields(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> di
     fields = {}
     for word in arguments:
         option = word.partition("=")[0]
+        if option == "--":
+            break
         if option.startswith("--") and option not in parser._option_string_actions:
             place = f"field {option}"
             parser.add_argument(option, dest=place, help=argparse.SUPPRESS, metavar="VALUE")

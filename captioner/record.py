@@ -62,7 +62,7 @@ class AttentionRecord(_Part):
 class WordRecord(_Part):
     """A word of a sentence."""
 
-    word: Annotated[str, StringConstraints(max_length=200)]
+    word: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     probability: _Share
     trust: _Share | None = None
     gate: _Share | None = None

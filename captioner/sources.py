@@ -99,8 +99,10 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
         if isinstance(image, io.BytesIO):
             return image.getvalue()[image.tell() :]
         if callable(read := getattr(image, "read", None)):
-            data: bytes = read()
-            return data
+            data = read()
+            if isinstance(data, bytes):
+                return data
+            raise ImageTypeError(f"the file gave {type(data).__name__}: open it with 'rb'")
     except (OSError, ValueError) as error:  # ValueError: it is closed
         raise ImageNotFoundError(
             f"the image file cannot be read ({error}): caption it before it is closed"

@@ -53,7 +53,7 @@ class Reader(Closing):
             never wait behind what may take longer.
         max_pixels: larger photos are refused.
         seconds: that one photo may take to be read and decoded.
-        budget: pixels under way at once in all workers; a larger photo is decoded alone. None:
+        budget: pixels under way at once in a lane; a larger photo is decoded alone. None:
             twice `max_pixels`.
         nice: how far the workers stand back for other processes, 0 to 19.
         environment: variables that the processes need to read photos, such as what opens links; of

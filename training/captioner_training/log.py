@@ -343,7 +343,12 @@ class Log:
         self._write({"event": "finished", "steps": progress.total, "best": after})
         if before is None:
             return
-        if progress.best_at is not None:
+        if progress.best_at is not None and after == before:
+            self.say(
+                f"CIDEr {before:.1f}, as before the training, but a lower cross-entropy on "
+                f"validation ({best})"
+            )
+        elif progress.best_at is not None:
             gain = f"{after - before:.1f}" if after - before > 0.05 else "less than 0.1"
             self.say(
                 f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained {gain} "

@@ -280,7 +280,7 @@ class RunFolder:
         if there:
             self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
             return
-        found = (path for path in out.glob("*") if path.is_file() or any(path.iterdir()))
+        found = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
         if {path.name for path in found} - _BEFORE_A_RUN:
             raise ConfigError(
                 f"{out} is not empty and has no run to go on with: choose another --out"

@@ -210,6 +210,10 @@ async def _sort(
             files.append(Upload(value.filename or None, await value.read()))
         elif isinstance(value, str) and key in names and key not in values:
             values[key] = value
+        elif isinstance(value, UploadFile) and key in names:
+            raise RefusedError(
+                "bad-request", f"{key!r} is a file here: send its text, as curl -F '{key}=<FILE'"
+            )
         elif key == "image":
             raise RefusedError(
                 "bad-request", "'image' is text here: send a file, as curl -F image=@photo.jpg"

@@ -208,6 +208,8 @@ def _whole(value: Any, name: str) -> int:
         ConfigError: it is no whole number.
 
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, float) and value.is_integer():  # neither NaN nor infinite
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} {value!r}: must be a whole number")
-    return int(value)
+    return value

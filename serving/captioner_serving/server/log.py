@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger("captioner.server")
 class AccessLog:
     """Counts a request when its answer is complete, and writes of it.
 
-    Neither queries nor the names of photos are written, nor what opens a photo to its reader.
+    Neither queries nor the names of photos are written, nor passwords.
 
     Args:
         app: what stands behind it.

@@ -47,9 +47,6 @@ KINDS = {
 }
 """The problems that are the server's own, by `type`: status and title; see docs/serving.md."""
 
-# Of those that are not; the first that fits.
-_STATUS = ((ImageFormatError, 415), (ImageError, 422), (ConfigError, 422), (CaptionerError, 500))
-
 
 class RefusedError(CaptionerError):
     """A request that is not answered as it wishes.
@@ -91,7 +88,6 @@ class PhotoFailedError(ImageError):
 
     type = "internal-error"
     title = "The server failed on this image"
-    status = 500
 
 
 class MemoryShortError(ImageError):
@@ -99,12 +95,22 @@ class MemoryShortError(ImageError):
 
     type = "out-of-memory"
     title = "The server is short of memory"
-    status = 503
 
     def __init__(
         self, detail: str = "there is no memory for this now: try again in a moment"
     ) -> None:
         super().__init__(detail)
+
+
+# Of errors that are not the server's own; the first that fits.
+_STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
+    (PhotoFailedError, 500),
+    (MemoryShortError, 503),
+    (ImageFormatError, 415),
+    (ImageError, 422),
+    (ConfigError, 422),
+    (CaptionerError, 500),
+)
 
 
 def internal_error() -> RefusedError:
@@ -145,15 +151,18 @@ def http_problem(error: HTTPException) -> JSONResponse:
     return answer
 
 
+def status_of(kind: type[CaptionerError]) -> int:
+    """Give the status of an error that is not the server's own refusal."""
+    return next(status for known, status in _STATUS if issubclass(kind, known))
+
+
 def problem(error: CaptionerError, **members: Any) -> JSONResponse:
     """Answer with an error: type, title, status and detail, and what else belongs to it."""
     own: Mapping[str, str] = {}
     if isinstance(error, RefusedError):
         status, own = KINDS[error.kind][0], error.headers
-    elif isinstance(error, PhotoFailedError | MemoryShortError):
-        status = error.status
     else:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        status = status_of(type(error))
     headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
     return JSONResponse(
         {**error.record(), "status": status, **members},

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from captioner_training.prepare.manifest import Manifest
-from tests.captioner.test_readers import HEIC
+from tests.captioner.pictures import HEIC
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

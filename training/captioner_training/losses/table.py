@@ -9,7 +9,7 @@ from typing import Any
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
-from captioner_training.losses.objective import Objective
+from captioner_training.losses.objective import DrawingObjective, Objective
 from captioner_training.recipe import Recipe, Stage
 
 __all__ = ["stage_objectives"]
@@ -47,6 +47,12 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             raise
         except (TypeError, ValueError) as error:
             raise ConfigError(f"objectives {name}: {setting!r} does not fit ({error})") from error
+    drawing = [name for name, one in found.items() if isinstance(one, DrawingObjective)]
+    if len(drawing) > 1:
+        raise ConfigError(f"objectives {' and '.join(drawing)}: a stage draws captions for one")
+    if drawing and (stage.scheduled_sampling or "attention_supervision" in found):
+        other = "scheduled_sampling" if stage.scheduled_sampling else "attention_supervision"
+        raise ConfigError(f"{other} needs captions of the data, and {drawing[0]} draws its own")
     return found
 
 

@@ -40,6 +40,11 @@ _LARGEST = 1 << 30  # bytes of a photo, as in captioner.vision.image; a zip file
 _SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
 
 
+def _matches(pattern: Path) -> list[Path]:
+    """List what a path with wildcards, in any of its parts, names."""
+    return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+
+
 def composed(name: str) -> str:
     """Give a name in the form in which names that look the same are the same: NFC."""
     return unicodedata.normalize("NFC", name)
@@ -119,7 +124,7 @@ class ImageFiles:
         for place in places:
             pattern = expanded(place)
             # A name with brackets is itself before it is a pattern.
-            paths = [pattern] if pattern.exists() else sorted(pattern.parent.glob(pattern.name))
+            paths = [pattern] if pattern.exists() else _matches(pattern)
             if not paths:
                 raise DataError(there_is_no("file or folder", pattern))
             for path in paths:

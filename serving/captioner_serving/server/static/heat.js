@@ -1,8 +1,8 @@
 // Where the model looked, as captioner/drawing has it: the weights of a grid -> heat of 0 to 255 at
-// each pixel -> colours over the photo. The formulas and their names are those of colors.py and
+// each pixel -> colours over the photo. The formulas and their names are those of overlay.py and
 // overlay.py, and of Pillow's resize, so that page and files show the same.
 
-// colors.heat_grid: 0.5 to 255.5 for each cell.
+// overlay._heat_grid: 0.5 to 255.5 for each cell.
 function heatGrid(weights, fullHeat) {
   const even = weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
   const full = Math.log(Math.min(fullHeat, weights.length));
@@ -60,7 +60,7 @@ export function colorAt(palette, level) {
   return [0, 2, 4].map((digit) => parseInt(palette.slice(6 * level + digit, 6 * level + digit + 2), 16));
 }
 
-// colors.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
+// overlay.blend, as what has to lie over the photo: for each level of heat its red, green, blue and
 // opacity in a row, before the photo's own shade darkens it.
 function inks({ colors, strength }, { palettes, opacity_gain }) {
   return Float32Array.from(Array.from({ length: 256 }, (_, level) => {

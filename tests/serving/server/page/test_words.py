@@ -104,22 +104,20 @@ OUTLINED = """() => [...document.querySelectorAll('.word')].filter(word => {
 }).map(word => word.textContent)"""
 
 
-def test_one_word_is_outlined_at_a_time(visit: Visit) -> None:
+@pytest.mark.parametrize("forced", ["none", "active"])
+def test_one_word_is_outlined_at_a_time(visit: Visit, forced: str) -> None:
     tab, words = visit.tab, visit.words()
+    tab.emulate_media(forced_colors=forced)
     assert len(tab.evaluate(OUTLINED)) == 1  # the first that is shown
-    for forced in ("none", "active"):
-        tab.emulate_media(forced_colors=forced)
-        tab.locator(".word").nth(3).click()
-        tab.locator(".word").nth(5).hover()
-        assert tab.evaluate(OUTLINED) == [words[5]]
-        tab.mouse.move(5, 5)
-        assert tab.evaluate(OUTLINED) == [words[3]]
-        tab.keyboard.press("ArrowRight")
-        assert tab.evaluate(OUTLINED) == [words[4]]
-        tab.locator(".word").nth(6).hover()
-        assert tab.evaluate(OUTLINED) == [words[6]]
-        tab.mouse.move(5, 5)
-        tab.emulate_media(forced_colors="none")
+    tab.locator(".word").nth(3).click()
+    tab.locator(".word").nth(5).hover()
+    assert tab.evaluate(OUTLINED) == [words[5]]
+    tab.mouse.move(5, 5)
+    assert tab.evaluate(OUTLINED) == [words[3]]
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate(OUTLINED) == [words[4]]
+    tab.locator(".word").nth(6).hover()
+    assert tab.evaluate(OUTLINED) == [words[6]]
 
 
 def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> None:
