@@ -21,7 +21,15 @@ from captioner.familiarity import UNFAMILIAR
 from captioner.record import WordRecord, read_record
 from captioner.vision.transform import Box
 
-__all__ = ["SHUT_GATE", "SMALL_EFFECT", "Alternative", "Caption", "ModelName", "Word"]
+__all__ = [
+    "GUESSED_BY_GATE",
+    "SHUT_GATE",
+    "SMALL_EFFECT",
+    "Alternative",
+    "Caption",
+    "ModelName",
+    "Word",
+]
 
 SHUT_GATE = 0.1
 """A gate below it has closed the view: the word comes from the sentence so far."""

@@ -38,6 +38,7 @@ VERBS = {
     "serve": Verb("captioner_serving.verbs.serve", "serve the page and the HTTP API"),
     "batch": Verb("captioner_serving.verbs.batch", "caption any number of photos, none lost"),
     "convert": Verb("captioner_serving.verbs.convert", "make other files of a batch's captions"),
+    "export": Verb("captioner_serving.verbs.export", "make a folder that captions without PyTorch"),
     "prepare": Verb("captioner_training.verbs.prepare", "prepare a data set to train on"),
     "train": Verb("captioner_training.verbs.train", "train a model by a recipe", takes_fields=True),
     "ablate": Verb(

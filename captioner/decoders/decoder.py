@@ -142,7 +142,8 @@ class WordDecoder(Decoder):
     def _step_logits(self, deep: Tensor) -> Tensor:
         """Do as `logits` does, for the rows (B, K, m) of one step."""
         rows = deep.flatten(0, 1)
-        if len(rows) > _FEW_ROWS or deep.dtype is not torch.float32:
+        few = not torch.compiler.is_exporting() and len(rows) <= _FEW_ROWS  # or it would be all
+        if not few or deep.dtype is not torch.float32:
             return self.logits(deep)
         # With the rows of a single beam, a CPU's BLAS takes half the time when the matrix is first.
         scores = torch.addmm(self.output_bias.unsqueeze(1), self.embedding.weight, rows.T)

@@ -17,7 +17,7 @@ from torch import Tensor
 from captioner.errors import GenerationError
 from captioner.vocabulary import END
 
-__all__ = ["State", "StepDecoder", "StepOutput"]
+__all__ = ["State", "StepDecoder", "StepOutput", "check_numbers", "log_probabilities"]
 
 
 class State(NamedTuple):
@@ -51,7 +51,7 @@ class State(NamedTuple):
         if not self.hypothesis:
             return self
         count = next(iter(self.hypothesis.values())).shape[1]
-        first = torch.arange(len(parents), device=parents.device).unsqueeze(1) * count
+        first = torch.arange(parents.shape[0], device=parents.device).unsqueeze(1) * count
         rows = (first + parents).flatten()
         return self._replace(
             hypothesis={
@@ -91,16 +91,34 @@ class StepOutput(NamedTuple):
             GenerationError: they are not numbers.
 
         """
-        logs = self.logits.float().log_softmax(dim=-1)
-        # One NaN or infinite logit makes its whole row NaN, so that a single column tells.
-        if torch.isnan(logs[..., END]).any():
-            raise GenerationError(
-                "the model scored words with NaN or infinity: its weights are damaged, or the "
-                "device overflowed; try float32, or another checkpoint"
-            )
-        # An impossible word stays finite: -inf is kept for what the constraints forbid, so that
-        # there always is a hypothesis to return.
-        return logs.clamp_(min=-1e4)
+        logs = log_probabilities(self.logits)
+        check_numbers(logs[..., END])
+        return logs
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Turn logits (..., words) into log-probabilities of the same shape, float32.
+
+    An impossible word stays finite: -inf is kept for what the constraints forbid, so that there
+    always is a hypothesis to return.
+    """
+    return logits.float().log_softmax(dim=-1).clamp(min=-1e4)
+
+
+def check_numbers(logs: Tensor) -> None:
+    """Refuse log-probabilities (...) of one word after each hypothesis that are not numbers.
+
+    One NaN or infinite logit makes all of its hypothesis NaN, so that any word tells.
+
+    Raises:
+        GenerationError: they are not.
+
+    """
+    if torch.isnan(logs).any():
+        raise GenerationError(
+            "the model scored words with NaN or infinity: its weights are damaged, or the "
+            "device overflowed; try float32, or another checkpoint"
+        )
 
 
 class StepDecoder(Protocol):

@@ -53,7 +53,7 @@ class TopDownDecoder(RecurrentDecoder):
         """Project the grids (B, L, D) and begin one hypothesis an image (K = 1), from zeros."""
         features = self.grid_layers(features)
         keys, values = self.attention.project(self.positions(features))
-        nothing = features.new_zeros(len(features), 1, self.config.hidden_dim)
+        nothing = features.new_zeros(features.shape[0], 1, self.config.hidden_dim)
         names = ("look_hidden", "look_cell", "speak_hidden", "speak_cell")
         return State(
             image={

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder
+from captioner.decoders.state import StepDecoder, check_numbers
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
+from captioner.generation.step import BeamStep, Step
 from captioner.generation.trace import Ends, Trace
-from captioner.vocabulary import END
 
 __all__ = ["beam_search"]
 
@@ -33,7 +33,7 @@ class _Search:
         starts: Tensor,
     ) -> None:
         count, device = features.shape[0], features.device
-        self.decoder, self.config, self.constraints = decoder, config, constraints
+        self.step, self.config, self.constraints = BeamStep(decoder), config, constraints
         self.state = decoder.start(features)
         self.tokens = starts.unsqueeze(1)
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
@@ -46,36 +46,26 @@ class _Search:
 
     def advance(self, step: int) -> None:
         """Find the K best ways to go on with `step` words, and those that end with them."""
+        forbidden = self.constraints.forbidden(self.trace.words)
         beam = self.config.beam_size
-        output = self.decoder.step(self.tokens, self.state)
-        logs = output.log_probabilities()
-        words = logs.shape[-1]
-        allowed = self.constraints.apply(logs, self.trace.words)
-        sums = self.totals.unsqueeze(-1) + allowed
-        # A hypothesis ends only if that is among the K best ways to go on.
-        best, flat = sums.flatten(1).topk(min(2 * beam, sums[0].numel()), dim=1)
-        parents, chosen = flat // words, flat % words
-        ends = chosen == END
-        self._finish(torch.where(ends, best, -torch.inf), parents, logs[..., END], step)
-        going_on = best.masked_fill(ends, -torch.inf)
-        self.totals, alive = going_on.topk(min(beam, best.shape[1]), dim=1)
-        parents, self.tokens = parents.gather(1, alive), chosen.gather(1, alive)
+        found = self.step(self.tokens, self.totals, forbidden, self.state, beam=beam)
+        check_numbers(found.end_logs)
+        if step == self.config.maximum_length:
+            found = found.over(self.totals)
+        self._finish(found, step)
+        self.tokens, self.totals, self.state = found.tokens, found.totals, found.state
         self._close(step + 1)
-        chosen_logs = logs.flatten(1).gather(1, parents * words + self.tokens)
-        self.trace.add(output, parents, self.tokens, chosen_logs)
-        self.state = output.state.select(parents)
+        self.trace.add(found.output, found.parents, found.tokens, found.logs)
 
-    def _finish(self, ending: Tensor, parents: Tensor, end_logs: Tensor, step: int) -> None:
+    def _finish(self, found: Step, step: int) -> None:
         """Put the hypotheses that end after `step` words into the pools of images still open."""
-        beam = self.config.beam_size
-        ending, parents = ending[:, :beam], parents[:, :beam]
         self.pool = self.pool.best_of(
             Ends(
-                ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
+                found.ending.masked_fill(self.closed.unsqueeze(1), -torch.inf)
                 / (step + 1) ** self.config.length_penalty,
-                torch.full_like(parents, step),
-                parents,
-                end_logs.gather(1, parents),
+                torch.full_like(found.ended, step),
+                found.ended,
+                found.end_logs.gather(1, found.ended),
             )
         )
 

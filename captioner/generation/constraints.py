@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captioner.vocabulary import END, PAD, START, UNK
 
-__all__ = ["Constraints"]
+__all__ = ["Constraints", "restrict"]
 
 
 class Constraints:
@@ -56,45 +56,47 @@ class Constraints:
             history: (B, K, t), the words so far.
 
         """
-        step = history.shape[-1]
-        if step >= self.maximum_length and self.must_end:
+        if history.shape[-1] >= self.maximum_length and self.must_end:
             only_end = torch.full_like(logs, -torch.inf)
             only_end[..., END] = logs[..., END]
             return only_end
-        allowed = logs.clone()
-        allowed[..., self._never_said] = -torch.inf
-        if step < self.minimum_length:
-            allowed[..., END] = -torch.inf
+        return restrict(logs, self.forbidden(history))
+
+    def forbidden(self, history: Tensor) -> Tensor:
+        """Give the words that each hypothesis may not say after its history (B, K, t): (B, K, F).
+
+        <pad>, which is never said, stands where there is none. That a sentence is long enough is
+        not in it.
+        """
+        step = history.shape[-1]
+        never = [*self._never_said, END] if step < self.minimum_length else self._never_said
+        found = [history.new_tensor(never).expand(*history.shape[:2], -1)]
         if self.no_repeat_ngram:
-            _block_repetition(allowed, history, self.no_repeat_ngram)
+            found.append(_repetitions(history, self.no_repeat_ngram))
             if self.no_repeat_word:
-                _block_last(allowed, history)
+                found.append(history[..., -1:])
         if self.conjunction != UNK and step >= 2:
-            _block_pair(allowed, history, self.conjunction)
-        stuck = torch.isneginf(allowed.amax(dim=-1))
-        allowed[..., END] = torch.where(stuck, logs[..., END], allowed[..., END])
-        return allowed
+            before, last = history[..., -2:-1], history[..., -1:]
+            found.append(before.where(last == self.conjunction, PAD))
+        return torch.cat(found, dim=-1)
 
 
-def _block_repetition(allowed: Tensor, history: Tensor, n: int) -> None:
-    """Forbid every word that would complete an n-gram which stands in the history (B, K, t)."""
+def restrict(logs: Tensor, forbidden: Tensor) -> Tensor:
+    """Set log-probabilities (B, K, words) of words that may not be said (B, K, F) to -inf.
+
+    A hypothesis that no word is left for may end.
+    """
+    allowed = logs.scatter(-1, forbidden, -torch.inf)
+    stuck = torch.isneginf(allowed.amax(dim=-1))
+    allowed[..., END] = torch.where(stuck, logs[..., END], allowed[..., END])
+    return allowed
+
+
+def _repetitions(history: Tensor, n: int) -> Tensor:
+    """Give every word that would complete an n-gram which stands in the history (B, K, t)."""
     if history.shape[-1] < n:
-        return
+        return history[..., :0]
     grams = history.unfold(-1, n, 1)  # (B, K, t - n + 1, n)
     present = history[..., history.shape[-1] - n + 1 :].unsqueeze(2)
     repeats = (grams[..., :-1] == present).all(dim=-1)
-    # -inf where the n-gram would repeat, 0 elsewhere; a word may stand in several n-grams.
-    penalty = torch.zeros_like(repeats, dtype=allowed.dtype).masked_fill(repeats, -torch.inf)
-    allowed.scatter_add_(-1, grams[..., -1], penalty)
-
-
-def _block_last(allowed: Tensor, history: Tensor) -> None:
-    """Forbid the last word of the history (B, K, t)."""
-    allowed.scatter_(-1, history[..., -1:], -torch.inf)
-
-
-def _block_pair(allowed: Tensor, history: Tensor, conjunction: int) -> None:
-    """Forbid the word before the conjunction, where that is the last of the history (B, K, t)."""
-    before, last = history[..., -2:-1], history[..., -1:]
-    penalty = torch.zeros_like(last, dtype=allowed.dtype)
-    allowed.scatter_add_(-1, before, penalty.masked_fill(last == conjunction, -torch.inf))
+    return grams[..., -1].where(repeats, PAD)

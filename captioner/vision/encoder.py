@@ -132,7 +132,7 @@ class Encoder(nn.Module):
                     ) from error
         rows, columns = maps.shape[-2:]
         if self.config.coordinates:
-            places = _places(rows, columns).to(maps).expand(len(maps), -1, -1, -1)
+            places = _places(rows, columns).to(maps).expand(maps.shape[0], -1, -1, -1)
             maps = torch.cat([maps, places], dim=1)
         return Grid(maps.flatten(2).transpose(1, 2), rows, columns)
 
@@ -220,7 +220,7 @@ class _VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.conv_proj(images)
-        first = self.class_token.expand(len(images), -1, -1)
+        first = self.class_token.expand(images.shape[0], -1, -1)
         tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1)
         torch._assert(tokens.shape[1] == self.encoder.pos_embedding.shape[1], "patches differ")
         read: Tensor = self.encoder(tokens)[:, 1:]

@@ -43,7 +43,8 @@ from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import SENTENCES, STATIC, make_page
+from captioner_serving.server.page import SENTENCES, make_page
+from captioner_serving.server.parts import STATIC
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
 from captioner_serving.server.service import CaptionService

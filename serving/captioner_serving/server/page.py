@@ -14,28 +14,17 @@ from typing import Any
 
 import gradio as gr
 
-from captioner.drawing.overlay import (
-    COLORS,
-    DEFAULT_COLORS,
-    DEFAULT_STRENGTH,
-    FIRST_COLOR,
-    FULL_HEAT,
-    OPACITY_GAIN,
-    TEXTURE,
-    color_scale,
-)
+from captioner.drawing.tables import drawing_tables
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.predictor import Captioner
 from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.parts import read_static, with_parts
 
-__all__ = ["SENTENCES", "STATIC", "make_page", "page_head"]
+__all__ = ["SENTENCES", "make_page", "page_head"]
 
 SENTENCES = 3
 """The caption and the two next best: enough to see whether the model wavers."""
-
-STATIC = Path(__file__).parent / "static"
-"""What the browser gets as it lies there, under page/static."""
 
 # Of the bundled checkpoint; its card has more.
 _LIMITS = (
@@ -71,7 +60,7 @@ def make_page(
     with blocks:
         gr.HTML(
             first,
-            html_template=_read("page.html").replace("@viewer", _read("viewer.html")),
+            html_template=with_parts(read_static("page.html")),
             js_on_load=_START,
             apply_default_css=False,
             elem_id="captioner",
@@ -81,7 +70,7 @@ def make_page(
             most=MAX_BEAM_SIZE,
             max_upload=config.max_upload,
             limits=_LIMITS if bundled else _ANY,
-            drawing=_drawing(),
+            drawing=drawing_tables(),  # static/heat.js draws by them
         )
     return blocks
 
@@ -91,11 +80,7 @@ def page_head() -> str:
 
     Gradio writes what it gets as `css` anew, and loses half of it.
     """
-    return f"<style>{_read('page.css')}{_read('viewer.css')}</style>"
-
-
-def _read(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8")
+    return f"<style>{read_static('page.css')}{read_static('viewer.css')}</style>"
 
 
 def _thumbnail(path: Path) -> str:
@@ -115,23 +100,3 @@ def _settings(captioner: Captioner) -> dict[str, int | bool | str]:
         "check_attention": False,
         **({"style": style} if style else {}),
     }
-
-
-def _drawing() -> dict[str, Any]:
-    """The library's colours, with which static/heat.js draws as captioner.drawing does."""
-    return {
-        "colors": list(COLORS),
-        "palettes": {name: _palette(name) for name in COLORS if name != "spotlight"},
-        "default_colors": DEFAULT_COLORS,
-        "default_strength": DEFAULT_STRENGTH,
-        "full_heat": FULL_HEAT,
-        "opacity_gain": OPACITY_GAIN,
-        "texture": TEXTURE,
-    }
-
-
-def _palette(name: str) -> str:
-    """The colours of heat from 0 to 255, six digits each."""
-    scale = color_scale(name)
-    colors = [scale[FIRST_COLOR + (255 - FIRST_COLOR) * level // 255] for level in range(256)]
-    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in colors)

@@ -51,6 +51,13 @@ export class Viewer {
     this.#stage(photo);
   }
 
+  // A sentence that is being made: its newest word's attention lies over the photo.
+  grow({ caption, words }) {
+    this.find(".phase").textContent = caption + " …";
+    this.heat.attentions = words.map((word) => word.attention);
+    this.heat.show(words.length - 1);
+  }
+
   // problem: { title, detail }; again: called when it is to be tried again, null where that cannot help.
   fail({ title, detail }, again) {
     this.#become("failed");

@@ -1,0 +1,383 @@
+#!/usr/bin/env python3
+"""Caption photos with numpy, Pillow and onnxruntime alone.
+
+    python caption.py photo.jpg
+    python caption.py *.jpg --json --attention > captions.jsonl
+    python caption.py photo.jpg --overlay dog.png --word dog
+
+It reads captioner.json, encoder.onnx and step.onnx, which lie beside it. As a module:
+
+    captioner = Captioner()
+    record = captioner.caption("photo.jpg")
+    captioner.overlay("photo.jpg", record, "dog").save("dog.png")
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageChops, ImageOps
+
+__all__ = ["Captioner", "Sentence", "main"]
+
+PAD, START, END, UNK = range(4)
+MOST_PIXELS = 200_000_000
+
+# The scripts that are written without spaces between words.
+UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentence:
+    """A hypothesis: its tokens, and of each its log-probability, attention (L,) and gate."""
+
+    tokens: tuple[int, ...] = ()
+    logs: tuple[float, ...] = ()
+    attention: tuple[Any, ...] = ()
+    gates: tuple[Any, ...] = ()
+    score: float = -math.inf
+
+
+class Captioner:
+    """The exported model of a folder.
+
+    Args:
+        folder: with captioner.json and the two .onnx files.
+        threads: of onnxruntime; 0: as many as there are cores.
+
+    """
+
+    def __init__(self, folder: str | Path = Path(__file__).parent, *, threads: int = 0) -> None:
+        folder = Path(folder)
+        self.about = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))
+        self.words: list[str] = self.about["vocabulary"]
+        self.settings: dict[str, Any] = self.about["generation"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self.encoder, self.step = (
+            onnxruntime.InferenceSession(
+                folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"]
+            )
+            for name in ("encoder", "step")
+        )
+        self.outputs = [output.name for output in self.step.get_outputs()]
+
+    # --- from the photo to the encoder's square ---------------------------------------------------
+
+    def open(self, photo: Any) -> Image.Image:
+        """Open a photo (a path or a binary file) as a viewer sees it: turned, RGB, over white."""
+        with Image.open(photo) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+            side = 6 * (self.about["transform"]["resize"] or self.about["transform"]["size"])
+            image.draft(None, (side, side))  # a large JPEG is decoded smaller: as good, and faster
+            return self._plain(image)
+
+    def _plain(self, image: Image.Image) -> Image.Image:
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):
+            image = image.convert("I").point([(v + 128) // 257 for v in range(65536)], "L")
+        if image.has_transparency_data:
+            layered = image.convert("RGBA")
+            image = Image.new("RGB", layered.size, "white")
+            image.paste(layered, mask=layered.getchannel("A"))
+        return image.convert("RGB")
+
+    def square(self, image: Image.Image) -> Image.Image:
+        """Bring an RGB image to the square that the encoder sees."""
+        transform = self.about["transform"]
+        side, (width, height) = transform["size"], image.size
+        left, top, right, bottom = self.box(width, height)
+        if transform["mode"] != "pad":
+            part = (left * width, top * height, right * width, bottom * height)
+            return image.resize((side, side), Image.Resampling.BILINEAR, part, reducing_gap=3.0)
+        fill = tuple(min(255, max(0, round(255 * value))) for value in transform["mean"])
+        square = Image.new("RGB", (side, side), fill)
+        x, y, inner_width, inner_height = self._inner(width, height)
+        size = (inner_width, inner_height)
+        inner = image.resize(
+            size, Image.Resampling.BILINEAR, (0, 0, width, height), reducing_gap=3.0
+        )
+        square.paste(inner, (x, y))
+        return square
+
+    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Say which part of a photo the square shows, in fractions of its sides."""
+        transform = self.about["transform"]
+        side = transform["size"]
+        if transform["mode"] == "squash":
+            return 0.0, 0.0, 1.0, 1.0
+        if transform["mode"] == "pad":
+            x, y, across, down = self._inner(width, height)
+            return -x / across, -y / down, (side - x) / across, (side - y) / down
+        covered = min(width, height) * side / (transform["resize"] or side)
+        part, rest = covered / width, covered / height
+        return (1 - part) / 2, (1 - rest) / 2, (1 + part) / 2, (1 + rest) / 2
+
+    def _inner(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Where a padded photo lies in the square: left, top, width and height, in pixels."""
+        side, longer = self.about["transform"]["size"], max(width, height)
+        across = max(1, round(width * side / longer))
+        down = max(1, round(height * side / longer))
+        return (side - across) // 2, (side - down) // 2, across, down
+
+    # --- from the square to sentences -------------------------------------------------------------
+
+    def caption(
+        self,
+        photo: Any,
+        *,
+        beam_size: int | None = None,
+        captions: int = 1,
+        style: str | None = None,
+        attention: bool = True,
+        image: str | None = None,
+    ) -> dict[str, Any]:
+        """Caption a photo (a path or a binary file); gives the record of `captioner caption`."""
+        opened = self.open(photo)
+        beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
+        if not 1 <= captions <= beam:
+            raise ValueError(f"captions is {captions}; it is from 1 to the beam size, {beam}")
+        styles = self.about["styles"]
+        style = style or self.settings["style"] or next(iter(styles), None)
+        if style is not None and style not in styles:
+            raise ValueError(f"there is no style {style!r}; there are {', '.join(styles)}")
+        pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
+        best, *others = self.search(np.ascontiguousarray(pixels), beam, captions, style)
+        box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
+        return {
+            "image": image if image or not isinstance(photo, str | Path) else str(photo),
+            "caption": self._text(best),
+            "score": round(best.score, 4),
+            **({} if style is None else {"style": style}),
+            "words": self._records(best, box),
+            "alternatives": [
+                {
+                    "caption": self._text(other),
+                    "score": round(other.score, 4),
+                    "words": self._records(other, box),
+                }
+                for other in others
+            ],
+            "model": {"name": self.about["name"], "version": self.about["version"]},
+        }
+
+    def search(self, pixels: Any, beam: int, captions: int, style: str | None) -> list[Sentence]:
+        """Find the best sentences for a square, uint8 (1, 3, size, size), by beam search."""
+        settings, most = self.settings, self.settings["maximum_length"]
+        penalty, exact = settings["length_penalty"], settings["exact"]
+        places = captions if exact else beam
+        encoded = self.encoder.run(None, {"pixels": pixels})
+        state = dict(zip(self.about["state"], encoded, strict=True))
+        start = START if style is None else self.words.index(f"<start {style}>")
+        tokens, totals = np.array([[start]]), np.zeros((1, 1), np.float32)
+        paths, pool = [Sentence()], [Sentence()] * places
+        for step in range(most + 1):
+            found = self._advance(tokens, totals, paths, beam, state)
+            ending, ended = found["ending"][0], found["ended"][0]
+            if step == most:  # only the end may come
+                ending, ended = totals[0] + found["end_logs"][0], range(len(paths))
+            for total, k in zip(ending, ended, strict=True):
+                if total > -math.inf:
+                    score = float(total / np.float32((step + 1) ** penalty))
+                    path = paths[k]
+                    pool.append(replace(path, tokens=(*path.tokens, END), score=score))
+            pool = sorted(pool, key=lambda one: -one.score)[:places]
+            if step == most or (beam == 1 and pool[0].tokens):
+                break
+            tokens, totals = found["next_tokens"], found["next_totals"]
+            parents = found["parents"][0]
+            paths = [
+                self._longer(paths[k], found, k, int(token), float(log))
+                for k, token, log in zip(parents, tokens[0], found["logs"][0], strict=True)
+            ]
+            # The best that is still to come has the probability 1, and as many words as may be.
+            length = most + 1 if exact else step + 1
+            if totals[0, 0] / np.float32(length**penalty) <= pool[-1].score:
+                break
+        return [one for one in pool[:captions] if one.tokens]
+
+    def _advance(
+        self, tokens: Any, totals: Any, paths: list[Sentence], beam: int, state: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Run a step of the search, and put the decoder's next state into `state`."""
+        rows = [self._forbidden(path.tokens) for path in paths]
+        longest = max(map(len, rows))
+        forbidden = np.array([[[*row, *[PAD] * (longest - len(row))] for row in rows]])
+        inputs = {"tokens": tokens, "totals": totals, "forbidden": forbidden}
+        values = self.step.run(None, {**inputs, "beam": np.array(beam), **state})
+        found = dict(zip(self.outputs, values, strict=True))
+        state.update({name: found[f"next_{name}"] for name in state if f"next_{name}" in found})
+        return found
+
+    def _forbidden(self, said: tuple[int, ...]) -> list[int]:
+        """List the words that may not follow those that were said."""
+        n, around = self.settings["no_repeat_ngram"], self.settings["different_around"]
+        never = [*self.about["silent"], UNK]
+        if len(said) < self.settings["minimum_length"]:
+            never.append(END)
+        if n and said:
+            last = said[len(said) - n + 1 :]
+            starts = range(len(said) - n + 1)
+            never += [said[at + n - 1] for at in starts if said[at : at + n - 1] == last]
+            if self.about["tokenizer"] == "words":
+                never.append(said[-1])
+        if len(said) > 1 and around in self.words and self.words[said[-1]] == around:
+            never.append(said[-2])
+        return never
+
+    def _longer(
+        self, path: Sentence, found: dict[str, Any], k: int, token: int, log: float
+    ) -> Sentence:
+        """Let a path go on, with what hypothesis k looked at."""
+        look, gate = found.get("attention"), found.get("gate")
+        return Sentence(
+            tokens=(*path.tokens, token),
+            logs=(*path.logs, log),
+            attention=path.attention if look is None else (*path.attention, look[0, k]),
+            gates=path.gates if gate is None else (*path.gates, gate[0, k]),
+        )
+
+    # --- records and pictures ---------------------------------------------------------------------
+
+    def _text(self, sentence: Sentence) -> str:
+        words = [self.words[token] for token in sentence.tokens[:-1]]
+        if self.about["tokenizer"] == "words":  # "n't", "'s" and their like lean on the word before
+            return re.sub(r" (n't|'(?:s|m|d|ll|re|ve))\b", r"\1", " ".join(words))
+        text = before = ""
+        for word in words:
+            both = before and not UNSPACED.match(before) and not UNSPACED.match(word)
+            text, before = f"{text} {word}" if both else text + word, word
+        return text
+
+    def _records(self, sentence: Sentence, box: list[float] | None) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        grid = self.about["grid"]
+        for at, (token, log) in enumerate(zip(sentence.tokens, sentence.logs, strict=False)):
+            record = {"word": self.words[token], "probability": round(math.exp(log), 4)}
+            if sentence.gates:
+                record["gate"] = round(float(sentence.gates[at]), 4)
+            if sentence.attention and box is not None:
+                weights = [round(weight, 6) for weight in sentence.attention[at].tolist()]
+                record["attention"] = {**grid, "box": box, "weights": weights}
+            records.append(record)
+        return records
+
+    def overlay(self, photo: Any, record: dict[str, Any], word: str | None = None) -> Image.Image:
+        """Lay a word's attention over the photo; None: the word that drew most on it.
+
+        Heat counts the doublings of the even share of attention: none up to the even share, all
+        from `full_heat` times as much.
+        """
+        drawing = self.about["drawing"]
+        seen = self._find(record, word)["attention"]
+        with Image.open(photo) as opened:
+            image = self._plain(opened)
+        even = 1 / len(seen["weights"])
+        full = math.log(min(drawing["full_heat"], len(seen["weights"])))
+        heat = Image.new("F", (seen["columns"], seen["rows"]))
+        heat.putdata(
+            [
+                0.5 + 255 * min(math.log(weight / even) / full, 1) if weight > even else 0.5
+                for weight in seen["weights"]
+            ]
+        )
+        spans = [
+            _span(*sides)
+            for sides in (
+                (image.width, seen["columns"], seen["box"][0], seen["box"][2]),
+                (image.height, seen["rows"], seen["box"][1], seen["box"][3]),
+            )
+        ]
+        (x0, x1, left, right), (y0, y1, top, bottom) = spans
+        part = (left, top, right, bottom)
+        heat = heat.resize((x1 - x0, y1 - y0), Image.Resampling.BICUBIC, part)
+        still = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
+        levels = Image.new("L", image.size)
+        levels.paste(heat.convert("L").point(still), (x0, y0))
+        return _blend(image, levels, drawing)
+
+    def _find(self, record: dict[str, Any], word: str | None) -> dict[str, Any]:
+        words: list[dict[str, Any]] = record["words"]
+        if not words or "attention" not in words[0]:
+            raise ValueError("this model has no attention to draw")
+        if word is None:
+            drew = [one.get("gate", max(one["attention"]["weights"])) for one in words]
+            return words[drew.index(max(drew))]
+        named = [one for one in words if one["word"].casefold() == word.casefold()]
+        if not named:
+            raise ValueError(f"there is no word {word!r} in {record['caption']!r}")
+        return named[0]
+
+
+def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
+    """Find the pixels along one side that a box covers, and their place in the grid's cells."""
+    first, end = (min(max(math.ceil(edge * pixels - 0.5), 0), pixels) for edge in (low, high))
+    start, stop = ((edge / pixels - low) / (high - low) * cells for edge in (first, end))
+    return first, end, max(start, 0.0), min(stop, float(cells))
+
+
+def _blend(photo: Image.Image, heat: Image.Image, drawing: dict[str, Any]) -> Image.Image:
+    palette = bytes.fromhex(drawing["palettes"][drawing["default_colors"]])
+    texture, strength = drawing["texture"], drawing["default_strength"]
+    tint = Image.merge("RGB", [heat.point(list(palette[channel::3])) for channel in range(3)])
+    grain = photo.convert("L").point([round(255 - texture * (255 - v)) for v in range(256)])
+    tint = ImageChops.multiply(tint, grain.convert("RGB"))
+    gain = drawing["opacity_gain"]
+    opacity = [round(255 * strength * min(1, gain * level / 255)) for level in range(256)]
+    return Image.composite(tint, photo, heat.point(opacity))
+
+
+def main() -> int:
+    """Caption the photos of the command line; 1 if any was not captioned."""
+    parser = argparse.ArgumentParser(description="Caption photos: a sentence a line.")
+    add = parser.add_argument
+    add("photos", nargs="+", metavar="PHOTO")
+    add("--json", action="store_true", help="a record a line, as captioner caption --json")
+    add("--attention", action="store_true", help="with where each word looked (with --json)")
+    add("--overlay", metavar="FILE", help="a PNG of one word's attention over the (one) photo")
+    add("--word", metavar="WORD", help="of the overlay; default: the one that drew most on it")
+    add("--beam-size", type=int, metavar="N")
+    add("--captions", type=int, default=1, metavar="N", help="the N best sentences")
+    add("--style", metavar="NAME", help="of a model with several")
+    arguments = parser.parse_args()
+    if arguments.overlay and len(arguments.photos) > 1:
+        parser.error("--overlay is for one photo")
+    captioner, status = Captioner(), 0
+    for photo in arguments.photos:
+        try:
+            record = captioner.caption(
+                photo,
+                beam_size=arguments.beam_size,
+                captions=arguments.captions,
+                style=arguments.style,
+                attention=arguments.attention or bool(arguments.overlay),
+            )
+            if arguments.overlay:
+                captioner.overlay(photo, record, arguments.word).save(arguments.overlay)
+        except (OSError, ValueError, SyntaxError) as error:
+            print(f"caption.py: {photo}: {error}", file=sys.stderr)
+            status = 1
+            continue
+        prefix = f"{photo}\t" if len(arguments.photos) > 1 else ""
+        texts = [record["caption"], *(other["caption"] for other in record["alternatives"])]
+        whole = json.dumps(record, ensure_ascii=False)
+        print(whole if arguments.json else "\n".join(prefix + text for text in texts), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The folder of an exported model: graphs, captioner.json, caption.py, and how to use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from captioner.caption import GUESSED_BY_GATE, SHUT_GATE
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.drawing.tables import drawing_tables
+from captioner.errors import ConfigError, OutputError
+from captioner.export.graphs import Graphs, export_graphs
+from captioner.paths import expanded
+
+__all__ = ["new_folder", "write_folder"]
+
+_APP = Path(__file__).parent / "app" / "caption.py"  # copied as it lies there
+
+# What the weights of the bundled checkpoint are made of says what they may be used for.
+_LICENCES = {
+    "bundled": "weights: for research, as Flickr8k is, of which they are made; program: MIT"
+}
+_UNKNOWN = "weights: as whoever trained the checkpoint says; program: MIT"
+
+_README = """# {name} {version}, exported from Captioner
+
+A photo in, a sentence out, and for every word the place where the model looked. Neither PyTorch nor
+Captioner is needed.
+
+    pip install numpy pillow onnxruntime
+    python caption.py photo.jpg
+    python caption.py photo.jpg --overlay dog.png --word dog
+    python caption.py *.jpg --json --attention > captions.jsonl
+
+In a browser, from any static host; the photo never leaves the device:
+
+    python -m http.server
+
+| file | what it is |
+| --- | --- |
+| `encoder.onnx` | squares `pixels`, uint8 (B, 3, {size}, {size}) -> {state} |
+| `step.onnx` | a step of beam search for B images with K hypotheses |
+| `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
+| `index.html`, `browser/` | the page |
+| `caption.py` | all that is between a photo and its record, in one file to read |
+
+Licence: {licence}.
+"""
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make a folder that is there whole once the block ends without an error, or not at all.
+
+    Raises:
+        ConfigError: there is a folder with something in it, or a file.
+        OutputError: it cannot be written.
+
+    """
+    target = expanded(path).absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"--to {path} is not an empty folder: name another one")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".captioner-", dir=target.parent) as made:
+            inside = Path(made) / target.name
+            inside.mkdir()
+            yield inside
+            inside.replace(target)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
+    """Export a checkpoint into a folder that is there.
+
+    Args:
+        checkpoint: a file.
+        folder: that takes the files.
+
+    Raises:
+        CheckpointError: the file cannot be used, or a part of its model not be exported.
+        MissingExtraError: the extra `onnx` is not installed.
+
+    """
+    loaded = load_checkpoint(checkpoint)
+    graphs = export_graphs(loaded, folder)
+    about = _describe(loaded, graphs)
+    text = json.dumps(about, indent=1, ensure_ascii=False)
+    (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
+    shutil.copy(_APP, folder)
+    readme = _README.format(
+        name=about["name"],
+        version=about["version"],
+        size=loaded.transform.size,
+        state=", ".join(f"`{name}`" for name in about["state"]),
+        licence=about["licence"],
+    )
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def _describe(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
+    vocabulary = checkpoint.vocabulary
+    return {
+        "format": 1,
+        "name": checkpoint.name,
+        "version": checkpoint.version,
+        "licence": _LICENCES.get(checkpoint.name, _UNKNOWN),
+        "state": list(graphs.state),
+        "grid": {"rows": graphs.rows, "columns": graphs.columns},
+        "transform": asdict(checkpoint.transform),
+        "generation": asdict(checkpoint.generation),
+        "tokenizer": vocabulary.tokenizer,
+        "styles": list(vocabulary.styles),
+        "silent": list(vocabulary.silent),
+        "drawing": drawing_tables(),
+        "guessed": {"gate": SHUT_GATE, "note": GUESSED_BY_GATE},
+        "vocabulary": list(vocabulary.words),
+    }

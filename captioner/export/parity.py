@@ -1,0 +1,91 @@
+"""Whether an exported model says and sees what its checkpoint does."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from captioner.errors import OutputError
+from captioner.paths import sample_photos
+from captioner.predictor import Captioner
+
+__all__ = ["check_parity", "drawn_scenes", "load_app"]
+
+_NEAR = 1e-4  # of attention weights, which sum to 1
+_SCENES = 6
+
+
+def load_app(folder: Path) -> ModuleType:
+    """Import the caption.py of an exported folder."""
+    spec = importlib.util.spec_from_file_location(f"exported_{id(folder)}", folder / "caption.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_parity(checkpoint: Path, folder: Path) -> int:
+    """Caption the sample photos and drawn scenes with both; returns how many pictures.
+
+    Raises:
+        OutputError: they differ; the error names the picture and both sentences.
+
+    """
+    captioner = Captioner.from_pretrained(
+        checkpoint, device="cpu", dtype="float32", in_process=True
+    )
+    exported = load_app(folder).Captioner(folder)
+    pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
+    pictures |= dict(drawn_scenes())
+    for name, data in pictures.items():
+        wanted = captioner.caption(data).record(attention=True)
+        got = exported.caption(io.BytesIO(data))
+        if wanted["caption"] != got["caption"]:
+            raise OutputError(
+                f"the exported model differs from {checkpoint} on {name}: it says "
+                f"{got['caption']!r} in place of {wanted['caption']!r}"
+            )
+        if (far := _distance(wanted, got)) > _NEAR:
+            raise OutputError(
+                f"the exported model differs from {checkpoint} on {name}: attention by {far:.1e}"
+            )
+    return len(pictures)
+
+
+def drawn_scenes() -> Iterator[tuple[str, bytes]]:
+    """Draw pictures that are the same everywhere: coloured shapes on coloured ground."""
+    chance = random.Random(0)
+    for number in range(_SCENES):
+        size = chance.randrange(200, 500), chance.randrange(200, 500)
+        image = Image.new("RGB", size, _color(chance))
+        draw = ImageDraw.Draw(image)
+        for _ in range(1 + number):
+            x, y = chance.randrange(size[0]), chance.randrange(size[1])
+            reach = chance.randrange(20, 120)
+            shape = chance.choice((draw.ellipse, draw.rectangle))
+            shape((x - reach, y - reach, x + reach, y + reach), fill=_color(chance))
+        image.save(data := io.BytesIO(), "PNG")
+        yield f"drawn scene {number + 1}", data.getvalue()
+
+
+def _color(chance: random.Random) -> tuple[int, int, int]:
+    return chance.randrange(256), chance.randrange(256), chance.randrange(256)
+
+
+def _distance(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> float:
+    """Find how far the attention of two records is apart, at most."""
+    pairs = [
+        (one["attention"]["weights"], other["attention"]["weights"])
+        for one, other in zip(wanted["words"], got["words"], strict=True)
+        if "attention" in one
+    ]
+    return max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0.0)

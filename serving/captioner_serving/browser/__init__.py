@@ -1,0 +1,1 @@
+"""The page of an exported model, which captions in the browser."""

@@ -1,0 +1,86 @@
+// The model, away from the page, which stays alive meanwhile: a photo comes in, and go out how far it
+// is, the words as they are made, and the record.
+import * as ort from "./ort/ort.wasm.min.mjs";
+import { Search } from "./search.js";
+import { boxOf, openPhoto, squareOf } from "./square.js";
+
+const here = (name) => new URL(name, import.meta.url).href;
+// The scripts that are written without spaces between words.
+const UNSPACED = /^[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\u{20000}-\u{3ffff}]/u;
+let ready = null;  // the model, once it is asked for
+
+async function fetchBytes(name) {
+  const answer = await fetch(here("../" + name));
+  if (!answer.ok) throw new Error(`${name} is not beside the page (${answer.status}).`);
+  return answer;
+}
+
+async function load() {
+  const packed = await fetchBytes("browser/ort/ort-wasm-simd-threaded.wasm.gz");
+  const [about, binary, ...graphs] = await Promise.all([
+    fetchBytes("captioner.json").then((answer) => answer.json()),
+    new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer(),
+    ...["encoder.onnx", "step.onnx"].map((name) => fetchBytes(name).then((answer) => answer.arrayBuffer())),
+  ]);
+  ort.env.wasm.wasmBinary = binary;
+  ort.env.wasm.wasmPaths = { mjs: here("ort/ort-wasm-simd-threaded.mjs") };
+  // More than one needs memory that is shared, which a browser gives to isolated pages only.
+  ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
+  ort.env.logLevel = "error";
+  const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
+  const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
+  return { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor) };
+}
+
+async function caption({ photo, name, captions }, follow) {
+  const { about, encoder, search } = await (ready ??= load());
+  follow({ phase: "Looking at the photo …" });
+  const bitmap = await openPhoto(photo), { size } = about.transform;
+  const box = boxOf(about.transform, bitmap.width, bitmap.height).map((edge) => round(edge, 6));
+  const pixels = new ort.Tensor("uint8", squareOf(bitmap, about.transform), [1, 3, size, size]);
+  bitmap.close();
+  const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
+  const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
+  const found = await search.best(state, { beam, captions, style }, (one) => follow({ sentence: describe(about, one, box) }));
+  const [best, ...others] = found.map((one) => describe(about, one, box));
+  return { image: name, ...best, ...(style ? { style } : {}), alternatives: others, model: { name: about.name, version: about.version } };
+}
+
+const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;
+
+function describe(about, { tokens, logs, attention, gates, score }, box) {
+  const words = logs.map((log, at) => {
+    const word = { word: about.vocabulary[tokens[at]], probability: round(Math.exp(log), 4) };
+    if (gates.length) word.gate = round(gates[at], 4);
+    if (attention.length) word.attention = { ...about.grid, box, weights: Array.from(attention[at], (weight) => round(weight, 6)) };
+    if (word.gate < about.guessed.gate) word.guessed = true;
+    return word;
+  });
+  const note = words.some((word) => word.guessed) ? { note: about.guessed.note } : {};
+  return { caption: join(about.tokenizer, words.map(({ word }) => word)), score: round(score, 4), words, ...note };
+}
+
+function join(tokenizer, words) {
+  if (tokenizer === "words") return words.join(" ").replace(/ (n't|'(?:s|m|d|ll|re|ve))\b/g, "$1");
+  return words.reduce((text, word, at) => text + (at && !UNSPACED.test(words[at - 1]) && !UNSPACED.test(word) ? " " : "") + word, "");
+}
+
+// One photo after the other; the page says which it still wants.
+let before = Promise.resolve();
+onmessage = ({ data }) => {
+  const follow = (news) => postMessage({ key: data.key, ...news });
+  before = before.then(async () => {
+    try {
+      if (data.photo) follow({ record: await caption(data, follow) });
+      else await (ready ??= load());  // before there is a photo
+    } catch (error) {
+      if (!ready || (await ready.catch(() => null)) === null) ready = null;
+      follow({ problem: { title: ready ? "The photo cannot be read" : "The model cannot be loaded", detail: reason(error, data.name) } });
+    }
+  });
+};
+
+function reason(error, name) {
+  if (error.name === "InvalidStateError") return `This browser cannot read ${name || "the file"}: save it as JPEG, PNG or WebP.`;
+  return error.message || String(error);
+}

@@ -1,0 +1,341 @@
+"""An exported model: its folder says and draws what the checkpoint does, without PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioner import Captioner, OutputError
+from captioner.cli import main
+from captioner.decoders.config import DecoderConfig
+from captioner.export.folder import new_folder
+from captioner.export.parity import check_parity
+from captioner.model import CaptionModel, ModelConfig
+from tests.conftest import make_styled, make_tiny
+
+if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
+    pytest.skip("the extra onnx is not installed", allow_module_level=True)
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# caption.py, where neither torch nor captioner can be imported.
+ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(("torch", "captioner", "onnx")))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the caption.py of a folder."""
+    command = [sys.executable, "-c", ALONE, folder / "caption.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def exported(saved_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, exported."""
+    folder = tmp_path_factory.mktemp("export") / "folder"
+    assert main(["export", str(saved_tiny), "--to", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def photos(photo: Path, tmp_path: Path) -> list[Path]:
+    """Photos of every kind of pixel that needs care: turned, transparent, deep, grey, large."""
+    with Image.open(photo) as image:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.save(tmp_path / "turned.jpg", exif=exif)
+        image.convert("L").save(tmp_path / "grey.png")
+        image.resize((1700, 2100)).save(tmp_path / "large.jpg")
+        clear = image.convert("RGBA")
+        clear.putalpha(image.convert("L"))
+        clear.save(tmp_path / "clear.png")
+    deep = np.linspace(0, 65535, 60 * 50).reshape(60, 50).astype(np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    names = ("turned.jpg", "grey.png", "large.jpg", "clear.png", "deep.png")
+    return [photo, *(tmp_path / name for name in names)]
+
+
+def near(one: Any, other: Any) -> None:
+    """Compare records: words exactly, their numbers to the last digit that they have."""
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if key in ("words", "alternatives"):
+            for pair in zip(value, other[key], strict=True):
+                near(*pair)
+        elif key == "attention":
+            assert value["weights"] == pytest.approx(other[key]["weights"], abs=1e-4)
+            assert {**value, "weights": 0} == {**other[key], "weights": 0}
+        else:
+            assert value == (
+                pytest.approx(other[key], abs=2e-4) if key != "caption" else other[key]
+            )
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--captions", "3"], ["--beam-size", "1"], ["--beam-size", "20"]]
+)
+def test_the_folder_says_what_the_command_says(
+    exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]
+) -> None:
+    common = [*photos, "--json", "--attention", *options]
+    said = run_main("caption", "--checkpoint", saved_tiny, "--dtype", "float32", *common)
+    found = alone(exported, *common)
+    assert (said.returncode, found.returncode) == (0, 0), found.stderr
+    lines = zip(said.stdout.splitlines(), found.stdout.splitlines(), strict=True)
+    for wanted, got in lines:
+        near(json.loads(wanted), json.loads(got))
+
+
+def test_the_folder_draws_what_the_library_draws(
+    exported: Path, saved_tiny: Path, photo: Path, tmp_path: Path
+) -> None:
+    caption = Captioner.from_pretrained(saved_tiny, dtype="float32").caption(photo)
+    word = caption.words[-1].text
+    done = alone(exported, photo, "--overlay", tmp_path / "dog.png", "--word", word)
+    assert done.stdout.strip() == caption.text
+    with Image.open(tmp_path / "dog.png") as drawn:
+        far = np.abs(np.asarray(drawn).astype(int) - np.asarray(caption.overlay(word)))
+    assert far.max() <= 2  # the record's weights have six digits
+
+
+def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("no photo")
+    done = alone(exported, tmp_path / "text.jpg", tmp_path / "none.jpg", photo)
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 1
+    assert "text.jpg" in done.stderr and "none.jpg" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_graphs_take_any_number_of_photos_and_hypotheses(
+    exported: Path, saved_tiny: Path
+) -> None:
+    """What the search itself runs, and the graph that was made of it, for one example."""
+    import onnxruntime
+
+    from captioner.checkpoint import load_checkpoint
+    from captioner.decoders.state import State
+    from captioner.generation.step import BeamStep
+    from captioner.vision.transform import Transform
+
+    checkpoint = load_checkpoint(saved_tiny)
+    encoder, step = (
+        onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in ("encoder", "step")
+    )
+    names = [one.name for one in step.get_outputs()]
+    search = BeamStep(checkpoint.model.decoder)
+    for images, count, beam, words in ((1, 1, 5, 3), (4, 1, 2, 1), (3, 7, 7, 9), (16, 5, 5, 4)):
+        pixels = torch.randint(0, 256, (images, 3, 96, 96), dtype=torch.uint8)
+        with torch.no_grad():
+            grid = checkpoint.model.encode(Transform(checkpoint.transform).normalize(pixels))
+            state = checkpoint.model.decoder.start(grid.features)
+            found = encoder.run(None, {"pixels": pixels.numpy()})
+            for got, part in zip(
+                found, (*state.image.values(), *state.hypothesis.values()), strict=True
+            ):
+                assert np.allclose(got, part, atol=1e-4)
+            many = {
+                name: part.expand(-1, count, -1) + 0.1 * torch.randn(images, count, 1)
+                for name, part in state.hypothesis.items()
+            }
+            tokens = torch.randint(4, 9, (images, count))
+            totals, forbidden = (
+                -torch.rand(images, count),
+                torch.randint(0, 9, (images, count, words)),
+            )
+            wanted = search(tokens, totals, forbidden, State(state.image, many), beam=beam)
+        inputs = {"tokens": tokens, "totals": totals, "forbidden": forbidden}
+        inputs |= {f"state_{name}": part for name, part in (state.image | many).items()}
+        numpy = {name: part.contiguous().numpy() for name, part in inputs.items()}
+        got = dict(zip(names, step.run(None, {**numpy, "beam": np.array(beam)}), strict=True))
+        assert np.array_equal(got["next_tokens"], wanted.tokens)
+        assert np.array_equal(got["parents"], wanted.parents)
+        assert np.allclose(got["next_totals"], wanted.totals, atol=1e-4)
+        for name in ("logs", "ending", "end_logs"):
+            assert np.allclose(got[name], getattr(wanted, name), atol=1e-4)
+        assert np.allclose(got["next_state_hidden"], wanted.state.hypothesis["hidden"], atol=1e-4)
+
+
+def test_another_decoder_with_heads_and_styles(tmp_path: Path, photo: Path, run_main: Run) -> None:
+    decoder = {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"}
+    other = tmp_path / "other.safetensors"
+    make_styled(with_decoder(decoder)).save(other)
+    done = run_main("export", other, "--to", tmp_path / "folder")
+    assert done.returncode == 0, done.stderr
+    common = [photo, "--json", "--attention", "--style", "short"]
+    said = run_main("caption", "--checkpoint", other, "--dtype", "float32", *common)
+    wanted, got = json.loads(said.stdout), json.loads(alone(tmp_path / "folder", *common).stdout)
+    for word in wanted["words"]:
+        del word["attention"]["heads"]  # their mean is told
+    near(wanted, got)
+
+
+def with_decoder(decoder: dict[str, Any]) -> Any:
+    tiny = make_tiny()
+    config = DecoderConfig(**{"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, **decoder})
+    whole = ModelConfig(encoder=tiny.model.config.encoder, decoder=config)
+    model = CaptionModel(whole, vocabulary_size=len(tiny.vocabulary))
+    torch.nn.init.normal_(model.decoder.embedding.weight)
+    return replace(tiny, model=model.eval())
+
+
+def test_eight_bits_and_their_price(
+    saved_tiny: Path,
+    exported: Path,
+    photo: Path,
+    tmp_path: Path,
+    run_main: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(_: Path, folder: Path) -> None:  # once is enough
+        shutil.copytree(exported, folder, dirs_exist_ok=True)
+        shutil.rmtree(folder / "browser")
+
+    monkeypatch.setattr("captioner.export.folder.write_folder", write)
+    (tmp_path / "photos").mkdir()
+    photo.rename(tmp_path / "photos" / "one.jpg")
+    folder = tmp_path / "small"
+    check = ["--int8", "--check", tmp_path / "photos"]
+    done = run_main("export", saved_tiny, "--to", folder, *check)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"[01] of 1 sentences are the same; \d+ ms a photo", done.stderr)
+    small, large = ((each / "encoder.onnx").stat().st_size for each in (folder, exported))
+    assert small < 0.4 * large
+    assert alone(folder, tmp_path / "photos" / "one.jpg").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--check", "."], "--check says what --int8 loses: it needs --int8"),
+        (["--int8", "--check", "nowhere"], "--check nowhere is not a folder"),
+        (["--to", "full"], "--to full is not an empty folder: name another one"),
+        (
+            ["transformer.safetensors"],
+            "the decoder transformer cannot be exported: its state grows",
+        ),
+        (["missing.safetensors"], "there is no checkpoint missing.safetensors"),
+    ],
+)
+def test_what_is_refused(
+    given: list[str], said: str, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    if "transformer.safetensors" in given:
+        transformer = with_decoder({"kind": "transformer", "value_dim": 24})
+        transformer.save(tmp_path / "transformer.safetensors")
+    before = sorted(tmp_path.rglob("*"))
+    done = run_main("export", *([] if "--to" in given else ["--to", "new"]), *given)
+    assert done.returncode in (1, 2) and said in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_the_extra_it_says_how_to_install_it(
+    saved_tiny: Path, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    done = run_main("export", saved_tiny, "--to", tmp_path / "new")
+    assert done.returncode == 1 and "pip install 'captioner[onnx]'" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_says_something_else_is_not_kept(exported: Path, tmp_path: Path) -> None:
+    other = make_tiny()
+    torch.nn.init.normal_(other.model.decoder.embedding.weight)
+    other.save(tmp_path / "other.safetensors")
+    with (
+        pytest.raises(OutputError, match=r"differs from .*other.safetensors on coffee: it says '"),
+        new_folder(tmp_path / "new") as folder,
+    ):
+        (folder / "kept.txt").write_text("not for long")
+        check_parity(tmp_path / "other.safetensors", exported)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def page(exported: Path, browser: Any) -> Iterator[Any]:
+    """The folder on a static host, in a browser that reaches no other; it may not complain."""
+    files = partial(Quiet, directory=str(exported))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), files)
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    context = browser.new_context()
+    context.set_default_timeout(300_000)
+    elsewhere: list[str] = []
+
+    def guard(route: Any) -> None:
+        inside = route.request.url.startswith((address, "data:", "blob:"))
+        if not inside:
+            elsewhere.append(route.request.url)
+        (route.continue_ if inside else route.abort)()
+
+    context.route("**/*", guard)
+    tab = context.new_page()
+    problems: list[str] = []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("console", lambda said: said.type == "error" and problems.append(said.text))
+    tab.goto(address)
+    tab.wait_for_selector(".captioner:not([hidden])")
+    yield tab
+    context.close()
+    server.shutdown()
+    server.server_close()
+    assert elsewhere == problems == []
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Python's own static server, without its log."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: Path) -> None:
+    photo = tmp_path / "noise.png"
+    chance = np.random.default_rng(0)
+    Image.fromarray(chance.integers(0, 256, (150, 220, 3), dtype=np.uint8)).save(photo)
+    wanted = json.loads(alone(exported, photo, "--json", "--attention").stdout)
+    page.set_input_files(".file", photo)
+    page.wait_for_selector(".viewer[data-state=shown]")
+    assert page.locator(".sentence .word").all_inner_texts() == [
+        word["word"] for word in wanted["words"]
+    ]
+    with page.expect_download() as saved:
+        page.click(".json")
+    got = json.loads(Path(saved.value.path()).read_text())
+    assert got["caption"] == wanted["caption"] and got["model"] == wanted["model"]
+    assert got["score"] == pytest.approx(wanted["score"], abs=0.02)
+    for one, other in zip(got["words"], wanted["words"], strict=True):
+        seen, expected = one["attention"], other["attention"]
+        assert seen["box"] == expected["box"]
+        assert seen["weights"] == pytest.approx(expected["weights"], abs=0.01)
+
+
+def test_the_page_says_what_it_cannot_read(page: Any, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.jpg").write_text("dear")
+    page.set_input_files(".file", tmp_path / "letter.jpg")
+    page.wait_for_selector(".viewer[data-state=failed]")
+    assert "This browser cannot read letter.jpg" in page.inner_text(".failure")
+    page.set_input_files(".file", photo)
+    page.wait_for_selector(".viewer[data-state=shown]")
