@@ -70,8 +70,9 @@ class Handler(SimpleHTTPRequestHandler):
         try:
             with self.turn:
                 record = self.captioner.caption(photo)
-        except (OSError, ValueError, SyntaxError) as error:
-            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"No photo can be read: {error}")
+        except (OSError, ValueError, SyntaxError):
+            detail = "The body is no photo that can be read"
+            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
         return self._answer(HTTPStatus.OK, {"records": [record]})
 
     def _refuse(self, status: HTTPStatus, detail: str) -> None:
