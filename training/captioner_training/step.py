@@ -73,18 +73,22 @@ class TrainStep:
         stage.model.train(self._drawing is None)
         images = [part.images.to(device, non_blocking=True) for part in parts]
         drawn = [self._draw(*pair) for pair in zip(parts, images, strict=True)]
-        of_data, of_drawn = self._count(parts, drawn)
-        own_words = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+        data_counts, drawn_counts = self._count(parts, drawn)
+        sampling_share = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
         sums: dict[str, Tensor] = {}
-        for number, (part, pixels, own) in enumerate(zip(parts, images, drawn, strict=True), 1):
+        for number, (part, pixels, drawn_part) in enumerate(
+            zip(parts, images, drawn, strict=True), 1
+        ):
             more = number < len(parts)
             with self._ddp.no_sync() if self._ddp and more else contextlib.nullcontext():
                 with self.autocast:
-                    values = self._module(pixels, part, of_data, own, of_drawn, own_words)
+                    values = self._module(
+                        pixels, part, data_counts, drawn_part, drawn_counts, sampling_share
+                    )
                 # DistributedDataParallel takes the mean over processes; the loss is a sum.
                 torch.autograd.backward(values["loss"] * self.processes.world)
-            if own is not None and own.reward is not None:
-                values["reward"] = own.reward.to(device) / of_drawn.captions
+            if drawn_part is not None and drawn_part.reward is not None:
+                values["reward"] = drawn_part.reward.to(device) / drawn_counts.captions
             for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value.detach()
         norm = nn.utils.clip_grad_norm_(stage.model.parameters(), self.gradient_clip)
@@ -107,10 +111,10 @@ class TrainStep:
     ) -> tuple[Counts, Counts]:
         """Count what the whole batch has, in all its parts and processes: of data, and drawn."""
         total = torch.zeros(2, 2, dtype=torch.long)
-        for part, own in zip(parts, drawn, strict=True):
+        for part, drawn_part in zip(parts, drawn, strict=True):
             total[0] += torch.stack(count(part.tokens[..., 1:]))
-            if own is not None:
-                total[1] += torch.stack(count(own.targets))
+            if drawn_part is not None:
+                total[1] += torch.stack(count(drawn_part.targets))
         if self.processes.world > 1:
             total = self.processes.sum(total.to(self.processes.device))
         return Counts(*total[0].unbind()), Counts(*total[1].unbind())
@@ -128,18 +132,18 @@ class LossModule(nn.Module):
         self.model, self.objectives, self.transform = model, objectives, transform
 
     def forward(
-        self, images: Tensor, part: Batch, of_data: Counts, drawn: Captions | None,
-        of_drawn: Counts, own_words: float,
+        self, images: Tensor, part: Batch, data_counts: Counts, drawn: Captions | None,
+        drawn_counts: Counts, sampling_share: float,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Let the model read captions, and take the losses.
 
         Args:
             images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
             part: with the captions of the data.
-            of_data: what their losses are averaged over.
+            data_counts: what their losses are averaged over.
             drawn: captions that were drawn of these images, if any were.
-            of_drawn: what their losses are averaged over.
-            own_words: the share of input words that are replaced by what the model itself would
+            drawn_counts: what their losses are averaged over.
+            sampling_share: of the input words, which are replaced by what the model itself would
                 have said there (scheduled sampling, Bengio et al. 2015). Of all words at once,
                 from a first pass over the caption, so that the recurrence need not wait for the
                 output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
@@ -153,8 +157,8 @@ class LossModule(nn.Module):
 
         def read(captions: Captions, counts: Counts) -> Reading:
             inputs = captions.tokens[..., :-1]
-            if own_words > 0:
-                inputs = self._mixed(features, inputs, own_words)
+            if sampling_share > 0:
+                inputs = self._mixed(features, inputs, sampling_share)
             output = self.model.decoder(features, inputs)
             return Reading(
                 self.model.decoder, output, captions, counts=counts, positions=part.positions
@@ -162,20 +166,20 @@ class LossModule(nn.Module):
 
         tokens = part.tokens.to(features.device, non_blocking=True)
         data = Captions(tokens, part.tokens[..., 1:])
-        learned = read(data, of_data) if drawn is None else read(drawn, of_drawn)
-        people = learned  # what is read of people's captions
+        reading = read(data, data_counts) if drawn is None else read(drawn, drawn_counts)
+        data_reading = reading
         if drawn is not None and any(one.of_data for one in self.objectives.values()):
-            people = read(data, of_data)
+            data_reading = read(data, data_counts)
         terms = {
-            name: one.loss(people if one.of_data else learned)
+            name: one.loss(data_reading if one.of_data else reading)
             for name, one in self.objectives.items()
         }
         total = sum(terms.values(), torch.zeros((), device=features.device))
         named = {f"loss/{name}": term for name, term in terms.items()}
-        return {"loss": total, **named, "cross_entropy": people.nats()}
+        return {"loss": total, **named, "cross_entropy": data_reading.nats()}
 
     @torch.no_grad()
-    def _mixed(self, features: Tensor, inputs: Tensor, own_words: float) -> Tensor:
+    def _mixed(self, features: Tensor, inputs: Tensor, sampling_share: float) -> Tensor:
         """Replace a share of the words (B, K, T), never the first or what follows the end."""
         if inputs.shape[-1] < 2:
             return inputs
@@ -183,7 +187,7 @@ class LossModule(nn.Module):
         logits = self.model.decoder.logits(before.deep).float()
         logits[..., [*self._silent, END]] = -torch.inf
         drawn = draw(logits.softmax(dim=-1))
-        chosen = torch.rand(drawn.shape, device=drawn.device) < own_words
+        chosen = torch.rand(drawn.shape, device=drawn.device) < sampling_share
         words = inputs[..., 1:]
         mixed = torch.where(chosen & (words != PAD) & (words != END), drawn, words)
         return torch.cat([inputs[..., :1], mixed], dim=-1)
