@@ -18,7 +18,15 @@ from typing import BinaryIO
 
 from captioner.errors import ConfigError, OutputError
 
-__all__ = ["digest", "identity", "new_part", "refuse_input", "replace_file", "sync_folder"]
+__all__ = [
+    "digest",
+    "file_digest",
+    "identity",
+    "new_part",
+    "refuse_input",
+    "replace_file",
+    "sync_folder",
+]
 
 
 @contextmanager
@@ -100,6 +108,12 @@ def digest(text: str | bytes) -> bytes:
     """Digest a name or the content of a file: sixteen bytes that stand for it."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(data).digest()[:16]
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Digest a file, in hexadecimal. Raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def refuse_input(

@@ -23,14 +23,15 @@ from captioner.paths import is_web_address
 from captioner.vision.header import check_size, read_header
 from captioner.vision.metadata import shorten_exif
 
-__all__ = ["MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
+__all__ = ["LARGEST_FILE", "MAX_PIXELS", "FileSource", "image_bytes", "open_image", "source_name"]
 
 FileSource = str | os.PathLike[str] | bytes
 """A path, or what is in a file."""
 
 MAX_PIXELS = 100_000_000
 
-_LARGEST = 1 << 30  # bytes of a file; more is a disk image, a film, or has no end
+LARGEST_FILE = 1 << 30
+"""Bytes; more is a disk image, a film, or has no end, and would take all memory."""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -92,10 +93,10 @@ def image_bytes(source: FileSource) -> bytes:
         return bytes(source)  # and no class of its own, which another process may not know
     name = source_name(source)
     with _stream(source, name) as stream, _as_image_error(name):
-        data = stream.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
+        data = stream.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
         raise errors.ImageTooLargeError(
-            f"{name} has more than {_LARGEST:,} bytes: is it a photo? Export it again, smaller"
+            f"{name} has more than {LARGEST_FILE:,} bytes: is it a photo? Export it again, smaller"
         )
     return data
 
@@ -119,7 +120,7 @@ def _stream(source: FileSource, name: str) -> BinaryIO:
         if file.seekable():
             return file
         with file:
-            return io.BytesIO(file.read(_LARGEST + 1))
+            return io.BytesIO(file.read(LARGEST_FILE + 1))
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
         reason = getattr(error, "strerror", None) or error
         raise errors.ImageNotFoundError(

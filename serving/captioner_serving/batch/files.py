@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import BinaryIO
 from captioner.errors import ConfigError, OutputError
 from captioner.files import digest
 
-__all__ = ["RunFiles", "check_free", "digest_of", "lock", "size_of", "write_all"]
+__all__ = ["RunFiles", "check_free", "lock", "size_of", "write_all"]
 
 
 class RunFiles:
@@ -106,9 +105,3 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 def size_of(path: Path) -> int:
     """Give the size of a file, 0 where there is none."""
     return path.stat().st_size if path.exists() else 0
-
-
-def digest_of(path: Path) -> str:
-    """Digest what is in a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,12 +21,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError, OutputError
-from captioner.files import digest, replace_file, sync_folder
+from captioner.files import digest, file_digest, replace_file, sync_folder
 from captioner.terminal import json_line
 from captioner_serving.batch.files import (
     RunFiles,
     check_free,
-    digest_of,
     lock,
     size_of,
     write_all,
@@ -168,7 +167,7 @@ class Journal(Closing):
                 rows = map(json.loads, lines)
                 write_records(file, output.suffix, rows, keep_formulas=keep_formulas)
                 # Noted before it takes its name; until then the old one has it.
-                exported = (*self._state.exported[-1:], digest_of(Path(file.name)))
+                exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
                 self._save(exported=exported)
         except OutputError as error:
             raise OutputError(
@@ -281,7 +280,7 @@ class Journal(Closing):
         path = self.files.output
         if path == self.files.records or not size_of(path):
             return
-        if digest_of(path) not in self._state.exported:
+        if file_digest(path) not in self._state.exported:
             raise OutputError(
                 f"{path} was changed after the run that wrote it: move it away, and the same "
                 "command writes it again, or start over with --restart, which deletes it"

@@ -30,7 +30,7 @@ from captioner_serving.server.records import (
     LONGEST_PREVIEW,
     make_preview,
     needs_preview,
-    read_record,
+    read_posted,
     served_record,
 )
 from captioner_serving.server.service import CaptionService
@@ -118,7 +118,7 @@ async def _read_posted(
 ) -> tuple[Upload, Caption, Posted]:
     """Read a form with a photo and its record."""
     (file,), given = await _read(request, service, fields)
-    return file, read_record(given.record), given
+    return file, read_posted(given.record), given
 
 
 # What is answered

@@ -14,7 +14,7 @@ from captioner.caption import Alternative, Caption
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner_serving.server.problems import RefusedError
 
-__all__ = ["LONGEST_PREVIEW", "make_preview", "needs_preview", "read_record", "served_record"]
+__all__ = ["LONGEST_PREVIEW", "make_preview", "needs_preview", "read_posted", "served_record"]
 
 _MOST_WORDS = 64  # of a posted record: a panel or a frame each
 
@@ -79,7 +79,7 @@ def make_preview(photo: Image.Image) -> dict[str, Any]:
     return {"width": photo.width, "height": photo.height, "image": image}
 
 
-def read_record(text: str) -> Caption:
+def read_posted(text: str) -> Caption:
     """Make a caption of a posted record; its photo is not opened.
 
     Raises:

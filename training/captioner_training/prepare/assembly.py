@@ -43,7 +43,7 @@ from captioner_training.prepare.selection import SelectedImage, SourceData
 from captioner_training.prepare.shards import (
     Plan,
     is_written,
-    read_record,
+    read_shard_record,
     resize_all,
     write_shard,
 )
@@ -144,7 +144,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
         return finished
     _write_shards(plans, options, work)
     for plan in plans:
-        for problem in read_record(work, plan).corrupt:
+        for problem in read_shard_record(work, plan).corrupt:
             problems.add("corrupt image", problem)
     for note in problems.notes():
         print(f"note: {printable(note)}", file=sys.stderr)
@@ -217,7 +217,7 @@ def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
         shards: list[Shard] = []
         with replace_file(work / f"{name}.index.jsonl") as file:
             for plan in (plan for plan in plans if plan.split == name):
-                record = read_record(work, plan)
+                record = read_shard_record(work, plan)
                 shards.append(record.shard)
                 for row in record.rows:
                     line = adapter.dump_json(row) + b"\n"

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from captioner import __version__
 from captioner.errors import DownloadError, OutputError
-from captioner_training.prepare.manifest import file_digest
+from captioner.files import file_digest
 
 __all__ = ["Downloader", "RemoteFile"]
 

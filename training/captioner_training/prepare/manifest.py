@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from captioner.errors import DataError
+from captioner.files import file_digest
 
 __all__ = [
     "MANIFEST",
@@ -28,7 +29,6 @@ __all__ = [
     "Shard",
     "Split",
     "StoredFile",
-    "file_digest",
     "is_prepared",
     "is_unfinished",
 ]
@@ -175,12 +175,6 @@ class Manifest:
         adapter = TypeAdapter(IndexRow)
         for line in content.splitlines():
             yield adapter.validate_json(line)
-
-
-def file_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Digest a file. Raises OSError where it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def is_prepared(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.vision.image import LARGEST_FILE
 
 __all__ = [
     "Found",
@@ -36,7 +37,6 @@ __all__ = [
 
 _ARCHIVES = (".tar", ".zip")
 _NAMED = 5  # places; a data set in a hundred tar files would fill the screen
-_LARGEST = 1 << 30  # bytes of a photo, as in captioner.vision.image; a zip file may claim any size
 _SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
 
 
@@ -266,7 +266,7 @@ def read_location(location: Location) -> bytes:
         OSError: it cannot be read, is too large, or its archive says that it is damaged.
 
     """
-    if location.size > _LARGEST:
+    if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are more than those of any photo")
     if location.member is None:
         with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand

@@ -29,19 +29,18 @@ from PIL import ExifTags, Image
 from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import DataError, ImageError, OutputError
-from captioner.files import replace_file
+from captioner.files import file_digest, replace_file
 from captioner.vision.header import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
-from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard, file_digest
+from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard
 from captioner_training.prepare.originals import read_location
 from captioner_training.prepare.selection import SelectedImage
 
 __all__ = [
     "Plan",
     "Record",
-    "file_digest",
     "is_written",
-    "read_record",
+    "read_shard_record",
     "resize_all",
     "write_shard",
 ]
@@ -233,7 +232,7 @@ def _annotation(row: IndexRow, split: str) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
-def read_record(folder: Path, plan: Plan) -> Record:
+def read_shard_record(folder: Path, plan: Plan) -> Record:
     """Read what is known of a shard. Raises OutputError where that is missing or damaged."""
     path = folder / plan.record
     try:
@@ -245,7 +244,7 @@ def read_record(folder: Path, plan: Plan) -> Record:
 def is_written(plan: Plan, *, work: Path, to: Path) -> bool:
     """Whether an earlier run finished this very shard, and it is still as it was written."""
     with suppress(OutputError):
-        record = read_record(work, plan)
+        record = read_shard_record(work, plan)
         if record.fingerprint == plan.fingerprint():
             for folder in (work, to):
                 with suppress(OSError):

@@ -18,8 +18,9 @@ from captioner.errors import (
     MissingExtraError,
 )
 from captioner.paths import is_web_address
+from captioner.vision.image import LARGEST_FILE
 from captioner_serving.batch.inputs.networks import PublicTransport
-from captioner_serving.batch.inputs.photos import LARGEST, Photo
+from captioner_serving.batch.inputs.photos import Photo
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -48,7 +49,7 @@ class RemotePhoto(Photo):
         for attempt in range(1, _TRIES + 1):
             try:
                 with _open(url, self.reach) as pieces:
-                    data = _join(pieces, LARGEST + 1)
+                    data = _join(pieces, LARGEST_FILE + 1)
                 break
             except CaptionerError:
                 raise
@@ -59,8 +60,8 @@ class RemotePhoto(Photo):
                 raise ImageNotFoundError(
                     f"{url} cannot be read ({reason_of(error)}): check the link"
                 ) from error
-        if len(data) > LARGEST:
-            raise ImageTooLargeError(f"{url} has more than {LARGEST:,} bytes: is it a photo?")
+        if len(data) > LARGEST_FILE:
+            raise ImageTooLargeError(f"{url} has more than {LARGEST_FILE:,} bytes: is it a photo?")
         return data
 
 

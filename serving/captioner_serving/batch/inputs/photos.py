@@ -11,11 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
+from captioner.vision.image import LARGEST_FILE
 
-__all__ = ["LARGEST", "LostPhoto", "MemoryPhoto", "Photo", "PhotoFile", "check_size", "unreadable"]
-
-LARGEST = 1 << 30
-"""Bytes of a photo; more is a disk image or a film, and reading it would take all memory."""
+__all__ = ["LostPhoto", "MemoryPhoto", "Photo", "PhotoFile", "check_size", "unreadable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +97,9 @@ class LostPhoto(Photo):
 
 def check_size(name: str, size: int) -> None:
     """Refuse what is too large to be a photo."""
-    if size > LARGEST:
+    if size > LARGEST_FILE:
         raise ImageTooLargeError(
-            f"{name} has {size:,} bytes, and the limit is {LARGEST:,}: is it a photo?"
+            f"{name} has {size:,} bytes, and the limit is {LARGEST_FILE:,}: is it a photo?"
         )
 
 

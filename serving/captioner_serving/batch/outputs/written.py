@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
-from captioner.files import replace_file, sync_folder
-from captioner_serving.batch.files import RunFiles, digest_of, lock, write_all
+from captioner.files import file_digest, replace_file, sync_folder
+from captioner_serving.batch.files import RunFiles, lock, write_all
 
 __all__ = ["Write", "WrittenFiles", "read_existing", "write_unnoted", "written_beside"]
 
@@ -67,7 +67,7 @@ class WrittenFiles:
         self.close()
         for line in self._last_first():
             path, before = Path(line["path"]), line["before"]
-            if not path.is_file() or digest_of(path) != line["written"]:
+            if not path.is_file() or file_digest(path) != line["written"]:
                 continue
             if before is None:
                 path.unlink()
