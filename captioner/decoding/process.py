@@ -90,6 +90,8 @@ class DecodeProcess:
                 last = words.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         except OSError as error:  # no folder to write to, a folder that is gone, no descriptors
             raise CaptionerError(f"no decoding process can be started ({error})") from error
+        if self._closed:  # in the middle of the start
+            raise closed_error()
         reason = last[0] if last else f"status {status}"
         raise CaptionerError(f"a decoding process cannot start: {reason}")
 

@@ -33,6 +33,7 @@ def kernel_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]
     return results
 
 
+@pytest.mark.slow
 def test_a_learned_kernel_is_closer_and_gets_closer_with_more_points(
     kernel_results: dict[str, float],
 ) -> None:

@@ -179,6 +179,7 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
         assert np.allclose(got["next_state_hidden"], wanted.state.hypothesis["hidden"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_decoder_with_heads_and_styles(tmp_path: Path, photo: Path, run_main: Run) -> None:
     decoder = {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"}
     other = tmp_path / "other.safetensors"

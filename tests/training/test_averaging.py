@@ -88,6 +88,7 @@ def changed(path: Path, out: Path, **header: Any) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_what_has_no_mean_is_refused(
     run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def captions(run: Run, photos: Path, output: Path, *options: object) -> list[dic
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_one_model_says_it_in_either_way(
     run_main: Run, trained: Path, data: Path, tmp_path: Path
 ) -> None:
