@@ -118,6 +118,7 @@ def write_data(data: Path, *, photos: int) -> None:
             Image.new("RGB", (40, 40), (200, 2 * at, 20)).save(data / split / f"{at}.png")
 
 
+@pytest.mark.slow
 def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> None:
     data = seeing_file.parent / "data"
     write_data(data, photos=100)

@@ -229,6 +229,7 @@ def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
     assert best.model.config.decoder.dropout == 0.3  # the recipe's is 0.0
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
     run_main: Main, place: Path, tmp_path: Path
 ) -> None:

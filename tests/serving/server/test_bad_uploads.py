@@ -195,6 +195,7 @@ def resident(server: Server) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc for memory")
+@pytest.mark.slow
 def test_memory_returns(server: Server) -> None:
     heavy = [part(IMAGES[kind][0]) + END for kind in ("bomb of zeros", "truncated JPEG")]
     heavy += [part(bytes(19_000_000)) + END, BODIES["too large"][0]]
