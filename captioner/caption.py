@@ -19,30 +19,12 @@ from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import UNFAMILIAR
 from captioner.record import WordRecord, read_record
+from captioner.trust import DOUBTFUL, DOUBTFUL_CAPTION
 from captioner.vision.transform import Box
 
-__all__ = [
-    "GUESSED_BY_GATE",
-    "SHUT_GATE",
-    "SMALL_EFFECT",
-    "Alternative",
-    "Caption",
-    "ModelName",
-    "Word",
-]
+__all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
-SHUT_GATE = 0.1
-"""A gate below it has closed the view: the word comes from the sentence so far."""
-SMALL_EFFECT = 0.05
-"""In nats: the word loses less than a twentieth of its probability."""
-
-GUESSED_CHECKED = (
-    "guessed: when the places that it looked at are hidden, the model finds the word about as "
-    "likely as when others are"
-)
-GUESSED_BY_GATE = (
-    "guessed: the model drew less than 10 % on the photo, and made the word from those before it"
-)
+_DOUBTFUL = "doubtful: two in three of such words are wrong"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,15 +88,9 @@ class Word:
         return 0.0 if self.attention is None else float(self.attention.max())
 
     @property
-    def guessed(self) -> bool:
-        """Whether it came from the words before it rather than from the photo.
-
-        Where the effect was measured, it is below SMALL_EFFECT; elsewhere the gate is below
-        SHUT_GATE. A word of which neither is known counts as seen.
-        """
-        if self.effect is not None:
-            return self.effect < SMALL_EFFECT
-        return self.gate is not None and self.gate < SHUT_GATE
+    def doubtful(self) -> bool:
+        """Whether it is marked as rather wrong than right; never where its trust is not known."""
+        return self.trust is not None and self.trust < DOUBTFUL
 
     def record(self, *, box: Box | None = None) -> dict[str, Any]:
         """Give the word as a part of the caption's record; without a box, without its weights."""
@@ -214,10 +190,36 @@ class Caption:
 
     @property
     def note(self) -> str | None:
-        """What it means that words are drawn as guessed; None where none is."""
-        if not any(word.guessed for word in self.words):
+        """What it means that words are drawn as doubtful, and the doubt; None where none is."""
+        if not any(word.doubtful for word in self.words):
             return None
-        return GUESSED_CHECKED if self.checked else GUESSED_BY_GATE
+        return _DOUBTFUL if self.doubt is None else f"{_DOUBTFUL}. {self.doubt}"
+
+    @property
+    def doubt(self) -> str | None:
+        """Say that the caption may be wrong, and in which word; None where that is not likely.
+
+        It names the least trusted word, and what the next best sentence with the same beginning
+        names in its place.
+        """
+        if self.trust is None or self.trust >= DOUBTFUL_CAPTION:
+            return None
+        doubtful = [at for at, word in enumerate(self.words) if word.doubtful]
+        if not doubtful:
+            return None
+        least = min(doubtful, key=lambda at: self.words[at].trust or 0.0)
+        before = [word.text for word in self.words[:least]]
+        named = self.words[least].text
+        runners_up = (
+            other.words[least].text
+            for other in self.alternatives
+            if [word.text for word in other.words[:least]] == before
+            and len(other.words) > least
+            and other.words[least].trust is not None
+            and other.words[least].text != named
+        )
+        runner_up = next(runners_up, None)
+        return f"This may be wrong: '{named}'" + (f", or '{runner_up}'" if runner_up else "")
 
     @property
     def unfamiliar(self) -> bool:
@@ -316,7 +318,7 @@ class Caption:
         Raises ConfigError: the model does not attend, or has no such head.
         """
         panels = [
-            Panel(word.text, word.probability, weights, guessed=word.guessed)
+            Panel(word.text, word.probability, weights, doubtful=word.doubtful)
             for word in self.words
             if (weights := word.map(head)) is not None
         ]

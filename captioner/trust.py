@@ -33,10 +33,24 @@ from captioner.files import replace_file
 from captioner.generation.hypothesis import Hypothesis
 from captioner.paths import expanded
 
-__all__ = ["DOUBTFUL", "Judgement", "Sight", "Trust", "digest_weights", "trust_file", "word_clues"]
+__all__ = [
+    "DOUBTFUL",
+    "DOUBTFUL_CAPTION",
+    "Judgement",
+    "Sight",
+    "Trust",
+    "digest_weights",
+    "trust_file",
+    "word_clues",
+]
 
 DOUBTFUL = 0.5
-"""A word with less trust is as likely wrong as right; docs/results.md has what this marks."""
+"""A word with less trust is marked. Of those marked 68 % are wrong, of the wrong ones 55 % are
+marked; 0.4 would make it 73 and 41 %, 0.6 61 and 68 %."""
+DOUBTFUL_CAPTION = 0.02
+"""A caption with less trust is said to be perhaps wrong. One in nine is: of 61 % of these at least
+half of the words are wrong, as of 35 % of all. Most captions have a slip, and 0.17 is the median;
+0.05 would be one in five, and 58 %."""
 
 _KEY = "trust"
 _LEAST = 1e-3  # of what a regression says, which may be below zero

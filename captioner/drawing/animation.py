@@ -29,7 +29,7 @@ def animation(
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
 
-    The caption stands beneath the photo, the present word marked (in dashes if guessed). Returns
+    The caption stands beneath the photo, the present word marked (in dashes if doubtful). Returns
     len(panels) + 2 "RGB" images of one size (without panels, the photo alone), none wider or taller
     than `side` pixels; the photo is shown at no more than twice its size. A frame's time, in
     milliseconds, is in its `info["duration"]`, where `saving` finds it; the last frame lasts three
@@ -49,9 +49,9 @@ def animation(
         frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
         present = index - 1
-        guessed = 0 <= present < len(panels) and panels[present].guessed
+        doubtful = 0 <= present < len(panels) and panels[present].doubtful
         place = (text.size, picture.height + text.size // 2)
-        text.draw(frame, place, present=present, guessed=guessed)
+        text.draw(frame, place, present=present, doubtful=doubtful)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)
         frame.info["duration"] = max(20, round(1000 * seconds))  # players ignore shorter times
         frames.append(frame)

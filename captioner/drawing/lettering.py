@@ -1,4 +1,4 @@
-"""Words on sheets and animations: fonts, colours, lines, and the dashes around what is guessed."""
+"""Words on sheets and animations: fonts, colours, lines, and the dashes around what is doubtful."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Text(NamedTuple):
         corner: _Size,
         *,
         present: int | None = None,
-        guessed: bool = False,
+        doubtful: bool = False,
         color: str = INK,
     ) -> None:
         """Draw it; with a `present` word, those after it are faint and it is marked.
 
-        The mark is filled, or where the word was guessed an outline in dashes.
+        The mark is filled, or where the word is doubtful an outline in dashes.
         """
         draw = ImageDraw.Draw(sheet)
         for index, (text, font, left, line) in enumerate(self.words):
@@ -81,7 +81,7 @@ class Text(NamedTuple):
             if index == present:
                 pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
-                if guessed:
+                if doubtful:
                     dash, width = max(2, round(self.size / 5)), max(1, self.size // 12)
                     box = (round(pill[0]), round(pill[1]), round(pill[2]), round(pill[3]))
                     dashed_rectangle(draw, box, _ACCENT, dash=dash, width=width)
@@ -102,7 +102,7 @@ def dashed_rectangle(
 ) -> None:
     """Draw the outline of a box (left, top, right, bottom), inclusive, in dashes of that length.
 
-    They mark words that were guessed, for those too who tell no colours apart.
+    They mark doubtful words, for those too who tell no colours apart.
     """
     left, top, right, bottom = box
     for x in range(left, right, 2 * dash):

@@ -23,14 +23,14 @@ __all__ = ["notebook_sheet"]
 _SIDE = 440  # pixels of the photo's longer side; a notebook's column is 700 to 1,000 wide
 _SMALL = 104  # pixels of a word's picture while nobody points at it
 
-_GUESSED = ' class="guessed"'
+_DOUBTFUL = ' class="doubtful"'
 
 _STYLE = Template("""
 #$name { max-width: 1000px; font: 14px/1.4 system-ui, sans-serif; }
 #$name p { margin: 0 0 8px; }
 #$name .sentence { font-size: 20px; }
 #$name .sentence b { font-weight: 500; border-radius: 4px; padding: 1px 3px; cursor: default; }
-#$name b.guessed { font-style: italic; text-decoration: underline dashed; font-weight: 400; }
+#$name b.doubtful { font-style: italic; text-decoration: underline dashed; font-weight: 400; }
 #$name .sheet { position: relative; display: flex; flex-wrap: wrap; gap: 12px; margin: 0 0 12px; }
 #$name .sheet > img { width: min(100%, ${wide}px); height: auto; margin: 0; align-self: start; }
 #$name .words { flex: 1 1 240px; display: flex; flex-wrap: wrap; gap: 8px; align-content: start; }
@@ -63,8 +63,8 @@ def notebook_sheet(
     """Draw a caption as HTML: pointing at a word puts its attention on the photo.
 
     The photo and its overlays are at most 440 pixels wide or high; `alternatives` are further
-    sentences with their scores; `note` says what it means that words are guessed. Words are reached
-    with the pointer and with the Tab key.
+    sentences with their scores; `note` says what it means that words are doubtful. Words are
+    reached with the pointer and with the Tab key.
     """
     picture = fit(photo, (_SIDE, _SIDE), enlarge=2)
     small = fit(picture, (_SMALL, _SMALL), enlarge=1).size
@@ -73,7 +73,7 @@ def notebook_sheet(
     style = _STYLE.substitute(fields, across=small[0], down=small[1])
     style += "".join(_POINTED.substitute(fields, index=index) for index in range(len(panels)))
     sentence = " ".join(
-        f'<b data-word="{index}" tabindex="0"{_GUESSED * panel.guessed}>{escape(panel.word)}</b>'
+        f'<b data-word="{index}" tabindex="0"{_DOUBTFUL * panel.doubtful}>{escape(panel.word)}</b>'
         for index, panel in enumerate(panels)
     )
     figures = "".join(
@@ -84,7 +84,7 @@ def notebook_sheet(
         f'<p class="note">or: {escape(text)} (score {other:.2f})</p>'
         for text, other in alternatives
     )
-    meaning = "" if note is None else f'<p class="note"><b{_GUESSED}>word</b> {escape(note)}.</p>'
+    meaning = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
     return (
         f'<div id="{name}"><style>{style}</style>'
         f'<p class="sentence">{sentence} <small class="note">score {score:.2f}</small></p>'

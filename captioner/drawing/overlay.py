@@ -108,13 +108,13 @@ class Panel(NamedTuple):
     """What sheets and animations are made of: a word with its attention.
 
     probability: how sure the model was, 0 to 1, or None.
-    guessed: whether the word came from the words before it rather than from the photo.
+    doubtful: whether the word is rather wrong than right.
     """
 
     word: str
     probability: float | None
     weights: Weights
-    guessed: bool = False
+    doubtful: bool = False
 
 
 def overlay(

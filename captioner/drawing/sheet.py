@@ -41,7 +41,7 @@ def contact_sheet(
     """Draw a caption on one "RGB" sheet: the photo, a panel for each word, the key to the heat.
 
     There may be no panels. The title, usually the caption, is set large above them. Panels of
-    guessed words have a dashed outline; the note says below them what that means. `panel_side`
+    doubtful words have a dashed outline; the note says below them what that means. `panel_side`
     is the side in pixels of a square photo's panel: wide and tall photos get panels of the same
     area, and type and spacing grow with it. `columns` is the number of panels in a row; None
     finds one that makes a well-shaped sheet. The other options are those of `overlay`.
@@ -78,7 +78,7 @@ def contact_sheet(
     if note:
         draw = ImageDraw.Draw(sheet)
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
-        _outline_guess(draw, box_of_swatch, unit)
+        _outline_doubt(draw, box_of_swatch, unit)
         meaning.draw(sheet, (margin + swatch, below), color=MUTED)
     _draw_key(sheet, (margin, height - margin), unit, look)
     return sheet
@@ -95,7 +95,7 @@ def _columns(count: int, cell: _Size) -> int:
     return min(range(1, count + 1), key=ugliness)
 
 
-def _outline_guess(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], unit: float) -> None:
+def _outline_doubt(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], unit: float) -> None:
     dash, width = max(2, round(7 * unit)), max(1, round(3 * unit))
     dashed_rectangle(draw, box, INK, dash=dash, width=width)
 
@@ -115,10 +115,10 @@ def _draw_cell(
     # A hairline around it, for snow and sky would melt into the paper.
     draw.rectangle((left - 1, y - 1, left + picture.width, y + picture.height), HAIRLINE)
     sheet.paste(picture, (left, y))
-    if panel and panel.guessed:
+    if panel and panel.doubtful:
         out = max(2, round(5 * unit))  # around the picture, not on it
         bounds = (left - out, y - out, left + picture.width + out, y + picture.height + out)
-        _outline_guess(draw, bounds, unit)
+        _outline_doubt(draw, bounds, unit)
     y += picture.height + round(27 * unit)
     if panel is None:
         draw.text((x, y), "photo", MUTED, font, anchor="ls")

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from captioner.caption import GUESSED_BY_GATE, SHUT_GATE
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.drawing.tables import drawing_tables
 from captioner.errors import ConfigError, OutputError
@@ -121,6 +120,5 @@ def _describe(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         "styles": list(vocabulary.styles),
         "silent": list(vocabulary.silent),
         "drawing": drawing_tables(),
-        "guessed": {"gate": SHUT_GATE, "note": GUESSED_BY_GATE},
         "vocabulary": list(vocabulary.words),
     }

@@ -153,6 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
             _print(result, arguments)
             if result.unfamiliar:
                 print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
+            if result.doubt:
+                doubt = in_a_line(f"{photo}: {result.doubt}")
+                print(f"captioner: {doubt}", file=sys.stderr)
             _draw(result, files, arguments)
         except CaptionerError as error:
             print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
@@ -254,9 +257,9 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
             raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
         save_image(caption.overlay(found + 1, colors=colors, head=head), file)
         word, count = caption.words[found], len(caption.words)
-        guessed = ", guessed" if word.guessed else ""
+        doubtful = ", doubtful" if word.doubtful else ""
         of_head = f", {word.shown(head)}" if word.heads is not None else ""
-        shown = f"{word.text!r}, word {found + 1} of {count}{of_head}{guessed}"
+        shown = f"{word.text!r}, word {found + 1} of {count}{of_head}{doubtful}"
         print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
 
 

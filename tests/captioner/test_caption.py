@@ -143,19 +143,45 @@ def test_a_caption_is_made_of_its_record_again(caption: Caption) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "effect", "guessed"),
+    ("trust", "doubtful"), [(None, False), (0.0, True), (0.4999, True), (0.5, False)]
+)
+def test_a_word_is_doubtful_by_its_trust_alone(trust: float | None, doubtful: bool) -> None:
+    word = Word(text="of", probability=0.01, gate=0.0, effect=-0.3, trust=trust)
+    assert word.doubtful is doubtful
+
+
+def spoken(**trusts: float | None) -> tuple[Word, ...]:
+    return tuple(
+        Word(text=text, probability=0.5, trust=trust, attention=torch.ones(1, 1))
+        for text, trust in trusts.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("trust", "words", "doubt"),
     [
-        # Where nobody checked it, the gate decides: docs/attention.md, "Did it matter?".
-        (None, None, False), (0.0999, None, True), (0.1, None, False), (0.9, None, False),
-        # Where it was checked, the effect alone does.
-        (0.01, 0.05, False), (0.01, 2.0, False), (0.99, 0.0499, True), (None, 0.0499, True),
-        (None, 0.05, False), (0.5, -0.3, True), (0.5, 0.0, True),
+        (0.0199, {"a": None, "dog": 0.4, "ran": 0.3}, "This may be wrong: 'ran', or 'sat'"),
+        (0.0199, {"a": None, "dog": 0.3, "ran": 0.4}, "This may be wrong: 'dog'"),
+        (0.0199, {"a": None, "dog": 0.5, "ran": 0.5}, None),  # no word of it is doubtful
+        (0.02, {"a": None, "dog": 0.4, "ran": 0.3}, None),
+        (None, {"a": None, "dog": None, "ran": None}, None),
     ],
-)  # fmt: skip
-def test_a_word_is_guessed_by_its_effect_or_else_by_its_gate(
-    gate: float | None, effect: float | None, guessed: bool
+)
+def test_a_caption_that_is_likely_wrong_says_so_in_one_line(
+    trust: float | None, words: dict[str, float | None], doubt: str | None, caption: Caption
 ) -> None:
-    assert Word(text="of", probability=0.5, gate=gate, effect=effect).guessed is guessed
+    others = [
+        spoken(a=None, dog=0.9),
+        spoken(a=None, dog=0.9, a2=None),
+        spoken(a=None, dog=0.9, sat=0.1),
+    ]
+    alternatives = tuple(Alternative(text="", score=-1, words=other) for other in others)
+    said = replace(caption, words=spoken(**words), trust=trust, alternatives=alternatives)
+    assert said.doubt == doubt
+    marked = any(word.doubtful for word in said.words)
+    assert (said.note is not None) is marked
+    assert said._repr_html_().count("two in three of such words are wrong") == marked
+    assert said._repr_html_().count("This may be wrong") == (doubt is not None)
 
 
 NAMES = [

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 from PIL import Image
 
-from captioner.caption import Alternative, Caption
+from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageNotFoundError
 from captioner_serving.server.problems import RefusedError
 
@@ -31,8 +30,8 @@ def served_record(
 ) -> dict[str, Any]:
     """Give a caption's record, with what is doubtful marked in it.
 
-    Words that are drawn as guessed have `guessed`, sentences with such words a `note` that explains
-    it, and a caption of a photo that is unlike those of the training has `unfamiliar`.
+    Doubtful words have `doubtful`, sentences that may well be wrong a `doubt` that says so, and a
+    caption of a photo that is unlike those of the training has `unfamiliar`.
 
     Args:
         caption: what to tell.
@@ -42,14 +41,13 @@ def served_record(
 
     """
     record = {**caption.record(attention=attention), "image": name}
-    sentences = [Alternative(text=caption.text, score=caption.score, words=caption.words)]
-    sentences += caption.alternatives
-    for sentence, part in zip(sentences, (record, *record["alternatives"]), strict=True):
+    for number, part in enumerate((record, *record["alternatives"])):
+        sentence = caption.choose(number)
         for word, said in zip(sentence.words, part["words"], strict=True):
-            if word.guessed:
-                said["guessed"] = True
-        if note := replace(caption, words=sentence.words).note:
-            part["note"] = note
+            if word.doubtful:
+                said["doubtful"] = True
+        if sentence.doubt:
+            part["doubt"] = sentence.doubt
     if caption.unfamiliar:
         record["unfamiliar"] = True
     if preview is not None:

@@ -52,21 +52,21 @@ class TestContactSheet:
         assert sheet(title="A dog").height > first.height
         assert sheet(title="many words to wrap " * 9).height > sheet(title="A dog").height
 
-    def test_a_guessed_word_has_a_dashed_frame_around_its_picture(self):
+    def test_a_doubtful_word_has_a_dashed_frame_around_its_picture(self):
         photo, ink = Image.new("RGB", (60, 60), self.GREEN), ImageColor.getrgb(INK)
-        seen, guessed = (
-            contact_sheet(photo, [Panel("dog", 0.5, UNIFORM, guess)], columns=2)
-            for guess in (False, True)
+        seen, doubtful = (
+            contact_sheet(photo, [Panel("dog", 0.5, UNIFORM, doubt)], columns=2)
+            for doubt in (False, True)
         )
-        frame = ImageChops.difference(seen, guessed).getbbox()
+        frame = ImageChops.difference(seen, doubtful).getbbox()
         left, top, right, bottom = frame
         assert left > seen.width // 2  # around the word's picture, the second; the photo has none
         inner = (left + 3, top + 3, right - 3, bottom - 3)
-        assert same(seen.crop(inner), guessed.crop(inner))
+        assert same(seen.crop(inner), doubtful.crop(inner))
         assert inner[2] - inner[0] >= 240  # the picture itself: 60 pixels, enlarged four times
         for line in (
-            [guessed.getpixel((x, top)) for x in range(left, right)],
-            [guessed.getpixel((left, y)) for y in range(top, bottom)],
+            [doubtful.getpixel((x, top)) for x in range(left, right)],
+            [doubtful.getpixel((left, y)) for y in range(top, bottom)],
         ):
             assert set(line) == {ink, ImageColor.getrgb(PAPER)}
             changes = sum(one != other for one, other in itertools.pairwise(line))
@@ -116,9 +116,9 @@ class TestAnimation:
         for picture, panel in zip(shown[1:-1], panels(*self.WORDS), strict=True):
             assert same(picture, overlay(shown[0], panel.weights))
 
-    def test_a_guessed_word_is_marked_by_an_outline(self):
+    def test_a_doubtful_word_is_marked_by_an_outline(self):
         """In the accent, #c2410c, which is nowhere else: the photo is grey."""
-        words = [Panel(word, None, UNIFORM, guessed=word == "hat") for word in self.WORDS]
+        words = [Panel(word, None, UNIFORM, doubtful=word == "hat") for word in self.WORDS]
         frames = animation(Image.new("RGB", (100, 100), "gray"), words, side=320)
         marked = [
             sum(count for count, color in frame.getcolors(9999) if color == (0xC2, 0x41, 0x0C))

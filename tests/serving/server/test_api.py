@@ -18,6 +18,7 @@ from PIL import Image, ImageChops
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
+from captioner_serving.server.records import read_record, served_record
 from captioner_serving.server.service import check_sentence
 from tests.serving.server.conftest import SAMPLES, Server
 
@@ -212,14 +213,25 @@ def test_whoever_waits_hears_its_place_and_then_the_same_record(api: httpx.Clien
     assert broken.headers["content-type"] == "application/problem+json"
 
 
-def test_alternatives_have_words_and_what_is_doubtful_is_marked(api: httpx.Client) -> None:
+def test_alternatives_have_words_and_their_weights(api: httpx.Client) -> None:
     record = recorded(api, jpeg(), captions="3", check_attention="true")
     assert len(record["alternatives"]) == 2
     for sentence in (record, *record["alternatives"]):
         assert all("attention" in word for word in sentence["words"])
-        guessed = [word.get("guessed") for word in sentence["words"]]
-        assert guessed == [True if w["effect"] < 0.05 else None for w in sentence["words"]]
-        assert ("note" in sentence) is any(guessed)
+        assert all("effect" in word for word in sentence["words"])
+
+
+def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
+    def sentence(trust: float, **words: float) -> dict[str, Any]:
+        said = [{"word": word, "probability": 0.5, "trust": of} for word, of in words.items()]
+        return {"caption": " ".join(words), "score": -1.0, "trust": trust, "words": said}
+
+    text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [sentence(0.01, cats=0.1, run=0.4)]}
+    record = served_record(read_record(json.dumps(text)), name="a.jpg", attention=False)
+    (other,) = record["alternatives"]
+    assert [word.get("doubtful") for word in record["words"]] == [None, True]
+    assert [word.get("doubtful") for word in other["words"]] == [True, True]
+    assert "doubt" not in record and other["doubt"] == "This may be wrong: 'cats', or 'dogs'"
 
 
 def encoded(kind: str, count: int = 1) -> bytes:

@@ -66,8 +66,8 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
         data = PHOTO.read_bytes()
         wanted = http.post("/api/caption", files={"image": ("coffee.jpg", data)}).json()
     for word in wanted["records"][0]["words"]:
-        word.pop("guessed", None)
-    wanted["records"][0].pop("note", None)
+        word.pop("doubtful", None)
+    wanted["records"][0].pop("doubt", None)
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
     assert odd["error"]["detail"] == "captions 'x': must be a whole number"

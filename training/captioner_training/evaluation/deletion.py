@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from captioner.caption import SHUT_GATE
 from captioner.decoders.state import StepDecoder
 from captioner.deletion import WordEffect, random_cells, word_effects
 from captioner.errors import DataError
@@ -21,6 +20,7 @@ from captioner_training.evaluation.content import FUNCTION_WORDS
 
 __all__ = ["DeletionTest", "summarize_content", "summarize_effects"]
 
+_SHUT_GATE = 0.1  # a gate below it has closed the view: the word comes from the sentence so far
 _BATCH = 25  # images: each word of a batch is tested 19 times, on copies of their grids
 
 
@@ -107,7 +107,7 @@ def summarize_effects(
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:
-        shut = one.gate is not None and one.gate < SHUT_GATE
+        shut = one.gate is not None and one.gate < _SHUT_GATE
         kind = "content_shut_gate" if shut else "content"
         kinds[kind if _is_content(one, captions) else "function"].append(one)
     return {kind: _means(some, images=len(captions)) for kind, some in kinds.items() if some}

@@ -53,11 +53,9 @@ function describe(about, { tokens, logs, attention, gates, score }, box) {
     const word = { word: about.vocabulary[tokens[at]], probability: round(Math.exp(log), 4) };
     if (gates.length) word.gate = round(gates[at], 4);
     if (attention.length) word.attention = { ...about.grid, box, weights: Array.from(attention[at], (weight) => round(weight, 6)) };
-    if (word.gate < about.guessed.gate) word.guessed = true;
     return word;
   });
-  const note = words.some((word) => word.guessed) ? { note: about.guessed.note } : {};
-  return { caption: join(about.tokenizer, words.map(({ word }) => word)), score: round(score, 4), words, ...note };
+  return { caption: join(about.tokenizer, words.map(({ word }) => word)), score: round(score, 4), words };
 }
 
 function join(tokenizer, words) {

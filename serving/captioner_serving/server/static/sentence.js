@@ -29,7 +29,7 @@ export class Sentence {
 
   get buttons() { return [...this.row.children]; }
 
-  // words: { text, probability, guessed, told }, the last what a screen reader says of the word.
+  // words: { text, probability, doubtful, told }, the last what a screen reader says of the word.
   set(words) {
     this.stop();
     this.pinned = this.current = -1;
@@ -60,7 +60,7 @@ export class Sentence {
   #make(word, index) {
     const button = document.createElement("button");
     button.type = "button";
-    button.className = word.guessed ? "word guessed" : "word";
+    button.className = word.doubtful ? "word doubtful" : "word";
     button.textContent = word.text;
     button.style.setProperty("--p", word.probability);
     button.setAttribute("aria-label", word.text + ", " + word.told);

@@ -3,13 +3,16 @@
 import { percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
+  trust: "How likely the word is right: that one of five people who describe the photo says it, or a synonym. Below 50 % "
+    + "it is doubtful, and underlined in dashes: of such words two in three are wrong.",
   sure: "How likely the model found this word, given the photo and the words before it. A small number "
     + "can still be the best of thousands of words.",
   looked: "Where most of the model's attention lay when it chose the word. The colours on the photo show all of it.",
   drew: "How much the choice of the word drew on what was seen there, and not only on the words already said. "
     + "Words such as “of” need little of it.",
   effect: "How much less likely the word becomes when the places that it looked at are hidden, beyond what hiding "
-    + "as many other places does. A word that loses less than 5 % counts as guessed.",
+    + "as many other places does. Below 5 % they did not matter: the model finds the word in the rest of the photo, or in "
+    + "the words before it. That does not make it wrong.",
   average: "How sure the model was of each word of the sentence, on average. "
     + "The sentences are in its own order, which also counts their length.",
   heat: "Colour (with Spotlight, light) begins where a place had more than an even share of the attention, and is full at eight times "
@@ -23,12 +26,14 @@ export function attentionOf({ attention }, head) {
 
 // What is known of a word of a record: pairs of a term and its text.
 export function facts(word, head) {
-  const attention = attentionOf(word, head), known = [["sure", percent(word.probability) + " sure"]];
+  const attention = attentionOf(word, head), known = [];
+  if (word.trust !== undefined) known.push(["trust", (word.doubtful ? "doubtful, " : "") + percent(Math.max(0.01, word.trust)) + " likely right"]);
+  known.push(["sure", percent(word.probability) + " sure"]);
   if (attention) known.push(["looked", "looked " + placeOf(attention)]);
   if (word.gate !== undefined) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);
   if (word.effect !== undefined) {
     const lost = 1 - Math.exp(-word.effect);
-    known.push(["effect", lost < 0.005 ? "as likely unseen" : percent(lost) + " less likely unseen"]);
+    known.push(["effect", word.effect < 0.05 ? "the rest of the photo says it too" : "these places mattered: " + percent(lost) + " less likely unseen"]);
   }
   return known;
 }

@@ -69,7 +69,7 @@ export class Viewer {
   }
 
   // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; word:
-  // the one to begin with, if not the one that drew most on the photo.
+  // the one to begin with, if not the first that names something.
   async show({ photo, name, record, sentence = 0, head = null, word }) {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
@@ -77,19 +77,20 @@ export class Viewer {
     const chosen = chooseSentence(record, sentence);
     const shown = this.shown = { photo, name, record, sentence, head, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
-    this.find(".guesses").textContent = chosen.note ? "In dashed italics, " + chosen.note + "." : "";
+    this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
     this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));
     this.heat.attentions = [];
     this.#listSentences();
     this.#listHeads();
     this.#showWord(-1);
     this.image.alt = chosen.caption;
-    if (!same) this.status.textContent = "Caption: " + chosen.caption + (record.unfamiliar ? ". " + this.find(".unlike").textContent : "");
+    const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt].filter(Boolean);
+    if (!same) this.status.textContent = ["Caption: " + chosen.caption, ...warnings].join(". ");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
     const seen = await this.#stage(record.preview?.image ?? photo);
     if (this.shown !== shown) return;
     if (seen) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
-    this.sentence.pin(word ?? mostDrawn(chosen.words));
+    this.sentence.pin(word ?? firstShown(chosen.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });
   }
 
@@ -226,14 +227,16 @@ export class Viewer {
 
 // The record of one of a record's sentences, as Caption.choose makes it.
 export function chooseSentence(record, number) {
-  const { caption, score, words, note, alternatives } = record;
+  const { caption, score, trust, words, doubt, alternatives } = record;
   if (!number) return record;
   const chosen = alternatives[number - 1], others = alternatives.filter((other) => other !== chosen);
-  return { ...record, note: undefined, ...chosen, alternatives: [{ caption, score, words, note }, ...others] };
+  return { ...record, trust: undefined, doubt: undefined, ...chosen, alternatives: [{ caption, score, trust, words, doubt }, ...others] };
 }
 
-// Caption.find_word: the word that drew most on the photo.
-function mostDrawn(words) {
+// The first word that names something; where that is not known, the one that drew most on the photo.
+function firstShown(words) {
+  const named = words.findIndex((word) => word.trust !== undefined);
+  if (named >= 0) return named;
   const drawn = words.map(({ gate, attention }) => gate ?? Math.max(0, ...(attention?.weights ?? [])));
   return drawn.indexOf(Math.max(...drawn));
 }
@@ -245,7 +248,7 @@ function average(words) {
 }
 
 // What a screen reader says of a word.
-const tell = (word, head) => [...facts(word, head).slice(0, 2).map((fact) => fact[1]), ...(word.guessed ? ["guessed"] : [])].join(", ");
+const tell = (word, head) => facts(word, head).filter(([name]) => ["trust", "sure", "looked"].includes(name)).map((fact) => fact[1]).join(", ");
 
 const stem = (name) => name.replace(/\.[^.]*$/, "") || name;
 

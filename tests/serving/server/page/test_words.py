@@ -59,6 +59,34 @@ def test_a_picture_unlike_all_photos_comes_with_a_warning(visit: Visit, tmp_path
     assert "unlike" not in visit.tab.inner_text('[role="status"]')
 
 
+@pytest.mark.parametrize(("photo", "wrong"), [("astronaut", False), ("rocket", True)])
+def test_doubtful_words_are_marked_and_a_caption_that_is_likely_wrong_says_so(
+    visit: Visit, photo: str, wrong: bool
+) -> None:
+    tab = visit.tab
+    visit.choose(SAMPLES / f"{photo}.jpg")
+    words = visit.record()["words"]
+    doubtful = [word["word"] for word in words if word.get("trust", 1) < 0.5]
+    assert doubtful and tab.locator(".word.doubtful").all_inner_texts() == doubtful
+    for label in tab.locator(".word.doubtful").all():
+        assert "doubtful, " in label.get_attribute("aria-label")
+    assert tab.locator(".doubt").is_visible() == wrong
+    said = f"This may be wrong: '{min(words, key=lambda word: word.get('trust', 1))['word']}'"
+    for line in (".doubt", '[role="status"]'):
+        assert (said in tab.inner_text(line)) == wrong
+    # The first word that names something is the one that is shown.
+    named = [place for place, word in enumerate(words) if "trust" in word]
+    assert named[0] > 0 and tab.locator(".heat").get_attribute("data-word") == str(named[0])
+    assert "likely right" in tab.inner_text(".about")
+    tab.locator(".word").nth(0).hover()
+    assert "likely right" not in tab.inner_text(".about")
+    # And the doubt is of one sentence.
+    tab.locator(".sentences li button:first-child").nth(1).click()
+    visit.settled()
+    other = visit.record()
+    assert tab.locator(".doubt").is_visible() == (other["trust"] < 0.02)
+
+
 def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     tab = visit.tab
     label = tab.locator(".word").nth(0).get_attribute("aria-label")
@@ -155,11 +183,12 @@ def test_the_words_of_this_very_sentence_are_checked(visit: Visit) -> None:
     checked = visit.record()
     assert all("effect" in word for word in checked["words"])
     assert not any("effect" in word for word in checked["alternatives"][0]["words"])
-    guessed = [word["word"] for word in checked["words"] if word["effect"] < 0.05]
-    assert tab.locator(".word.guessed").all_inner_texts() == guessed
-    assert ("hidden" in tab.inner_text(".guesses")) == bool(guessed)
+    for place, word in enumerate(checked["words"]):
+        tab.locator(".word").nth(place).hover()
+        needless = tab.inner_text("[data-term=effect]") == "the rest of the photo says it too"
+        assert needless == (word["effect"] < 0.05)
     tab.locator("[data-term=effect]").click()
-    assert "counts as guessed" in "".join(tab.locator(".meaning").all_inner_texts())
+    assert "does not make it wrong" in "".join(tab.locator(".meaning").all_inner_texts())
     tab.locator(".sentences li button:first-child").first.click()  # checked when it is opened
     tab.wait_for_selector("[data-term=effect]")
     asked = visit.posts("api/effect")
