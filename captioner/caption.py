@@ -24,7 +24,7 @@ from captioner.vision.transform import Box
 
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
-_DOUBTFUL = "doubtful: two in three of such words are wrong"
+_DOUBTFUL = "doubtful: more likely wrong than right"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -54,11 +54,21 @@ def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def exported(saved_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, exported."""
+def export(saved_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """The tiny model, exported: the status of the command, and the folder."""
     folder = tmp_path_factory.mktemp("export") / "folder"
-    assert main(["export", str(saved_tiny), "--to", str(folder)]) == 0
-    return folder
+    return main(["export", str(saved_tiny), "--to", str(folder)]), folder
+
+
+@pytest.fixture
+def exported(export: tuple[int, Path]) -> Path:
+    """The folder, of which a test fails, and not its fixture, where the export does."""
+    return export[1]
+
+
+def test_the_command_exports(export: tuple[int, Path]) -> None:
+    status, folder = export
+    assert status == 0 and (folder / "caption.py").exists()
 
 
 @pytest.fixture
@@ -111,13 +121,15 @@ def test_the_folder_says_what_the_command_says(
 
 
 def test_the_folder_draws_what_the_library_draws(
-    exported: Path, saved_tiny: Path, photo: Path, tmp_path: Path
+    exported: Path, saved_tiny: Path, photos: list[Path], tmp_path: Path
 ) -> None:
+    photo = photos[1]  # turned: its picture is as high as the photo's pixels are wide
     caption = Captioner.from_pretrained(saved_tiny, dtype="float32").caption(photo)
     word = caption.words[-1].text
     done = alone(exported, photo, "--overlay", tmp_path / "dog.png", "--word", word)
     assert done.stdout.strip() == caption.text
     with Image.open(tmp_path / "dog.png") as drawn:
+        assert drawn.size == (80, 120)
         far = np.abs(np.asarray(drawn).astype(int) - np.asarray(caption.overlay(word)))
     assert far.max() <= 2  # the record's weights have six digits
 

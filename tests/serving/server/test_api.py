@@ -18,7 +18,7 @@ from PIL import Image, ImageChops
 
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
-from captioner_serving.server.records import read_record, served_record
+from captioner_serving.server.records import read_posted, served_record
 from captioner_serving.server.service import check_sentence
 from tests.serving.server.conftest import SAMPLES, Server
 
@@ -227,7 +227,7 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
         return {"caption": " ".join(words), "score": -1.0, "trust": trust, "words": said}
 
     text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [sentence(0.01, cats=0.1, run=0.4)]}
-    record = served_record(read_record(json.dumps(text)), name="a.jpg", attention=False)
+    record = served_record(read_posted(json.dumps(text)), name="a.jpg", attention=False)
     (other,) = record["alternatives"]
     assert [word.get("doubtful") for word in record["words"]] == [None, True]
     assert [word.get("doubtful") for word in other["words"]] == [True, True]

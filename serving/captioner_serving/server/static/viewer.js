@@ -233,10 +233,11 @@ export function chooseSentence(record, number) {
   return { ...record, trust: undefined, doubt: undefined, ...chosen, alternatives: [{ caption, score, trust, words, doubt }, ...others] };
 }
 
-// The first word that names something; where that is not known, the one that drew most on the photo.
+// The first word that names something, one that is likely right if there is any; where trust is not
+// known, the word that drew most on the photo.
 function firstShown(words) {
-  const named = words.findIndex((word) => word.trust !== undefined);
-  if (named >= 0) return named;
+  const named = words.filter((word) => word.trust !== undefined);
+  if (named.length) return words.indexOf(named.find((word) => !word.doubtful) ?? named[0]);
   const drawn = words.map(({ gate, attention }) => gate ?? Math.max(0, ...(attention?.weights ?? [])));
   return drawn.indexOf(Math.max(...drawn));
 }
