@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from captioner.paths import bundled_checkpoint
+from captioner.trust import DOUBTFUL_CAPTION
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -33,7 +34,11 @@ def test_sample_photos_get_captions_with_attention(run_main: Run) -> None:
     assert result.returncode == 0
     records = [json.loads(line) for line in result.stdout.splitlines()]
     strange = [record["image"] for record in records if record["familiarity"] < 0.01]
-    warned = [line.split(" is unlike the photos")[0] for line in result.stderr.splitlines()]
+    wrong = [record["image"] for record in records if record["trust"] < DOUBTFUL_CAPTION]
+    lines = result.stderr.splitlines()
+    doubts = [line for line in lines if ": This may be wrong: '" in line]
+    assert [line.split(": This")[0] for line in doubts] == [f"captioner: {one}" for one in wrong]
+    warned = [line.split(" is unlike the photos")[0] for line in lines if line not in doubts]
     assert warned == [f"captioner: {image}" for image in strange]
     assert {Path(image).stem for image in strange} - {"chelsea"} == {"rocket"}
     assert [record["image"] for record in records] == [str(sample) for sample in SAMPLES]

@@ -105,7 +105,10 @@ export class Viewer {
     }
     root.dataset.state = state;
     root.ariaBusy = state === "waiting";
-    if (before !== state && state in ENDS) reveal(state === "failed" ? document.body : root, this.find(ENDS[state]));
+    // In the next frame: what the state shows is there then, and a scroll is not cut off by it.
+    if (before !== state && state in ENDS) {
+      requestAnimationFrame(() => reveal(state === "failed" ? document.body : root, this.find(ENDS[state])));
+    }
   }
 
   // Put a photo on the stage; false where the browser cannot show it, or another has come meanwhile.
