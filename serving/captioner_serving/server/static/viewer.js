@@ -105,10 +105,7 @@ export class Viewer {
     }
     root.dataset.state = state;
     root.ariaBusy = state === "waiting";
-    // In the next frame: what the state shows is there then, and a scroll is not cut off by it.
-    if (before !== state && state in ENDS) {
-      requestAnimationFrame(() => reveal(state === "failed" ? document.body : root, this.find(ENDS[state])));
-    }
+    if (before !== state && state in ENDS) reveal(state === "failed" ? document.body : root, this.find(ENDS[state]));
   }
 
   // Put a photo on the stage; false where the browser cannot show it, or another has come meanwhile.
@@ -267,6 +264,5 @@ function save(blob, name) {
 function reveal(top, part) {
   const { bottom } = part.getBoundingClientRect();
   if (bottom <= innerHeight && top.getBoundingClientRect().top >= 0) return;
-  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  top.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
+  top.scrollIntoView({ block: "start" });  // at once: a failure may follow while a smooth scroll lasts
 }
