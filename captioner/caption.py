@@ -350,10 +350,18 @@ class Caption:
             alternatives=tuple(sentences),
         )
 
-    def record(self, *, attention: bool = False) -> dict[str, Any]:
+    def untrusted(self, minimum_trust: float | None) -> bool:
+        """Whether there is less trust in the caption than is asked for; one without trust has 0."""
+        # As the record tells it: who reads one finds it on the same side.
+        return minimum_trust is not None and round(self.trust or 0.0, 4) < minimum_trust
+
+    def record(
+        self, *, attention: bool = False, minimum_trust: float | None = None
+    ) -> dict[str, Any]:
         """Give the caption as the record of --json, batch files and HTTP.
 
-        With attention the words carry their weights, row by row over `box`.
+        With attention the words carry their weights, row by row over `box`. A caption with less
+        trust than `minimum_trust` has `review`: a person should read it first.
         """
         box = self.box if attention else None
 
@@ -371,6 +379,8 @@ class Caption:
             record["familiarity"] = round(self.familiarity, 4)
         if self.style is not None:
             record["style"] = self.style
+        if self.untrusted(minimum_trust):
+            record["review"] = True
         return {
             **record,
             "words": words(self),

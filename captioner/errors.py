@@ -7,7 +7,8 @@ CaptionerError
 │   ├── ImageFormatError          not an image, or a format that is not read
 │   ├── ImageTypeError            an object that no image can be made of
 │   ├── ImageTruncatedError       begins as an image, but is cut off or damaged
-│   └── ImageTooLargeError        more pixels than the limit
+│   ├── ImageTooLargeError        more pixels than the limit
+│   └── UntrustedError            its caption has less trust than was asked for
 ├── CheckpointError             a model file cannot be used
 │   ├── CheckpointNotFoundError   no such file
 │   ├── CheckpointFormatError     not a Captioner checkpoint, or damaged
@@ -19,7 +20,6 @@ CaptionerError
 ├── DeviceError                 a device that this machine does not have
 ├── GenerationError             the model produced scores that are not finite numbers
 ├── OutputError                 a result cannot be written
-├── UntrustedError              a caption has less trust than was asked for
 └── MissingExtraError           an optional part is not installed
 
 Each carries `type` (a stable slug for programs), `title` (the kind of problem, in words) and
@@ -125,8 +125,8 @@ class ImageTooLargeError(ImageError):
     title = "The image has too many pixels"
 
 
-class UntrustedError(CaptionerError):
-    """A caption has less trust than was asked for."""
+class UntrustedError(ImageError):
+    """The caption of an image has less trust than was asked for."""
 
     type = "untrusted"
     title = "The caption is not trusted"

@@ -18,7 +18,8 @@ from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import SECONDS, Reader
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ConfigError, ImageError, UntrustedError
+from captioner.familiarity import pool
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
@@ -124,6 +125,7 @@ class Captioner:
         config: GenerationConfig | None = None,
         *,
         check_attention: bool = False,
+        minimum_trust: float | None = None,
     ) -> Caption: ...
 
     @overload
@@ -134,6 +136,7 @@ class Captioner:
         *,
         errors: Literal["raise"] = "raise",
         check_attention: bool = False,
+        minimum_trust: float | None = None,
     ) -> list[Caption]: ...
 
     @overload
@@ -144,6 +147,7 @@ class Captioner:
         *,
         errors: Literal["return"],
         check_attention: bool = False,
+        minimum_trust: float | None = None,
     ) -> list[Caption | ImageError]: ...
 
     def caption(
@@ -153,6 +157,7 @@ class Captioner:
         *,
         errors: Literal["raise", "return"] = "raise",
         check_attention: bool = False,
+        minimum_trust: float | None = None,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of them, 16 at a time.
 
@@ -165,20 +170,26 @@ class Captioner:
             errors: of several images: "raise" the first ImageError, or "return" each in the place
                 of its caption.
             check_attention: whether the words of each sentence get their `effect`; takes longer.
+            minimum_trust: a caption that is less likely to be right, 0 to 1, is an UntrustedError.
 
         Returns:
             A Caption, or a list in the order of the images.
 
         Raises:
-            ImageError: an image cannot be opened, or it is not an image.
+            ImageError: an image cannot be opened, is not an image, or its caption is not trusted.
+            ConfigError: there is no such style, or `minimum_trust` cannot be told; see check_trust.
             GenerationError: the model's scores are not numbers.
 
         """
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
+        self.check_trust(minimum_trust)
         if not is_many(images):
             image = self._prepare(as_source(images))
-            return self.caption_prepared([image], config, check_attention=check_attention)[0]
+            made = self.caption_prepared([image], config, check_attention=check_attention)
+            if untrusted := _untrusted(made[0], minimum_trust):
+                raise untrusted
+            return made[0]
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[Any]", images))
         while batch := list(islice(waiting, BATCH)):
@@ -191,8 +202,14 @@ class Captioner:
                         raise
                     prepared.append(error.without_traceback())
             sound = [one for one in prepared if isinstance(one, PreparedImage)]
-            made = iter(self.caption_prepared(sound, config, check_attention=check_attention))
-            results += [one if isinstance(one, ImageError) else next(made) for one in prepared]
+            captions = iter(self.caption_prepared(sound, config, check_attention=check_attention))
+            for one in prepared:
+                result = one if isinstance(one, ImageError) else next(captions)
+                if isinstance(result, Caption):
+                    result = _untrusted(result, minimum_trust) or result
+                    if isinstance(result, ImageError) and errors == "raise":
+                        raise result
+                results.append(result)
         return results
 
     def prepare(self, image: ImageSource) -> PreparedImage:
@@ -241,8 +258,8 @@ class Captioner:
         judged: Sequence[Sequence[Judgement | None]] = [[None] * len(each) for each in made]
         known: Sequence[float | None] = [None] * len(images)
         if self.trust is not None:
-            means = grid.features.float().mean(dim=1)
-            judged, known = self.trust.judge(means, made), self.trust.familiarity.of(means)
+            pooled = pool(grid.features)
+            judged, known = self.trust.judge(pooled, made), self.trust.familiarity.of(pooled)
         captions = []
         parts = zip(images, made, effects, judged, known, strict=True)
         for image, hypotheses, found, judgements, familiar in parts:
@@ -294,11 +311,35 @@ class Captioner:
             has = "one head" if heads == 1 else f"the heads 1 to {heads}"
             raise ConfigError(f"head {head}: the model {self.name} has {has}")
 
+    def check_trust(self, minimum_trust: float | None) -> None:
+        """Refuse to ask for a trust that is no probability, or that the model does not know.
+
+        Raises ConfigError.
+        """
+        if minimum_trust is None:
+            return
+        if not 0 <= minimum_trust <= 1:
+            raise ConfigError(f"minimum_trust {minimum_trust} is no probability from 0 to 1")
+        if self.trust is None:
+            raise ConfigError(
+                f"minimum_trust: the checkpoint {self.name} does not know how far it can be "
+                "trusted: run `captioner trust`"
+            )
+
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor) -> Grid:
         """Encode squares, uint8 (B, 3, size, size), into one grid with features (B, L, D)."""
         pixels = self.transform.normalize(pixels.to(self.device))
         return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
+
+
+def _untrusted(caption: Caption, minimum_trust: float | None) -> UntrustedError | None:
+    if minimum_trust is None or not caption.untrusted(minimum_trust):
+        return None
+    return UntrustedError(
+        f"{caption.image or 'the image'}: its caption is left out, for its trust of "
+        f"{caption.trust or 0.0:.4f} is below the minimum_trust {minimum_trust:g}"
+    )
 
 
 def _sentence(

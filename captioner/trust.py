@@ -28,7 +28,7 @@ from torch import Tensor
 
 from captioner.checkpoint import HEADER_KEY
 from captioner.errors import CheckpointFormatError
-from captioner.familiarity import Familiarity
+from captioner.familiarity import UNFAMILIAR, Familiarity
 from captioner.files import replace_file
 from captioner.generation.hypothesis import Hypothesis
 from captioner.paths import expanded
@@ -77,9 +77,9 @@ class Sight:
     slopes: Tensor
     shares: Tensor
 
-    def __call__(self, means: Tensor) -> Tensor:
-        """Give the shares (B, C) of people from the means (B, D) of grids."""
-        return (means.float().cpu() - self.middle) @ self.slopes.float() + self.shares
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
+        return (pooled[:, :-1] - self.middle) @ self.slopes.float() + self.shares
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,14 +97,19 @@ class Trust:
     weights: str
 
     @torch.inference_mode()
-    def judge(self, means: Tensor, made: Sequence[Sequence[Hypothesis]]) -> list[list[Judgement]]:
-        """Judge the sentences that were made for photos with these means (B, D) of their grids."""
-        seen = self.sight(means)
+    def judge(self, pooled: Tensor, made: Sequence[Sequence[Hypothesis]]) -> list[list[Judgement]]:
+        """Judge the sentences that were made for photos with these pooled grids (B, D + 1).
+
+        A caption of a picture that is no photo, or of a new kind, has no more trust than the
+        picture has familiarity: it was learned from others when words are right.
+        """
+        parts = zip(made, self.sight(pooled), self.familiarity.of(pooled), strict=True)
         return [
-            [self._judge(one, own) for one in each] for each, own in zip(made, seen, strict=True)
+            [self._judge(one, seen, known if known < UNFAMILIAR else 1.0) for one in each]
+            for each, seen, known in parts
         ]
 
-    def _judge(self, hypothesis: Hypothesis, seen: Tensor) -> Judgement:
+    def _judge(self, hypothesis: Hypothesis, seen: Tensor, most: float) -> Judgement:
         kinds = self.sight.kinds[hypothesis.tokens]
         clues = word_clues(self.sight, seen, kinds, hypothesis.log_probabilities[:-1])
         trusts = (self.word[0] + clues @ self.word[1:]).sigmoid()
@@ -116,7 +121,7 @@ class Trust:
         if not named.any():
             return Judgement(words, None)
         whole = self.caption[0] + self.caption[1] * trusts[named].log().sum()
-        return Judgement(words, float(whole.sigmoid()))
+        return Judgement(words, min(float(whole.sigmoid()), most))
 
     def save(self, path: Path) -> None:
         """Write the file.

@@ -24,7 +24,6 @@ from captioner.errors import (
     ImageError,
     ImageNotFoundError,
     OutputError,
-    UntrustedError,
 )
 from captioner.files import identity
 from captioner.generation.config import MAX_BEAM_SIZE
@@ -164,8 +163,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.minimum_trust is not None and not 0 <= arguments.minimum_trust <= 1:
-        raise ConfigError(f"--minimum-trust {arguments.minimum_trust} is no probability, 0 to 1")
     if arguments.attention and not arguments.json:
         raise ConfigError("--attention puts weights into the records: it needs --json")
     if arguments.word is not None and not arguments.overlay:
@@ -197,17 +194,15 @@ def _captions(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
     captioner.check_head(arguments.head)
-    least = arguments.minimum_trust
-    if least is not None and captioner.trust is None:
-        raise ConfigError(
-            f"--minimum-trust: the checkpoint {captioner.name} does not know how far it can be "
-            "trusted: run `captioner trust`"
-        )
     captioner.vocabulary.style(config.style)
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
         results = captioner.caption(
-            batch, config, errors="return", check_attention=arguments.check_attention
+            batch,
+            config,
+            errors="return",
+            check_attention=arguments.check_attention,
+            minimum_trust=arguments.minimum_trust,
         )
         result: Caption | CaptionerError
         for photo, result in zip(batch, results, strict=True):
@@ -216,14 +211,6 @@ def _captions(
                     f"{photo} is a folder; to caption all photos in it: "
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
-            # One that names nothing has no trust.
-            if least is not None and not isinstance(result, ImageError):
-                trust = result.trust or 0.0
-                if trust < least:
-                    result = UntrustedError(
-                        f"{photo}: its caption is left out, for its trust of {trust:.2f} is below "
-                        f"--minimum-trust {least:g}"
-                    )
             yield result
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from captioner import Captioner
-from captioner.errors import CheckpointFormatError
+from captioner.errors import CheckpointFormatError, UntrustedError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust import Sight, Trust, digest_weights, trust_file
 from tests.conftest import make_tiny, make_trust
@@ -41,7 +41,7 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     )
     logs = torch.tensor([0.9, 0.6, 0.5, 0.8]).log()
     made = [[Hypothesis([4, 5, 6], 0.0, logs), Hypothesis([4], 0.0, logs[:2])]]
-    ((judged, empty),) = trust.judge(torch.tensor([[3.0]]), made)
+    ((judged, empty),) = trust.judge(torch.tensor([[3.0, 1.0]]), made)
     # Of this photo people would say the first kind in 0.1 + 0.5 * (3 - 2), the second in
     # 0.2 - 0.25 of the cases, which counts as a thousandth.
     logits = [
@@ -53,6 +53,12 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     whole = 0.5 + 0.7 * math.log(words[0] * words[1])
     assert judged.caption == pytest.approx(1 / (1 + math.exp(-whole)))
     assert empty == ([None], None)  # it names nothing
+    # Of a picture that is no photo a caption is hardly right, whatever its words say.
+    flat = replace(trust.familiarity, spreads=torch.tensor([0.9, 1.9]))
+    for spread, most in ((0.5, 0.0), (0.902, 0.004), (0.92, 1.0)):
+        ((odd, _),) = replace(trust, familiarity=flat).judge(torch.tensor([[3.0, spread]]), made)
+        assert odd.words == judged.words
+        assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
 
 
 def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
@@ -63,7 +69,7 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     known = make_trust(weights=digest_weights(tiny_file))
     known.save(path)
     again = Trust.beside(tiny_file)
-    means = torch.randn(2, 576)
+    means = torch.randn(2, 577)
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
     assert again is not None and again.judge(means, made) == known.judge(means, made)
     assert again.familiarity.of(means) == known.familiarity.of(means)
@@ -147,13 +153,18 @@ def test_the_command_lets_records_say_it(run_main: Run, seeing_file: Path) -> No
     assert alike is not None and unlike is not None and unlike < 0.01 < alike
     told = run_main("caption", photo, strange, "--checkpoint", seeing_file)
     assert told.returncode == 0 and len(told.stdout.splitlines()) == 2
-    (line,) = told.stderr.splitlines()
-    assert line.startswith(f"captioner: {strange} is unlike the photos")
+    line, *doubt = told.stderr.splitlines()  # of what is unlike the photos no word is trusted
+    assert line.startswith(f"captioner: {strange} is unlike the photos") and len(doubt) <= 1
     least = (*caption[:-1], "--minimum-trust")
     some, none = run_main(*least, sure), run_main(*least, 1, "--json")
     assert (some.returncode, some.stdout.strip()) == (0, said)
     assert none.returncode == 1 and json.loads(none.stdout)["error"]["type"] == "untrusted"
     assert "is left out, for its trust of" in none.stderr
+    with pytest.raises(UntrustedError, match="is left out, for its trust of"):
+        captioner.caption(photo, minimum_trust=1)
+    assert captioner.caption([photo], minimum_trust=sure)[0].text == said
+    (left,) = captioner.caption([photo], errors="return", minimum_trust=1)
+    assert isinstance(left, UntrustedError)
     done = run_main(*least, 2)
     assert done.returncode == 2 and "is no probability" in done.stderr
     done = run_main("trust", seeing_file, data, "--photos", "5")

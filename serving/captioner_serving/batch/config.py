@@ -108,8 +108,6 @@ class BatchConfig:
                 "min_score and review go together, or minimum_trust and review: below the one, a "
                 "record goes to the other"
             )
-        if self.minimum_trust is not None and not 0 <= self.minimum_trust <= 1:
-            yield f"minimum_trust {self.minimum_trust} is no probability from 0 to 1"
         if self.min_score is not None and not -math.inf < self.min_score <= 0:
             yield f"min_score {self.min_score} is not a log-probability, which is 0 or less"
         if (self.maps is None) != (self.maps_to is None):

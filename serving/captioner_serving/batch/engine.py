@@ -227,7 +227,9 @@ class LocalEngine(Closing):
                 yield Outcome(photo=photo, record={"image": photo.name, "error": decoded.error})
                 continue
             caption = next(made)
-            record = caption.record(attention=self._config.attention)
+            record = caption.record(
+                attention=self._config.attention, minimum_trust=self._config.minimum_trust
+            )
             # For maps; it is read again where it can bring down no more than a process.
             caption = replace(caption, open_photo=partial(self._reader.picture, photo))
             yield Outcome(photo=photo, record=record, caption=caption)

@@ -155,6 +155,34 @@ class Journal(Closing):
                 file.write(errors.read_bytes()[self._state.retry :])
             self._shorten_errors()
 
+    def sort_review(self) -> None:
+        """Bring the captions with most words to correct, by their trust, to the review's beginning.
+
+        Where words have no trust the lowest scores come first. The length stays, so that the file
+        is what the run has left, before and after.
+        """
+        if (review := self.files.review) is None or self._files[REVIEW] is None:
+            return
+        lines: list[tuple[float, float, int, int]] = []  # key, score, place, length
+        place = 0
+        for line in self._lines(REVIEW):
+            try:
+                record = json.loads(line)
+                right = sum(word.get("trust", 1.0) - 1.0 for word in record["words"])
+                lines.append((right, record["score"], place, len(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise _changed(review) from error
+            place += len(line)
+        if (rising := sorted(lines)) == lines:
+            return
+        with self._writing():
+            part = self.files.part("-review")
+            with review.open("rb") as old, replace_file(review, part=part) as file:
+                for *_, place, size in rising:
+                    old.seek(place)
+                    file.write(old.read(size))
+            self._lock_again(REVIEW)
+
     def export(self, *, keep_formulas: bool = False) -> None:
         """Write an output that is made of the records; where somebody has changed it, it stays."""
         output, records = self.files.output, self.files.records
@@ -244,9 +272,14 @@ class Journal(Closing):
         """Take down that the errors that were tried again are gone from their file."""
         records, errors, review = self._state.ends
         self._save(ends=(records, errors - self._state.retry, review), retry=0)
-        if (file := self._files[ERRORS]) is not None:
+        self._lock_again(ERRORS)
+
+    def _lock_again(self, number: int) -> None:
+        """Open a file of lines that another has taken the place of."""
+        file, path = self._files[number], self._paths[number]
+        if file is not None and path is not None:
             file.close()
-            self._files[ERRORS] = lock(self.files.errors)
+            self._files[number] = lock(path)
 
     def _read(self) -> None:
         """Learn from the lines what is done."""

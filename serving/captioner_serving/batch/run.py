@@ -116,11 +116,7 @@ class BatchRun(Closing):
             raise DataError("; ".join(known))
         self._photos, self._config = chain(first, photos), config
         captioner = load()
-        if config.minimum_trust is not None and captioner.trust is None:
-            raise ConfigError(
-                f"minimum_trust: the checkpoint {captioner.name} does not know how far it can be "
-                "trusted: run `captioner trust`"
-            )
+        captioner.check_trust(config.minimum_trust)
         generation = config.asked_of(captioner.generation)
         captioner.vocabulary.start(generation.style)
         captioner.check_head(config.head)
@@ -171,6 +167,7 @@ class BatchRun(Closing):
         yield from self._commit()
         if self._journal is not None:
             self._journal.finish()
+            self._journal.sort_review()
             self._journal.export(keep_formulas=self._config.keep_formulas)
 
     @property
@@ -248,11 +245,9 @@ class BatchRun(Closing):
         file = ERRORS
         if "error" not in record:
             record = config.wording.apply(record)
-            least = config.min_score, config.minimum_trust
-            known = record["score"], record.get("trust", 0.0)  # without: it names nothing
-            pairs = zip(known, least, strict=True)
-            unsure = any(limit is not None and one < limit for one, limit in pairs)
-            file = REVIEW if unsure else RECORDS
+            if config.min_score is not None and record["score"] < config.min_score:
+                record["review"] = True
+            file = REVIEW if "review" in record else RECORDS
         if record.get("familiarity", 1.0) < UNFAMILIAR:
             self._unlike += 1
             if self._unlike <= _NAMED:

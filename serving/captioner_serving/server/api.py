@@ -70,6 +70,7 @@ class CaptionFields(BaseModel):
     style: str | None = None
     attention: bool = False
     check_attention: bool = False
+    minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
     preview: bool = False
 
 
@@ -208,6 +209,7 @@ async def caption(request: Request, service: Service) -> Response:
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
+    service.captioner.check_trust(fields.minimum_trust)
     client = client_of(request.scope)
 
     async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
@@ -247,7 +249,13 @@ async def _records(
                         file.data, make_preview, longest=LONGEST_PREVIEW, client=client
                     )
             records.append(
-                served_record(result, name=file.name, attention=fields.attention, preview=preview)
+                served_record(
+                    result,
+                    name=file.name,
+                    attention=fields.attention,
+                    minimum_trust=fields.minimum_trust,
+                    preview=preview,
+                )
             )
         else:
             records.append({"image": file.name, "error": result.record()})

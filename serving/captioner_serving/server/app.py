@@ -43,7 +43,7 @@ from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.page import SENTENCES, make_page
+from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make_page
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
@@ -86,10 +86,11 @@ class Application:
         self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
         os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
         samples = samples or {}
-        first = None
+        first, preview = None, b""
         for name, path in list(samples.items())[:1]:
             caption = captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
             first = served_record(caption, name=name, attention=True)
+            preview = draw_preview(caption)
         blocks = make_page(captioner, config, samples=samples, first=first)
         add_endpoint(blocks, self.service)
         self._gradio = mount(blocks, config)
@@ -105,6 +106,8 @@ class Application:
         api.include_router(router)
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
+        if preview:
+            api.add_route(f"/{PREVIEW}", lambda _: Response(preview, media_type="image/jpeg"))
         api.mount("/page/static", StaticFiles(directory=STATIC))
         api.mount("/", OwnUploads(self._gradio, Path(self._folder)))
         for app in (api, self._gradio, *self._pages):

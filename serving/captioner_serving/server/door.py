@@ -38,7 +38,7 @@ _ROUTES = [
         "/api/health": r"/api/health",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
-        "/page/samples": r"/page/samples/[^/]+",
+        "/page/samples": r"/page/(samples/[^/]+|preview\.jpg)",
         "/page/static": r"/page/static/.+",
         "/gradio_api/upload": r"/gradio_api/upload/?",
         "/gradio_api/queue": r"/gradio_api/(queue/(join|data)|cancel|reset)/?",

@@ -21,7 +21,7 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import visit_of, whole_client
-from captioner_serving.server.page import page_head
+from captioner_serving.server.page import page_head, put_preview
 from captioner_serving.server.problems import RefusedError
 from captioner_serving.server.service import CaptionService
 
@@ -42,6 +42,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         attention: bool = False,
         check_attention: bool = False,
         style: Any = None,
+        minimum_trust: Any = None,
     ) -> dict[str, Any]:
         """Caption one image, as the record of the command line and the API."""
         name, path = None, ""
@@ -55,6 +56,8 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
                 captions=_whole(captions, "captions"),
                 style=str(style or ""),
             )
+            least = None if minimum_trust is None else _number(minimum_trust, "minimum_trust")
+            service.captioner.check_trust(least)
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await service.caption(
                 [data], config, client=client, check_attention=bool(check_attention)
@@ -63,7 +66,8 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
                 raise caption
         except CaptionerError as error:
             return {"image": name, "error": error.record()}
-        return {**caption.record(attention=bool(attention)), "image": name}
+        said = caption.record(attention=bool(attention), minimum_trust=least)
+        return {**said, "image": name}
 
     with blocks, gr.Group(visible=False):
         inputs = [
@@ -73,6 +77,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
             gr.Checkbox(False, label="attention"),
             gr.Checkbox(False, label="check_attention"),
             gr.Textbox(None, label="style"),  # the checkpoint's
+            gr.Number(None, label="minimum_trust"),
         ]
         # The function opens the file that it is given the path of; Gradio opens none.
         gr.Button("Caption").click(
@@ -89,6 +94,7 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     # that clients name.
     blocks.has_launched = True
     blocks.delete_cache = int(min(_SWEEP, config.keep)), int(config.keep)
+    put_preview()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
         app,
@@ -199,6 +205,13 @@ def _read(path: str) -> bytes:
         raise RefusedError(
             "forbidden", "photos are deleted within ten minutes: send it again"
         ) from error
+
+
+def _number(value: Any, name: str) -> float:
+    """Read a number of a call; ConfigError: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} {value!r}: must be a number")
+    return float(value)
 
 
 def _whole(value: Any, name: str) -> int:

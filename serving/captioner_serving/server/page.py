@@ -8,23 +8,41 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from jinja2 import ChoiceLoader, DictLoader
 
+from captioner.caption import Caption
 from captioner.drawing.tables import drawing_tables
+from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.predictor import Captioner
 from captioner.vision.image import open_image
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.parts import read_static, with_parts
 
-__all__ = ["SENTENCES", "make_page", "page_head"]
+__all__ = ["PREVIEW", "SENTENCES", "draw_preview", "make_page", "page_head", "put_preview"]
 
 SENTENCES = 3
 """The caption and the two next best: enough to see whether the model wavers."""
+
+PREVIEW = "page/preview.jpg"
+"""The address of the picture that stands for the page where somebody links to it."""
+
+_SUMMARY = "A photo in, a sentence out, and for every word the place where the model looked."
+_PREVIEW_TAGS = f"""
+<meta name="description" content="{_SUMMARY}" />
+<meta property="og:type" content="website" />
+<meta property="og:title" content="Captioner" />
+<meta property="og:description" content="{_SUMMARY}" />
+<meta property="og:image" content="{{{{ config['root'] }}}}/{PREVIEW}" />
+<meta name="twitter:card" content="summary_large_image" />
+"""
 
 # Of the bundled checkpoint; its card has more.
 _LIMITS = (
@@ -75,6 +93,28 @@ def make_page(
     return blocks
 
 
+@cache
+def put_preview() -> None:
+    """Say in Gradio's document what a link to it shows: Gradio's own names and pictures go."""
+    environment = gr.routes.templates.env
+    name = "frontend/index.html"
+    assert environment.loader is not None
+    source, _, _ = environment.loader.get_source(environment, name)
+    source = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
+    own = {name: source.replace("</head>", f"{_PREVIEW_TAGS}</head>", 1)}
+    environment.loader = ChoiceLoader([DictLoader(own), environment.loader])
+
+
+def draw_preview(caption: Caption) -> bytes:
+    """Draw what a link to the page shows, as a JPEG: where a word comes from."""
+    try:
+        picture = caption.overlay()
+    except ConfigError:  # a model without attention
+        picture = caption.open_photo()
+    picture.save(buffer := io.BytesIO(), "JPEG", quality=90)
+    return buffer.getvalue()
+
+
 def page_head() -> str:
     """The style of the page and of the viewer in it, for the head of the document.
 
@@ -99,4 +139,5 @@ def _settings(captioner: Captioner) -> dict[str, int | bool | str]:
         "captions": config.captions,
         "check_attention": False,
         **({"style": style} if style else {}),
+        **({"minimum_trust": 0} if captioner.trust is not None else {}),
     }

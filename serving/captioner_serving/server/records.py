@@ -26,6 +26,7 @@ def served_record(
     *,
     name: str | None,
     attention: bool,
+    minimum_trust: float | None = None,
     preview: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give a caption's record, with what is doubtful marked in it.
@@ -37,10 +38,12 @@ def served_record(
         caption: what to tell.
         name: of the photo, as its owner calls it.
         attention: whether the words carry their weights.
+        minimum_trust: a caption with less has `review`.
         preview: of a photo that browsers do not show.
 
     """
-    record = {**caption.record(attention=attention), "image": name}
+    own = caption.record(attention=attention, minimum_trust=minimum_trust)
+    record = {**own, "image": name}
     for number, part in enumerate((record, *record["alternatives"])):
         sentence = caption.choose(number)
         for word, said in zip(sentence.words, part["words"], strict=True):

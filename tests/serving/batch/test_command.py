@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
-from captioner.familiarity import Familiarity
+from captioner.familiarity import Familiarity, pool
 from captioner.trust import digest_weights, trust_file
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.conftest import make_trust
@@ -88,7 +88,7 @@ def test_the_summary_names_the_photos_that_are_unlike_the_training(
     shutil.copy(lively_file, checkpoint)
     captioner = Captioner.from_pretrained(checkpoint, dtype="float32")
     seen = torch.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
-    means = captioner.encode(seen).features.mean(dim=1)
+    means = pool(captioner.encode(seen).features)
     wider = 2 * means - means.mean(dim=0)  # or the outermost of them would be unlike the others
     known = make_trust(weights=digest_weights(checkpoint))
     replace(known, familiarity=Familiarity.fit(means, wider)).save(trust_file(checkpoint))
@@ -173,13 +173,28 @@ def test_captions_of_little_trust_go_to_the_review(
     sure, folder = Captioner(tiny.checkpoint, device="cpu", trust=make_trust()), photos(8)
     trusts = sorted(record["trust"] for record in caption_batch(folder, captioner=sure))
     assert trusts[0] < trusts[4]
+
+    def expected(records: list[dict[str, Any]]) -> list[float]:
+        """How many words are right more than wrong: first the one with most to correct."""
+        return [sum(word.get("trust", 1) - 1 for word in one["words"]) for one in records]
+
     config = BatchConfig(minimum_trust=trusts[4], review=str(tmp_path / "unsure.jsonl"))
     output = tmp_path / "sure.csv"
     assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 8
     with output.open(newline="") as file:
         kept = [float(row["trust"]) for row in csv.DictReader(file)]
-    left = [record["trust"] for record in read(tmp_path / "unsure.jsonl")]
+    records = read(tmp_path / "unsure.jsonl")
+    left = [record["trust"] for record in records]
     assert sorted(left) + sorted(kept) == trusts and min(kept) == trusts[4]
+    assert all(record["review"] is True for record in records)
+    assert (found := expected(records)) == sorted(found) and len(set(found)) > 1
+    # What comes later is brought to its place, and the whole is still what the run has left.
+    for at in range(4):
+        shutil.copy(sorted(folder.iterdir())[at], folder / f"z{at}.png")
+    assert len(list(caption_batch(folder, output=output, config=config, captioner=sure))) == 4
+    more = read(tmp_path / "unsure.jsonl")
+    assert len(more) > len(records) and expected(more) == sorted(expected(more))
+    assert list(caption_batch(folder, output=output, config=config, captioner=sure)) == []
 
 
 def test_shards_are_disjoint_and_complete(tiny: Captioner, photos: Photos) -> None:

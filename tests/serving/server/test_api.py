@@ -20,7 +20,9 @@ from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
 from captioner_serving.server.records import read_posted, served_record
 from captioner_serving.server.service import check_sentence
+from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
+from tests.serving.server.running import serving
 
 
 def jpeg(size: tuple[int, int] = (64, 48), color: str = "seagreen") -> bytes:
@@ -149,6 +151,7 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
         "preview", "image", "beam_size", "captions", "style", "attention", "check_attention",
+        "minimum_trust",
     }  # fmt: skip
 
 
@@ -232,6 +235,34 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
     assert [word.get("doubtful") for word in record["words"]] == [None, True]
     assert [word.get("doubtful") for word in other["words"]] == [True, True]
     assert "doubt" not in record and other["doubt"] == "This may be wrong: 'cats', or 'dogs'"
+
+
+def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(tmp_path: Path) -> None:
+    """Of a model that knows no trust it is refused."""
+    from captioner_serving.batch import BatchConfig, caption_batch
+
+    captioner, photo = Captioner(make_tiny(), device="cpu", trust=make_trust()), jpeg()
+    (tmp_path / "a.jpg").write_bytes(photo)
+    with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
+        plain = recorded(client, photo, attention="false")
+        trust = plain["trust"]
+        for least in (trust, round(trust + 1e-4, 4)):
+            record = recorded(client, photo, attention="false", minimum_trust=str(least))
+            review = tmp_path / f"{least}.jsonl"
+            config = BatchConfig(minimum_trust=least, review=str(review))
+            output = tmp_path / f"{least}.all.jsonl"
+            (batch,) = caption_batch(
+                tmp_path / "a.jpg", output=output, config=config, captioner=captioner
+            )
+            served = {**record, "image": batch["image"]}
+            for word in served["words"]:
+                word.pop("doubtful", None)
+            served.pop("doubt", None)
+            served.pop("unfamiliar", None)
+            assert served == batch and batch.get("review", False) == (least > trust)
+            assert bool(review.read_bytes()) == (least > trust)
+        odd = client.post("/api/caption", files={"image": photo}, data={"minimum_trust": "2"})
+        assert odd.status_code == 422
 
 
 def encoded(kind: str, count: int = 1) -> bytes:

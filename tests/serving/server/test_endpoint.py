@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import until
 
 PHOTO = SAMPLES / "coffee.jpg"
-USUAL = (1, 1, False, False, None)
+USUAL = (1, 1, False, False, None, None)
 
 
 def upload(client: httpx.Client) -> str:
@@ -71,6 +74,17 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
     assert odd["error"]["detail"] == "captions 'x': must be a whole number"
+
+
+def test_a_link_to_the_page_shows_the_product(server: Server, api: httpx.Client) -> None:
+    tags = re.findall(r"<meta[^>]*(?:og|twitter):[^>]*>", api.get("/").text)
+    said = dict(re.findall(r'"([a-z]+:[a-z]+)" content="([^"]*)"', "".join(tags)))
+    assert len(tags) == len(said) == 5 and "Gradio" not in "".join(tags)
+    assert said["og:title"] == "Captioner" and "A photo in" in said["og:description"]
+    assert said["og:image"] == f"{server.url}/page/preview.jpg"
+    picture = api.get("/page/preview.jpg")
+    with Image.open(io.BytesIO(picture.content)) as drawn, Image.open(PHOTO) as photo:
+        assert drawn.size == photo.size and picture.headers["content-type"] == "image/jpeg"
 
 
 @pytest.mark.parametrize(

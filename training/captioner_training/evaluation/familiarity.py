@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.errors import DataError, ImageError
+from captioner.familiarity import pool
 from captioner.predictor import Captioner
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
@@ -39,21 +40,21 @@ def some_photos(folders: Sequence[Path], split: str, count: int) -> list[Caption
 def pooled_grids(
     captioner: Captioner, images: Sequence[CaptionedImage], *, workers: int = 2
 ) -> Tensor:
-    """Encode photos and take the means (N, D) of their grids."""
+    """Encode photos and pool their grids: (N, D + 1), see captioner.familiarity.pool."""
     loader = make_split_loader(images, captioner.transform, workers=workers, batch_size=_BATCH)
     parts = [
-        captioner.encode(pixels).features.float().mean(dim=1).cpu()
+        pool(captioner.encode(pixels).features)
         for pixels, _ in tqdm(loader, desc="photos", leave=False, disable=None)
     ]
     return torch.cat(parts)
 
 
-def measure_familiarity(captioner: Captioner, means: Tensor, unlike: Path) -> dict[str, object]:
+def measure_familiarity(captioner: Captioner, pooled: Tensor, unlike: Path) -> dict[str, object]:
     """Ask whether photos are told from other pictures.
 
     Args:
         captioner: that knows what is familiar.
-        means: (N, D), of the grids of the photos.
+        pooled: (N, D + 1), the grids of the photos.
         unlike: a folder of pictures of another kind.
 
     Returns:
@@ -65,21 +66,22 @@ def measure_familiarity(captioner: Captioner, means: Tensor, unlike: Path) -> di
     """
     if captioner.trust is None:
         raise DataError("the checkpoint does not know its photos: run `captioner trust`")
-    known, others = captioner.trust.familiarity, _means_of_pictures(captioner, unlike)
-    return {"auroc": auroc(known.distances(means), known.distances(others)), "unlike": len(others)}
+    others = _pooled_pictures(captioner, unlike)
+    known, strange = (torch.tensor(captioner.trust.familiarity.of(one)) for one in (pooled, others))
+    return {"auroc": auroc(known, strange), "unlike": len(others)}
 
 
 def auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Say how often a strange picture is farther out than a familiar one; ties count half.
+    """Say how often a strange picture is less familiar than a familiar one; ties count half.
 
-    The area under the ROC curve, from distances (N,) and (M,) of both kinds.
+    The area under the ROC curve, from the familiarity (N,) and (M,) of both kinds.
     """
-    farther = (strange[:, None] > familiar).double() + 0.5 * (strange[:, None] == familiar)
+    farther = (strange[:, None] < familiar).double() + 0.5 * (strange[:, None] == familiar)
     return float(farther.mean())
 
 
-def _means_of_pictures(captioner: Captioner, folder: Path) -> Tensor:
-    """Encode the pictures of a folder, and take the means (M, D) of their grids."""
+def _pooled_pictures(captioner: Captioner, folder: Path) -> Tensor:
+    """Encode the pictures of a folder, and pool their grids: (M, D + 1)."""
     squares = []
     for path in sorted(folder.iterdir()):
         try:
@@ -89,4 +91,4 @@ def _means_of_pictures(captioner: Captioner, folder: Path) -> Tensor:
     if not squares:
         raise DataError(f"--unlike {folder} has no picture that can be opened")
     parts = torch.split(torch.stack(squares), _BATCH)
-    return torch.cat([captioner.encode(part).features.float().mean(dim=1) for part in parts])
+    return torch.cat([pool(captioner.encode(part).features) for part in parts])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner.errors import CaptionerError
+from captioner.familiarity import pool
 from captioner.predictor import Captioner
 from captioner.trust import Judgement
 from captioner.vision.encoder import Grid
@@ -237,7 +238,7 @@ class CaptionedSplit:
         self.style = captioner.vocabulary.style(self.config.style)
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
-        self._means: list[Tensor] = []  # of the grids of each batch
+        self._pooled: list[Tensor] = []  # the grids of each batch
         self._calibration = Calibration(
             decoder,
             vocabulary=vocabulary,
@@ -270,16 +271,16 @@ class CaptionedSplit:
         )
 
     @property
-    def means(self) -> Tensor:
-        """The means (N, D) of the images' grids."""
-        return torch.cat(self._means)
+    def pooled(self) -> Tensor:
+        """The pooled grids (N, D + 1) of the images; see captioner.familiarity.pool."""
+        return torch.cat(self._pooled)
 
     @cached_property
     def _judged(self) -> list[Judgement] | None:
         if self.captioner.trust is None:
             return None
         made = [[one.hypothesis] for one in self.captioned]
-        return [best for (best,) in self.captioner.trust.judge(self.means, made)]
+        return [best for (best,) in self.captioner.trust.judge(self.pooled, made)]
 
     def facts(self) -> dict[str, object]:
         """Say what made the captions."""
@@ -315,7 +316,7 @@ class CaptionedSplit:
             if names - {"", "person"}:
                 parts["object_boxes"] = partial(object_grounding, self.captioned, boxes)
         if unlike is not None:
-            parts["familiarity"] = partial(measure_familiarity, self.captioner, self.means, unlike)
+            parts["familiarity"] = partial(measure_familiarity, self.captioner, self.pooled, unlike)
         parts |= {name: partial(self._result, name) for name in self._measures}
         if predictions is not None:
             parts["predictions"] = partial(self._write, predictions)
@@ -327,7 +328,7 @@ class CaptionedSplit:
             "score": [float(one.hypothesis.score) for one in self.captioned]
         }
         if self.captioner.trust is not None and self._judged is not None:
-            columns["familiarity"] = self.captioner.trust.familiarity.of(self.means)
+            columns["familiarity"] = self.captioner.trust.familiarity.of(self.pooled)
             columns["trust"] = [one.caption for one in self._judged]
         if "calibration" in self._measures and "calibration" not in self._failed:
             nats, tokens = self._calibration.cross_entropy()
@@ -337,7 +338,7 @@ class CaptionedSplit:
 
     def _measure(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Measure a batch while its grids are there; a failure costs no more than itself."""
-        self._means.append(grid.features.float().mean(dim=1).cpu())
+        self._pooled.append(pool(grid.features))
         for name, one in self._measures.items():
             if name not in self._failed:
                 try:

@@ -43,11 +43,11 @@ _FEWEST = 100  # words
 _SHARES = tuple(share / 20 for share in range(1, 21))
 
 
-def fit_sight(means: Tensor, images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Sight:
+def fit_sight(pooled: Tensor, images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Sight:
     """Learn how often people say words of a photo.
 
     Args:
-        means: (N, D), of the grids of training photos.
+        pooled: (N, D + 1), the grids of training photos; see captioner.familiarity.pool.
         images: these photos with their references.
         vocabulary: of the model; words that stand for one another have a kind each, and are sought
             together.
@@ -60,9 +60,10 @@ def fit_sight(means: Tensor, images: Sequence[CaptionedImage], vocabulary: Vocab
     weights /= weights.mean()  # a photo with more references says more
     common = (shares > 0).sum(dim=0) >= max(_PHOTOS, len(images) / _RARE)
     usual = (weights @ shares) / len(images)
-    middle = means.double().mean(dim=0)
-    width = means.double().std(dim=0).clamp(min=1e-6)
-    offset = (means.double() - middle) / width
+    means = pooled[:, :-1].double()
+    middle = means.mean(dim=0)
+    width = means.std(dim=0).clamp(min=1e-6)
+    offset = (means - middle) / width
     weighted = offset.T * weights.double()
     square = weighted @ offset + _RIDGE * len(images) * torch.eye(len(width), dtype=torch.double)
     slopes = torch.linalg.solve(square, weighted @ (shares - usual)[:, common].double())
@@ -99,7 +100,7 @@ def _words(vocabulary: Vocabulary) -> list[str]:
 
 def fit_trust(
     captioned: Sequence[Captioned],
-    means: Tensor,
+    pooled: Tensor,
     *,
     sight: Sight,
     familiarity: Familiarity,
@@ -109,7 +110,7 @@ def fit_trust(
 
     Args:
         captioned: photos that the model has not learned from, with its captions.
-        means: (N, D), of their grids.
+        pooled: (N, D + 1), their grids.
         sight: of the model.
         familiarity: of the model.
         weights: see captioner.trust.digest_weights.
@@ -119,7 +120,7 @@ def fit_trust(
 
     """
     clues, right = [], []
-    for one, seen in zip(captioned, sight(means), strict=True):
+    for one, seen in zip(captioned, sight(pooled), strict=True):
         kinds = sight.kinds[one.hypothesis.tokens]
         found = word_clues(sight, seen, kinds, one.hypothesis.log_probabilities[:-1])
         clues.append(found[kinds >= 0])
@@ -139,7 +140,7 @@ def fit_trust(
     )
     sums, whole = [], []
     for one, (judged,) in zip(
-        captioned, trust.judge(means, [[one.hypothesis] for one in captioned]), strict=True
+        captioned, trust.judge(pooled, [[one.hypothesis] for one in captioned]), strict=True
     ):
         if judged.caption is not None:
             sums.append([np.log([each for each in judged.words if each is not None]).sum()])

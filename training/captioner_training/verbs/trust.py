@@ -72,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     made = CaptionedSplit(captioner, validation)
     trust = fit_trust(
         made.captioned[::2],
-        made.means[::2],
+        made.pooled[::2],
         sight=fit_sight(seen, train, captioner.vocabulary),
-        familiarity=Familiarity.fit(seen, made.means),
+        familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(expanded(arguments.checkpoint)),
     )
     others = made.captioned[1::2]
-    judged = trust.judge(made.means[1::2], [[one.hypothesis] for one in others])
+    judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])
     found = measure_trust(others, [one for (one,) in judged])
     for kind in ("words", "captions"):
         _tell(kind, found[kind])

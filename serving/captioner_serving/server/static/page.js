@@ -6,10 +6,15 @@ import { percent } from "./sentence.js";
 import * as server from "./server.js";
 import { Viewer } from "./viewer.js";
 
+// A server says so of a record whose trust is below the least one that was asked for.
+const abstained = ({ trust = 0 }, least) => ({
+  title: "No caption that could be trusted",
+  detail: `The best one is ${percent(Math.max(0.01, trust))} likely to be right, and the search settings ask for ${percent(least)} at least.`,
+});
 const NOT_KEPT = "This browser has not kept the photo, and the server keeps none: choose it again.";
 
 export function start(element, props) {
-  const settings = { ...props.settings };  // beam_size, captions, style, check_attention: of the next request
+  const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
   // What is on the page: { key, name, file or sample, photo, settings, record }. `key` is its place in
   // the album, once it is there; `photo` what the viewer shows, the file or the sample's address;
   // without a record it waits for one.
@@ -99,6 +104,7 @@ export function start(element, props) {
 
   function show() {
     const { photo, name, record } = visit, { sentence, head } = here();
+    if (record.review) return viewer.fail(abstained(record, visit.settings.minimum_trust), null);
     viewer.show({ photo, name, record, sentence, head });
     check();
   }
@@ -158,7 +164,7 @@ function listenToSettings(element, settings, props, again, check) {
   const box = element.querySelector(".check input"), style = element.querySelector("select");
   const show = () => {
     for (const slider of sliders) {
-      slider.value = settings[slider.name];
+      slider.value = settings[slider.name] ?? 0;
       element.querySelector("b." + slider.name).textContent = slider.value;
     }
     box.checked = settings.check_attention;
@@ -166,6 +172,7 @@ function listenToSettings(element, settings, props, again, check) {
   };
   style.append(...props.styles.map((name) => new Option(name, name)));
   element.querySelector(".styles").hidden = props.styles.length < 2;
+  element.querySelector(".trusts").hidden = !("minimum_trust" in props.settings);
   style.onchange = () => { settings.style = style.value; again(); };
   box.onchange = () => { settings.check_attention = box.checked; check(); };
   beam.max = props.most;

@@ -59,7 +59,7 @@ def test_a_picture_unlike_all_photos_comes_with_a_warning(visit: Visit, tmp_path
     assert "unlike" not in visit.tab.inner_text('[role="status"]')
 
 
-@pytest.mark.parametrize(("photo", "wrong"), [("astronaut", False), ("rocket", True)])
+@pytest.mark.parametrize(("photo", "wrong"), [("camera", False), ("rocket", True)])
 def test_doubtful_words_are_marked_and_a_caption_that_is_likely_wrong_says_so(
     visit: Visit, photo: str, wrong: bool
 ) -> None:
@@ -85,6 +85,21 @@ def test_doubtful_words_are_marked_and_a_caption_that_is_likely_wrong_says_so(
     visit.settled()
     other = visit.record()
     assert tab.locator(".doubt").is_visible() == (other["trust"] < 0.02)
+
+
+def test_a_caption_below_the_least_trust_is_not_shown(visit: Visit) -> None:
+    tab = visit.tab
+    trust = visit.record()["trust"]
+    tab.locator("summary").click()
+    slider = tab.locator("[name=minimum_trust]")
+    slider.fill("0.5")
+    tab.wait_for_selector('.viewer[data-state="failed"]')
+    said = tab.inner_text(".failure")
+    assert "No caption that could be trusted" in said and "ask for 50 %" in said and trust < 0.5
+    assert not tab.locator(".sentence").is_visible()
+    slider.fill("0")
+    visit.settled()
+    assert visit.record()["trust"] == trust
 
 
 def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
