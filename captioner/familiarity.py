@@ -3,13 +3,13 @@
 The mean of a photo's grid is a point; the points of the training photos make a cloud. How far a
 photo lies from its middle is measured by how wide the cloud is in each direction (Mahalanobis
 distance; Lee et al. 2018, section 2.1). The widest directions are kept one by one, all others share
-one width (probabilistic PCA), so that the statistics are small. Of the photos
-that were kept back from the cloud some share lies farther out than this one.
+one width (probabilistic PCA), so that the statistics are small. Familiarity is the share of photos
+that were kept back from the cloud and lie farther out: 0.5 is an ordinary photo, and 0 one that is
+farther out than all of them.
 
 A flat picture, such as a black one or a page of text, lies near the middle and is no photo: its
-cells are all alike. So there is a second share, of the photos whose cells differ even less.
-Familiarity is twice the smaller share, at most 1, for there are two ways to be odd by chance: of
-photos of the same kind a hundredth is below 0.01, and 0 is farther out or flatter than all.
+cells are all alike. So familiarity is at most ten times the share of photos whose cells differ even
+less. Hardly a photo is as flat as such pictures are, and few photos are called unlike for it.
 
 The statistics are in the file that captioner.trust reads.
 """
@@ -30,6 +30,7 @@ UNFAMILIAR = 0.01
 A warning that ordinary photos get more often would be overlooked where it is true.
 """
 
+_FLAT = 10  # times
 _DIRECTIONS = 64  # 160 kB
 
 
@@ -97,6 +98,6 @@ class Familiarity:
         shares = np.linspace(0, 1, len(self.quantiles))
         farther = 1 - np.interp(far, self.quantiles.numpy(), shares, right=1)
         flatter = np.interp(pooled[:, -1].numpy(), self.spreads.numpy(), shares, left=0)
-        odd = np.minimum(1, 2 * np.minimum(farther, flatter))
-        found: list[float] = np.nan_to_num(odd, nan=0).tolist()
+        least = np.minimum(farther, _FLAT * flatter)
+        found: list[float] = np.nan_to_num(least, nan=0).tolist()
         return found

@@ -55,7 +55,7 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     assert empty == ([None], None)  # it names nothing
     # Of a picture that is no photo a caption is hardly right, whatever its words say.
     flat = replace(trust.familiarity, spreads=torch.tensor([0.9, 1.9]))
-    for spread, most in ((0.5, 0.0), (0.902, 0.004), (0.92, 1.0)):
+    for spread, most in ((0.5, 0.0), (0.9004, 0.004), (0.92, 1.0)):
         ((odd, _),) = replace(trust, familiarity=flat).judge(torch.tensor([[3.0, spread]]), made)
         assert odd.words == judged.words
         assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
