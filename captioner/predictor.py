@@ -24,7 +24,7 @@ from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
 from captioner.paths import bundled_checkpoint
-from captioner.sources import ImageSource, as_source, image_name, is_many
+from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust import Judgement, Trust
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image
@@ -112,18 +112,23 @@ class Captioner:
             trust=Trust.beside(path),
         )
 
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Captioner({self.name!r}, version={self.version!r}, {self.device}, {dtype})"
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
         return self.checkpoint.fingerprint()
 
     @overload
-    def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
+    def caption(  # a str is iterable, but here a path
         self,
         images: ImageSource,
         config: GenerationConfig | None = None,
         *,
         check_attention: bool = False,
+        **settings: Any,
     ) -> Caption: ...
 
     @overload
@@ -134,6 +139,7 @@ class Captioner:
         *,
         errors: Literal["raise"] = "raise",
         check_attention: bool = False,
+        **settings: Any,
     ) -> list[Caption]: ...
 
     @overload
@@ -144,6 +150,7 @@ class Captioner:
         *,
         errors: Literal["return"],
         check_attention: bool = False,
+        **settings: Any,
     ) -> list[Caption | ImageError]: ...
 
     def caption(
@@ -153,18 +160,21 @@ class Captioner:
         *,
         errors: Literal["raise", "return"] = "raise",
         check_attention: bool = False,
+        **settings: Any,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of them, 16 at a time.
 
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
-                array (height, width, channels), a torch tensor (channels, height, width); or an
-                iterable of them. For shapes and ranges see captioner.sources.as_source.
+                array (height, width, channels), a torch tensor (channels, height, width); an
+                iterable of them, or a batch as one array (N, ...). For shapes and ranges see
+                captioner.sources.as_source.
             config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
                 takes the checkpoint's own, which is `generation` of this object.
             errors: of several images: "raise" the first ImageError, or "return" each in the place
                 of its caption.
             check_attention: whether the words of each sentence get their `effect`; takes longer.
+            **settings: fields of the config, such as beam_size=3, in place of its own.
 
         Returns:
             A Caption, or a list in the order of the images.
@@ -172,8 +182,12 @@ class Captioner:
         Raises:
             ImageError: an image cannot be opened, or it is not an image.
             GenerationError: the model's scores are not numbers.
+            ConfigError: there is no such setting, or it is out of range.
 
         """
+        if settings:
+            config = (config or self.generation).changed(**settings)
+        images = split_batch(images)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         if not is_many(images):
