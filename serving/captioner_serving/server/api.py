@@ -14,7 +14,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from captioner import __version__
 from captioner.caption import Caption
@@ -23,11 +24,14 @@ from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.batcher import OnPlace
-from captioner_serving.server.body import Upload, read_form
+from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.door import client_of, visit_of
-from captioner_serving.server.problems import RefusedError, problem
+from captioner_serving.server.links import fetch
+from captioner_serving.server.problems import PROBLEM_TYPE, RefusedError, problem
 from captioner_serving.server.records import (
     LONGEST_PREVIEW,
+    FailedRecord,
+    ServedRecord,
     make_preview,
     needs_preview,
     read_posted,
@@ -35,7 +39,7 @@ from captioner_serving.server.records import (
 )
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["router"]
+__all__ = ["describe", "router"]
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -63,8 +67,11 @@ Service = Annotated[CaptionService, Depends(_service)]
 
 
 class CaptionFields(BaseModel):
-    """The form fields of POST /api/caption beside the images."""
+    """The fields of POST /api/caption beside the images."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    image_url: str | None = None
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: str | None = None
@@ -113,6 +120,32 @@ async def _read(
     return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
 
 
+async def _read_photos(
+    request: Request, service: CaptionService
+) -> tuple[list[Upload], CaptionFields]:
+    """Read what is to be captioned: a form, JSON with base64, or the bytes of one photo alone."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    most = service.config.max_upload
+    if kind.startswith("image/") or kind == "application/octet-stream":
+        service.require_room(client_of(request.scope))
+        return await read_bare(request, CaptionFields, max_bytes=most)
+    if kind == "application/json":
+        service.require_room(client_of(request.scope))
+        count = service.config.queue
+        files, fields = await read_json(request, CaptionFields, max_bytes=most, max_files=count)
+    else:
+        count = service.config.queue
+        files, fields = await _read(request, service, CaptionFields, max_files=count)
+    if fields.image_url is None:
+        return files, fields
+    if not service.config.allow_urls:
+        raise RefusedError(
+            "forbidden", "this server fetches no addresses (--allow-urls): send the photo itself"
+        )
+    address = fields.image_url
+    return [*files, Upload(address, await fetch(address, most=most))], fields
+
+
 async def _read_posted(
     request: Request, service: CaptionService, fields: type[Posted]
 ) -> tuple[Upload, Caption, Posted]:
@@ -131,12 +164,14 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
+    request: str
+    records: list[FailedRecord] | None = None
 
 
 class Records(BaseModel):
     """A record for each image, in order; see docs/records.md for what is in one."""
 
-    records: list[dict[str, Any]]
+    records: list[ServedRecord | FailedRecord]
 
 
 class Health(BaseModel):
@@ -153,7 +188,7 @@ class _Records(Response):
     media_type = "application/json"
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
-        super().__init__(Records.model_construct(records=records).model_dump_json())
+        super().__init__(to_json({"records": records}))
 
 
 _PHOTO = {"type": "string", "format": "binary"}
@@ -173,8 +208,33 @@ def _form(
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
 
 
+def _caption_body() -> dict[str, Any]:
+    """Describe the three bodies that /api/caption takes."""
+    body = _form(CaptionFields, _PHOTOS)
+    content = body["requestBody"]["content"]
+    form = content["multipart/form-data"]["schema"]
+    del form["required"]  # an address will do
+    coded = {"type": "string", "format": "byte", "description": "base64, or a data URL of it"}
+    image = {"anyOf": [coded, {"type": "array", "items": coded}]}
+    properties = {**form["properties"], "image": image}
+    content["application/json"] = {"schema": {**form, "properties": properties}}
+    content["image/*"] = {"schema": _PHOTO}
+    return body
+
+
+def describe(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say of the problems in a description of the API that they are no plain JSON."""
+    for path in schema["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                content = answer.get("content", {})
+                if status >= "400" and "application/json" in content:
+                    content[PROBLEM_TYPE] = content.pop("application/json")
+    return schema
+
+
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
+    status: {"model": Problem, "description": text}
     for status, text in {
         400: "the request is malformed",
         408: "the body arrived too slowly",
@@ -194,7 +254,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "/api/caption",
     response_model=Records,
     responses=_PROBLEMS,
-    openapi_extra=_form(CaptionFields, _PHOTOS),
+    openapi_extra=_caption_body(),
     tags=["captions"],
     summary="Caption one image or many",
 )
@@ -204,14 +264,14 @@ async def caption(request: Request, service: Service) -> Response:
     200 if any image was captioned, else the status of the first one's error. Try
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
-    files, fields = await _read(request, service, CaptionFields, max_files=service.config.queue)
+    files, fields = await _read_photos(request, service)
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
     client = client_of(request.scope)
 
     async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
-        results = await service.caption(
+        results: list[Caption | ImageError] = await service.caption(
             [file.data for file in files],
             config,
             client=client,
@@ -415,11 +475,24 @@ async def _draw(
 # Operation
 
 
+@router.get("/api/live", summary="Whether the process answers", tags=["operation"])
+async def live() -> dict[str, str]:
+    """Say that the process answers, whatever its model does: restart it where it does not."""
+    return {"status": "live"}
+
+
+@router.get(
+    "/api/ready",
+    response_model=Health,
+    responses={503: _PROBLEMS[503]},
+    summary="Whether it takes photos",
+    tags=["operation"],
+)
 @router.get(
     "/api/health",
     response_model=Health,
     responses={503: _PROBLEMS[503]},
-    summary="Whether the model lives",
+    summary="The same as /api/ready",
     tags=["operation"],
 )
 async def health(service: Service) -> dict[str, Any]:

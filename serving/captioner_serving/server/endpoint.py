@@ -43,8 +43,10 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         check_attention: bool = False,
         style: Any = None,
     ) -> dict[str, Any]:
-        """Caption one image, as the record of the command line and the API."""
-        name, path = None, ""
+        """Caption one image, as the record of the command line and the API.
+
+        Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
+        """
         try:
             if not isinstance(image, dict) or "path" not in image:
                 raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
@@ -62,7 +64,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
-            return {"image": name, "error": error.record()}
+            raise gr.Error(str(error), print_exception=False) from error
         return {**caption.record(attention=bool(attention)), "image": name}
 
     with blocks, gr.Group(visible=False):

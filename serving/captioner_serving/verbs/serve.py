@@ -69,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds for a request's body; large ones get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
+    add("--token-file", metavar="FILE",
+        help="let in bearer tokens: a line NAME:TOKEN each, in a file of yours alone")  # fmt: skip
     add("--hash-password", action="store_true",
         help="read USER:PASSWORD from standard input, print USER:HASH, and end")  # fmt: skip
     add("--allowed-host", action="append", default=[], metavar="NAME",
@@ -78,24 +80,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--frame-ancestor", action="append", default=[], metavar="ORIGIN",
         help="pages of this origin may show ours in a frame; may be repeated")  # fmt: skip
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="pages of this origin may call the API; may be repeated")  # fmt: skip
+    add("--allow-urls", action="store_true",
+        help="caption photos by their address too, from public hosts")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
-    from captioner_serving.server.access import is_exposed, read_credentials
+    from captioner_serving.server.access import is_exposed, read_credentials, read_tokens
 
     if arguments.hash_password:
         return _hash_password()
     config = _config(arguments)
     credentials = read_credentials(arguments.auth_file)
+    tokens = read_tokens(arguments.token_file)
     if is_exposed(arguments.auth_file):
         path = arguments.auth_file
         _say(f"warning: others on this machine can read --auth-file {path}: chmod 600 {path}")
     log = _open_log(arguments.log)
     with _listen(config.host, config.port) as listener:
-        application = _load(arguments, config, credentials, log)
+        application = _load(arguments, config, credentials, tokens, log)
         try:
             cut_off = _serve(application, config, listener)
         finally:
@@ -125,6 +132,8 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         allowed_hosts=tuple(arguments.allowed_host),
         trusted_proxies=tuple(arguments.trusted_proxy),
         frame_ancestors=tuple(arguments.frame_ancestor),
+        allowed_origins=tuple(arguments.allow_origin),
+        allow_urls=arguments.allow_urls,
     )
 
 
@@ -145,6 +154,7 @@ def _load(
     arguments: argparse.Namespace,
     config: ServerConfig,
     credentials: Credentials | None,
+    tokens: dict[str, str],
     log: TextIO | None,
 ) -> Application:
     _say("loading the model ...")
@@ -166,6 +176,7 @@ def _load(
         config,
         threads=threads,
         credentials=credentials,
+        tokens=tokens,
         samples=sample_photos(),
         log=log,
         say=lambda text: _say(f"{datetime.now():%H:%M:%S} {text}"),
