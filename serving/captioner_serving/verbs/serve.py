@@ -84,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pages of this origin may call the API; may be repeated")  # fmt: skip
     add("--allow-urls", action="store_true",
         help="caption photos by their address too, from public hosts")  # fmt: skip
+    add("--space", action="store_true",
+        help="as a Space of Hugging Face: any name, behind its proxy, in its frame")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
@@ -94,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.hash_password:
         return _hash_password()
+    if arguments.space:
+        _settle_in_space(arguments)
     config = _config(arguments)
     credentials = read_credentials(arguments.auth_file)
     tokens = read_tokens(arguments.token_file)
@@ -110,6 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
     if cut_off:
         _say(f"stopped; requests cut off: {cut_off}")
     return 1 if cut_off else 0
+
+
+def _settle_in_space(arguments: argparse.Namespace) -> None:
+    """Listen as a Space has to: to all, behind a proxy of a private network, in a frame."""
+    arguments.host = "0.0.0.0"
+    arguments.trusted_proxy.append("10.0.0.0/8")
+    arguments.frame_ancestor.append("https://huggingface.co")
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:

@@ -148,7 +148,8 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     assert {"/api/caption", "/api/overlay", "/api/effect", "/metrics"} <= set(schema["paths"])
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
-        "preview", "image", "image_url", "beam_size", "captions", "style", "attention", "check_attention",
+        "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
+        "check_attention",
     }  # fmt: skip
 
 
