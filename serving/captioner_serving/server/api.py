@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
@@ -25,13 +25,19 @@ from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.batcher import OnPlace
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
+from captioner_serving.server.description import (
+    PHOTO,
+    PROBLEMS,
+    Health,
+    Records,
+    caption_body,
+    form,
+)
 from captioner_serving.server.door import client_of, visit_of
 from captioner_serving.server.links import fetch
-from captioner_serving.server.problems import PROBLEM_TYPE, RefusedError, problem
+from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.records import (
     LONGEST_PREVIEW,
-    FailedRecord,
-    ServedRecord,
     make_preview,
     needs_preview,
     read_posted,
@@ -39,7 +45,7 @@ from captioner_serving.server.records import (
 )
 from captioner_serving.server.service import CaptionService
 
-__all__ = ["describe", "router"]
+__all__ = ["router"]
 
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -157,31 +163,6 @@ async def _read_posted(
 # What is answered
 
 
-class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    request: str
-    records: list[FailedRecord] | None = None
-
-
-class Records(BaseModel):
-    """A record for each image, in order; see docs/records.md for what is in one."""
-
-    records: list[ServedRecord | FailedRecord]
-
-
-class Health(BaseModel):
-    """The server is ready: its model lives, however many wait for it."""
-
-    status: Literal["ready"]
-    version: str
-    model: dict[str, str]
-
-
 class _Records(Response):
     """The records as JSON; they are plain data already, and need no validation."""
 
@@ -191,70 +172,14 @@ class _Records(Response):
         super().__init__(to_json({"records": records}))
 
 
-_PHOTO = {"type": "string", "format": "binary"}
-_PHOTOS = {
-    "type": "array",
-    "items": _PHOTO,
-    "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF",
-}
-
-
-def _form(
-    fields: type[BaseModel], image: dict[str, Any] = _PHOTO, *required: str
-) -> dict[str, Any]:
-    """Describe a form with an image, for the API's documentation."""
-    properties = {"image": image, **fields.model_json_schema()["properties"]}
-    form = {"type": "object", "required": ["image", *required], "properties": properties}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
-def _caption_body() -> dict[str, Any]:
-    """Describe the three bodies that /api/caption takes."""
-    body = _form(CaptionFields, _PHOTOS)
-    content = body["requestBody"]["content"]
-    form = content["multipart/form-data"]["schema"]
-    del form["required"]  # an address will do
-    coded = {"type": "string", "format": "byte", "description": "base64, or a data URL of it"}
-    image = {"anyOf": [coded, {"type": "array", "items": coded}]}
-    properties = {**form["properties"], "image": image}
-    content["application/json"] = {"schema": {**form, "properties": properties}}
-    content["image/*"] = {"schema": _PHOTO}
-    return body
-
-
-def describe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say of the problems in a description of the API that they are no plain JSON."""
-    for path in schema["paths"].values():
-        for operation in path.values():
-            for status, answer in operation["responses"].items():
-                content = answer.get("content", {})
-                if status >= "400" and "application/json" in content:
-                    content[PROBLEM_TYPE] = content.pop("application/json")
-    return schema
-
-
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
-    for status, text in {
-        400: "the request is malformed",
-        408: "the body arrived too slowly",
-        413: "more bytes or images than the server accepts",
-        415: "not an image in a known format, or not multipart/form-data",
-        422: "a broken, empty or too large image, or a field out of range",
-        500: "the server failed; its log says how",
-        503: "busy, short of memory or shutting down; Retry-After says when to come again",
-    }.items()
-}
-
-
 # Captions
 
 
 @router.post(
     "/api/caption",
     response_model=Records,
-    responses=_PROBLEMS,
-    openapi_extra=_caption_body(),
+    responses=PROBLEMS,
+    openapi_extra=caption_body(CaptionFields),
     tags=["captions"],
     summary="Caption one image or many",
 )
@@ -390,8 +315,8 @@ async def _disconnected(request: Request) -> None:
 @router.post(
     "/api/effect",
     response_model=Records,
-    responses=_PROBLEMS,
-    openapi_extra=_form(RecordFields, _PHOTO, "record"),
+    responses=PROBLEMS,
+    openapi_extra=form(RecordFields, PHOTO, "record"),
     tags=["captions"],
     summary="Check the words of a record",
 )
@@ -409,7 +334,7 @@ async def effect(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/overlay",
-    openapi_extra=_form(OverlayFields, _PHOTO, "record"),
+    openapi_extra=form(OverlayFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -422,7 +347,7 @@ async def overlay(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/sheet",
-    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -435,7 +360,7 @@ async def sheet(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/animation",
-    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -484,14 +409,14 @@ async def live() -> dict[str, str]:
 @router.get(
     "/api/ready",
     response_model=Health,
-    responses={503: _PROBLEMS[503]},
+    responses={503: PROBLEMS[503]},
     summary="Whether it takes photos",
     tags=["operation"],
 )
 @router.get(
     "/api/health",
     response_model=Health,
-    responses={503: _PROBLEMS[503]},
+    responses={503: PROBLEMS[503]},
     summary="The same as /api/ready",
     tags=["operation"],
 )

@@ -37,9 +37,10 @@ from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
-from captioner_serving.server.api import describe, router
+from captioner_serving.server.api import router
 from captioner_serving.server.body import Limits
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.description import describe
 from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
 from captioner_serving.server.log import AccessLog

@@ -31,15 +31,12 @@ _ARENAS = 4
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
   captioner serve
-  captioner serve --port 8000 --checkpoint mine.safetensors
   captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
   captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
-  curl -F image=@photo.jpg -F attention=true http://127.0.0.1:7860/api/caption
 
-The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password
-can also come from the environment variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the
-captions that were accepted, and ends with status 0. After half a minute, or a second Ctrl-C, what
-is left is cut off, and the status is 1."""
+The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password can
+also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the captions that were
+accepted: status 0. What half a minute or a second Ctrl-C cuts off: status 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from captioner.predictor import Captioner
 from captioner_serving.batch.inputs.networks import PublicTransport
 from captioner_serving.server import links
 from captioner_serving.server.access import Credentials
-from captioner_serving.server.api import Records
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.description import Records
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
 
@@ -68,7 +68,7 @@ def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
         (b'{"image": "%"}', 400, "base64"),
         (b'{"image": 7}', 400, "base64"),
         (json.dumps({"image": CODED, "beam": 3}).encode(), 422, "beam is '3'"),
-        (json.dumps({"image": CODED, "beam_size": 0}).encode(), 422, "beam_size is 0"),
+        (json.dumps({"image": CODED, "beam_size": 0}).encode(), 422, "beam_size is '0'"),
         (json.dumps({"image": [""] * 65}).encode(), 413, "at most 64 images"),
     ):
         json_body = {"Content-Type": "application/json"}
