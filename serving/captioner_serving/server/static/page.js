@@ -170,7 +170,7 @@ export function start(element, props) {
   }
 
   function clear() {
-    for (const each of visits) each.job?.abort();
+    for (const each of visits) { each.job?.abort(); clearTimeout(each.writing); }
     checking?.abort();
     visits = [];
     visit = null;
