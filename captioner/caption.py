@@ -8,13 +8,15 @@ from html import escape
 from operator import index
 from typing import Any, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
-from captioner.drawing.overlay import Look, Panel, overlay
+from captioner.drawing.overlay import WHOLE, Look, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
 from captioner.familiarity import UNFAMILIAR
@@ -72,6 +74,26 @@ class Word:
         if not 1 <= head <= len(heads):
             raise ConfigError(f"there is no head {head}: they go from 1 to {len(heads)}")
         return heads[head - 1]
+
+    def attention_map(
+        self,
+        size: tuple[int, int],
+        *,
+        box: Box = WHOLE,
+        head: int | None = None,
+        smooth: bool = True,
+    ) -> NDArray[np.float32]:
+        """Spread the attention over a photo of a size (width, height): an array (height, width).
+
+        It sums to 1. `box` is the caption's, where the grid covers no more than a part of the
+        photo: outside it is 0. With `smooth=False` every cell of the grid is even.
+
+        Raises ConfigError: the model does not attend, or there is no such head.
+        """
+        weights = self.map(head)
+        if weights is None:
+            raise ConfigError("the model captions without attention: there is no map")
+        return attention_density(weights, size, box=box, smooth=smooth)
 
     def shown(self, head: int | None = None) -> str:
         """Name what `map` gives, as pictures do; nothing where there is but one head."""
@@ -277,6 +299,26 @@ class Caption:
         """
         weights = self.panels(head)[self.find_word(word)].weights
         return overlay(self.open_photo(), weights, box=self.box, **look)
+
+    def attention_map(
+        self, word: str | int | None = None, *, head: int | None = None, smooth: bool = True
+    ) -> NDArray[np.float32]:
+        """Spread the attention of one word over the photo's pixels: an array (height, width).
+
+        It sums to 1, and is 0 where the grid saw nothing of the photo.
+
+        Args:
+            word: as for `find_word`.
+            head: one head's attention, from 1; None: the mean of all.
+            smooth: from cell to cell in straight lines; False: every cell is even.
+
+        Raises:
+            ConfigError: there is no such word or head, or the model does not attend.
+            ImageError: the photo is no longer there.
+
+        """
+        found = self.words[self.find_word(word)]
+        return found.attention_map(self.open_photo().size, box=self.box, head=head, smooth=smooth)
 
     def contact_sheet(self, *, head: int | None = None, **look: Unpack[Look]) -> Image.Image:
         """Draw the photo and every word's attention side by side: the paper's figure 3.

@@ -14,9 +14,10 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from captioner import __version__
 from captioner.errors import CaptionerError, ConfigError
@@ -54,6 +55,21 @@ VERBS = {
         "captioner_training.verbs.trust", "let a checkpoint say how far it can be trusted"
     ),
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says which option or verb a misspelt one may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser."""
+        option = re.search(r"unrecognized arguments: .*?(--[\w.-]+)", message)
+        verb = re.search(r"argument VERB: invalid choice: '([^']*)'", message)
+        if misspelt := option or verb:
+            known = self._option_string_actions if option else VERBS
+            near = get_close_matches(misspelt[1], known, 1)
+            message += f"; did you mean {near[0]}?" if near else ""
+        super().error(message)
+
 
 _EPILOG = """Run 'captioner VERB --help' for the options of a verb, with examples.
 
@@ -106,7 +122,7 @@ def _dispatch(arguments: list[str]) -> int:
         return _run(*arguments)
     width = max(map(len, VERBS))
     table = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="captioner",
         usage="captioner [--version] VERB ...",
         description=f"A photo in, a sentence out, and where each word comes from.\n\n{table}",
@@ -123,7 +139,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _run(name: str, *arguments: str) -> int:
     verb = import_module(VERBS[name].module)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"captioner {name}",
         description=verb.HELP,
         epilog=verb.EXAMPLES,

@@ -25,7 +25,7 @@ from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
 from captioner.paths import bundled_checkpoint
-from captioner.sources import ImageSource, as_source, image_name, is_many
+from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust import Judgement, Trust
 from captioner.vision.encoder import Grid
 from captioner.vision.image import MAX_PIXELS, FileSource, open_image
@@ -113,19 +113,24 @@ class Captioner:
             trust=Trust.beside(path),
         )
 
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Captioner({self.name!r}, version={self.version!r}, {self.device}, {dtype})"
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
         return self.checkpoint.fingerprint()
 
     @overload
-    def caption(  # type: ignore[overload-overlap]  # a str is iterable, but here a path
+    def caption(  # a str is iterable, but here a path
         self,
         images: ImageSource,
         config: GenerationConfig | None = None,
         *,
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        **settings: Any,
     ) -> Caption: ...
 
     @overload
@@ -137,6 +142,7 @@ class Captioner:
         errors: Literal["raise"] = "raise",
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        **settings: Any,
     ) -> list[Caption]: ...
 
     @overload
@@ -148,6 +154,7 @@ class Captioner:
         errors: Literal["return"],
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        **settings: Any,
     ) -> list[Caption | ImageError]: ...
 
     def caption(
@@ -158,29 +165,36 @@ class Captioner:
         errors: Literal["raise", "return"] = "raise",
         check_attention: bool = False,
         minimum_trust: float | None = None,
+        **settings: Any,
     ) -> Caption | list[Caption] | list[Caption | ImageError]:
         """Caption one image, or any number of them, 16 at a time.
 
         Args:
             images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
-                array (height, width, channels), a torch tensor (channels, height, width); or an
-                iterable of them. For shapes and ranges see captioner.sources.as_source.
+                array (height, width, channels), a torch tensor (channels, height, width); an
+                iterable of them, or a batch as one array (N, ...). For shapes and ranges see
+                captioner.sources.as_source.
             config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
                 takes the checkpoint's own, which is `generation` of this object.
             errors: of several images: "raise" the first ImageError, or "return" each in the place
                 of its caption.
             check_attention: whether the words of each sentence get their `effect`; takes longer.
             minimum_trust: a caption that is less likely to be right, 0 to 1, is an UntrustedError.
+            **settings: fields of the config, such as beam_size=3, in place of its own.
 
         Returns:
             A Caption, or a list in the order of the images.
 
         Raises:
             ImageError: an image cannot be opened, is not an image, or its caption is not trusted.
-            ConfigError: there is no such style, or `minimum_trust` cannot be told; see check_trust.
+            ConfigError: there is no such style or setting, one is out of range, or `minimum_trust`
+                cannot be told; see check_trust.
             GenerationError: the model's scores are not numbers.
 
         """
+        if settings:
+            config = (config or self.generation).changed(**settings)
+        images = split_batch(images)
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         self.check_trust(minimum_trust)

@@ -17,7 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
 from captioner.vision.image import FileSource
 
-__all__ = ["ImageSource", "as_source", "image_name", "is_many"]
+__all__ = ["ImageSource", "NamedBytes", "as_source", "image_name", "is_many", "split_batch"]
 
 _LARGEST = 64 * 2**20  # bytes of a download: six times the JPEG of a good camera
 _SILENCE, _PATIENCE = 15.0, 60.0  # seconds: without a byte, and for the whole download
@@ -27,7 +27,7 @@ _TAKEN = (
     "a numpy array of shape (height, width), (height, width, 3) or (height, width, 4), "
     "or a torch tensor of shape (1, 3 or 4, height, width)"
 )
-_RANGES = "integers run from 0 to 255, floats from 0 to 1"
+_RANGES = "integers run from 0 to 255, uint16 to 65535, floats from 0 to 1"
 
 
 class _ArrayImage(Protocol):
@@ -40,8 +40,8 @@ ImageSource = FileSource | BinaryIO | Image.Image | _ArrayImage
 """What `as_source` takes."""
 
 
-class Download(bytes):
-    """The bytes of an image from the web; records and errors call it by its address."""
+class NamedBytes(bytes):
+    """The bytes of an image from elsewhere; records and errors call it by its name or address."""
 
     name: str
 
@@ -60,9 +60,25 @@ def is_many(images: object) -> bool:
     return isinstance(images, Iterable)
 
 
+def split_batch(images: Any) -> Any:
+    """Give the images of a batch, an array of four dimensions; all else comes back as it is.
+
+    A torch tensor is (N, channels, height, width), as networks have it; a numpy array that too,
+    or (N, height, width, channels).
+    """
+    if getattr(images, "ndim", None) != 4:
+        return images
+    if isinstance(images, torch.Tensor):
+        return list(images)
+    batch = np.asarray(images)
+    if batch.shape[3] not in (1, 3, 4) and batch.shape[1] in (1, 3, 4):
+        batch = batch.transpose(0, 2, 3, 1)
+    return list(batch)
+
+
 def image_name(source: object) -> str | None:
     """The path or address of a source as it was given, or None."""
-    if isinstance(source, Download):
+    if isinstance(source, NamedBytes):
         return source.name
     return os.fspath(source) if isinstance(source, str | os.PathLike) else None
 
@@ -145,17 +161,16 @@ def _from_array(values: Any, kind: str, shape: tuple[int, ...]) -> Image.Image:
         raise ImageEmptyError(f"{what} has no pixels")
     if values.dtype.kind not in "uif":
         raise ImageTypeError(f"{what} does not hold numbers: {_RANGES}")
-    low, high, most = values.min(), values.max(), 1 if values.dtype.kind == "f" else 255
+    most = 1 if values.dtype.kind == "f" else 65535 if values.dtype == np.uint16 else 255
+    low, high = values.min(), values.max()
     if not (low >= 0 and high <= most):  # so written, it refuses nan too
         raise ImageTypeError(f"{what} runs from {low} to {high}: {_RANGES}")
-    pixels = (
-        (values * (255 / most)).round().astype("uint8") if most == 1 else values.astype("uint8")
-    )
+    pixels = (values if most == 255 else (values * (255 / most)).round()).astype("uint8")
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
-def _from_address(name: str) -> str | Download:
-    """Download an address; a path stays as it is."""
+def _from_address(name: str) -> str | NamedBytes:
+    """NamedBytes an address; a path stays as it is."""
     scheme = re.match(r"([a-zA-Z][\w+.-]+)://", name)
     if not scheme:
         return name
@@ -164,7 +179,7 @@ def _from_address(name: str) -> str | Download:
     return _download(name)
 
 
-def _download(address: str) -> Download:
+def _download(address: str) -> NamedBytes:
     import httpx  # half a second, for the few who need it
 
     data, start = bytearray(), time.monotonic()
@@ -190,6 +205,6 @@ def _download(address: str) -> Download:
         raise ImageNotFoundError(
             f"{address} cannot be downloaded ({reason}): check the address and the connection"
         ) from error
-    download = Download(data)
+    download = NamedBytes(data)
     download.name = address
     return download

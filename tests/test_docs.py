@@ -44,8 +44,8 @@ def test_every_error_that_the_server_answers_with_is_listed() -> None:
         for statuses, kinds in table
         for kind in re.findall("`(.*?)`", kinds)
     }
-    # Of a file on disk, of any Python object, the root of those, and of nobody who could read it.
-    elsewhere = {"image-not-found", "image-type", "image-error", "client-gone"}
+    # Of any Python object, the root of all, and of nobody who could read it.
+    elsewhere = {"image-type", "image-error", "client-gone"}
     answered = {kind: status for kind, (status, _) in problems.KINDS.items()} | {
         kind.type: problems.status_of(kind)
         for kind in _kinds(CaptionerError)
@@ -68,7 +68,7 @@ def test_the_python_of_the_documents_runs(
     monkeypatch.chdir(tmp_path)
     first, second = (run(name) for name in ("README.md", "docs/records.md"))
     assert capsys.readouterr().out.startswith(str(first["caption"]))
-    assert (tmp_path / "cup.png").exists() and (tmp_path / "sheet.png").exists()
+    assert (tmp_path / "cup.png").exists() and (tmp_path / "attention.png").exists()
     good, bad = second["results"]
     assert isinstance(good, Caption) and len(good.alternatives) == 2
     assert isinstance(bad, ImageNotFoundError)

@@ -21,12 +21,16 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from PIL import Image, ImageChops
 
 from captioner.errors import ConfigError
 from captioner.vision.transform import Box
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "COLORS",
@@ -40,6 +44,7 @@ __all__ = [
     "Look",
     "Panel",
     "Weights",
+    "attention_density",
     "attention_map",
     "blend",
     "color_scale",
@@ -151,6 +156,34 @@ def attention_map(
         still = [min(level, max(0, (level - 4) * 4 // 3)) for level in range(256)]
         result.paste(heat.convert("L").point(still), (x0, y0))
     return result
+
+
+def attention_density(
+    weights: Weights, size: tuple[int, int], *, box: Box = WHOLE, smooth: bool = True
+) -> NDArray[np.float32]:
+    """Spread one word's attention over the pixels of a photo of a size (width, height).
+
+    Gives an array (height, width). It sums to 1 and is 0 outside the box. What lay on a padded
+    border, outside the photo, is left out. `smooth` goes from cell to cell in straight lines;
+    else each cell is even.
+
+    Raises ConfigError as for `overlay`.
+    """
+    import numpy as np  # --help needs none
+
+    _heat_grid(weights)  # refuses what is no table
+    cells = Image.fromarray(np.asarray(weights, dtype=np.float32))
+    x0, x1, left, right = _span(size[0], cells.width, box[0], box[2])
+    y0, y1, top, bottom = _span(size[1], cells.height, box[1], box[3])
+    density = np.zeros((size[1], size[0]), dtype=np.float32)
+    if x0 < x1 and y0 < y1:
+        method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+        seen = cells.resize((x1 - x0, y1 - y0), method, box=(left, top, right, bottom))
+        density[y0:y1, x0:x1] = np.asarray(seen)
+        total = density.sum(dtype=np.float64)
+        if total > 0:
+            density /= total
+    return density
 
 
 @cache

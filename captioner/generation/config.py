@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Interval
@@ -88,6 +89,22 @@ class GenerationConfig:
                 f"minimum_length {self.minimum_length} is out of range: it is at most "
                 f"maximum_length, {self.maximum_length}"
             )
+
+    def changed(self, **settings: Any) -> GenerationConfig:
+        """These settings with some of them changed; a beam becomes as wide as `captions` needs.
+
+        Raises ConfigError: there is no such setting, or it is out of range.
+        """
+        known = [field.name for field in fields(self)]
+        for name in settings:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise ConfigError(f"there is no setting {name!r}: {meant}")
+        captions = settings.get("captions")
+        if isinstance(captions, int) and "beam_size" not in settings:
+            settings["beam_size"] = max(self.beam_size, min(captions, MAX_BEAM_SIZE))
+        return replace(self, **settings)
 
     def asked(
         self, *, beam_size: int | None = None, captions: int = 1, style: str | None = None

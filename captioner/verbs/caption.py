@@ -54,7 +54,9 @@ _FIELD = re.compile(r"\{[^{}]*\}")  # of the name of a picture
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("photos", nargs="+", metavar="PHOTO", help="an image file")
+    parser.add_argument(
+        "photos", nargs="+", metavar="PHOTO", help="an image file; - reads standard input"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON record per photo")
     parser.add_argument(
         "--attention", action="store_true", help="put each word's attention into the records"
@@ -198,7 +200,7 @@ def _captions(
     for start in range(0, len(arguments.photos), BATCH):
         batch = arguments.photos[start : start + BATCH]
         results = captioner.caption(
-            batch,
+            [_piped() if photo == "-" else photo for photo in batch],
             config,
             errors="return",
             check_attention=arguments.check_attention,
@@ -212,6 +214,15 @@ def _captions(
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
             yield result
+
+
+def _piped() -> bytes:
+    """Read the photo on standard input, which records and errors call "-"."""
+    from captioner.sources import NamedBytes
+
+    piped = NamedBytes(sys.stdin.buffer.read())
+    piped.name = "-"
+    return piped
 
 
 def _print_record(record: dict[str, Any]) -> None:
@@ -270,6 +281,8 @@ def plan_pictures(
             Captioner did not draw.
 
     """
+    if list(photos).count("-") > 1:
+        raise ConfigError("- is there twice: standard input holds one photo")
     for option, pattern in patterns.items():
         _check_pattern(option, pattern, several=len(photos) > 1)
     plan = [
@@ -334,5 +347,6 @@ def _check_pattern(option: str, pattern: str, *, several: bool) -> None:
 
 def _fill(pattern: str, photo: str, number: int) -> str:
     path = urlsplit(photo).path if is_web_address(photo) else photo
-    values = {"{name}": Path(path).stem or "photo", "{number}": str(number)}
+    stem = "" if path == "-" else Path(path).stem
+    values = {"{name}": stem or "photo", "{number}": str(number)}
     return _FIELD.sub(lambda match: values[match[0]], pattern)

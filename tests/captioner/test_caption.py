@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -91,6 +92,29 @@ def test_the_overlay_is_that_of_the_word(caption: Caption) -> None:
     # The second word looks at the cell in row 1, column 1 of 2 x 3.
     lit = [by_position.getpixel(at) != plain.getpixel(at) for at in ((45, 45), (45, 15), (75, 45))]
     assert lit == [True, False, False]
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_attention_is_spread_over_the_pixels_and_sums_to_one(
+    caption: Caption, smooth: bool
+) -> None:
+    """On a photo of 90 x 60 the second word looks at the middle of the lower row."""
+    density = caption.attention_map("cup", smooth=smooth)
+    assert density.shape == (60, 90) and density.dtype == np.float32
+    assert density.sum() == pytest.approx(1, abs=1e-5) and density.min() >= 0
+    assert np.unravel_index(density.argmax(), density.shape) >= (30, 30)
+    seen = density[30:, 30:60].sum()
+    assert seen == pytest.approx(1, abs=1e-5) if not smooth else seen > 0.5
+    right = replace(caption, box=Box(0.5, 0, 1, 1)).attention_map("cup", smooth=smooth)
+    assert not right[:, :45].any() and right.sum() == pytest.approx(1, abs=1e-5)
+    padded = replace(caption, box=Box(0, -0.5, 1, 1.5)).attention_map(1, smooth=smooth)
+    assert padded.sum() == pytest.approx(1, abs=1e-5)  # of what lay on the photo
+    other = caption.words[1].attention_map((30, 20), smooth=smooth)
+    assert other.shape == (20, 30) and other[10:, 10:20].sum() == pytest.approx(seen, abs=0.05)
+    with pytest.raises(ConfigError, match="no head 2"):
+        caption.attention_map(1, head=2)
+    with pytest.raises(ConfigError, match="without attention"):
+        Word(text="a", probability=1).attention_map((3, 3))
 
 
 def test_a_notebook_shows_every_word_and_escapes_it(caption: Caption, photo: Path) -> None:

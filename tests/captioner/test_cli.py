@@ -75,6 +75,9 @@ def test_wrong_usage_is_a_sentence(
         "shout": (2, "invalid choice: 'shout'"),
         "caption": (2, "PHOTO"),
         f"caption {name} --sheep x": (2, "unrecognized arguments: --sheep"),
+        f"caption {name} --overley x": (2, "did you mean --overlay?"),
+        "capton": (2, "did you mean caption?"),
+        "caption - -": (2, "standard input holds one photo"),
         f"caption {name} --attention": (2, "it needs --json"),
         f"caption {name} --word dog": (2, "it needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "put {name} into it"),
@@ -147,6 +150,19 @@ def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:
     assert error["image"] == str(missing)
     assert error["error"]["type"] == "image-not-found"
     assert str(missing) in error["error"]["detail"]
+
+
+def test_a_photo_comes_by_standard_input(
+    run_captioner: Run, tiny_file: Path, photo: Path, tmp_path: Path
+) -> None:
+    (name := tmp_path / "sheets").mkdir()
+    sheet = f"{name}/{{name}}.png"
+    with photo.open("rb") as file:
+        line = ("caption", "-", "--json", "--checkpoint", tiny_file, "--sheet", sheet)
+        result = run_captioner(*line, stdin=file)
+    assert json.loads(result.stdout)["image"] == "-" and (name / "photo.png").exists()
+    alone = run_captioner("caption", photo, "--json", "--checkpoint", tiny_file)
+    assert json.loads(alone.stdout)["caption"] == json.loads(result.stdout)["caption"]
 
 
 def test_pictures(run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path) -> None:

@@ -147,3 +147,17 @@ def test_bfloat16_where_the_cpu_has_it(
     monkeypatch.setattr("captioner.device.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert best_dtype(torch.device("cpu")) == (getattr(torch, dtype), reason)
+
+
+def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
+    config = GenerationConfig(beam_size=3, captions=2)
+    assert captioner.caption(photo, beam_size=3, captions=2) == captioner.caption(photo, config)
+    assert len(captioner.caption(photo, config, captions=7).alternatives) == 6
+    with pytest.raises(ConfigError, match="'beam_sise': did you mean beam_size"):
+        captioner.caption(photo, beam_sise=3)
+    with pytest.raises(ConfigError, match="beam_size 0"):
+        captioner.caption(photo, beam_size=0)
+
+
+def test_it_says_which_model_it_is_and_where(captioner: Captioner) -> None:
+    assert repr(captioner) == "Captioner('tiny', version='1', cpu, float32)"

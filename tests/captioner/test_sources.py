@@ -23,7 +23,7 @@ from captioner import (
     sources,
 )
 from captioner.errors import ImageEmptyError, ImageTooLargeError
-from captioner.sources import as_source, is_many
+from captioner.sources import as_source, is_many, split_batch
 from captioner.vision.image import open_image
 
 COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])
@@ -40,6 +40,7 @@ def pixels(source: Any) -> list[Any]:
         COLORS.astype("uint8"),
         COLORS,  # int64
         COLORS / 255,
+        (COLORS * 257).astype("uint16"),
         (COLORS / 255).astype("float32"),
         np.asfortranarray(COLORS.astype("uint8")),
         torch.from_numpy(COLORS).permute(2, 0, 1),
@@ -102,6 +103,24 @@ def test_a_file_object_is_read_from_its_position(tmp_path: Path) -> None:
     assert as_source(memoryview(b"photo")) == b"photo"
     with pytest.raises(ImageNotFoundError, match=r"cannot be read .*closed file"):
         as_source(file)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        np.stack([COLORS, COLORS[::-1]]).astype("uint8"),
+        np.stack([COLORS, COLORS[::-1]]).transpose(0, 3, 1, 2) / 255,
+        torch.from_numpy(np.stack([COLORS, COLORS[::-1]])).permute(0, 3, 1, 2),
+    ],
+)
+def test_a_batch_is_its_images(batch: Any) -> None:
+    first, second = split_batch(batch)
+    assert pixels(first) == pixels(COLORS) and pixels(second) == pixels(COLORS[::-1])
+
+
+def test_a_batch_of_none_has_no_captions(captioner: Captioner) -> None:
+    assert captioner.caption(np.zeros((0, 3, 8, 8))) == []
+    assert len(captioner.caption(torch.zeros(2, 3, 8, 8))) == 2
 
 
 def test_long_lists_go_through_in_batches(

@@ -15,6 +15,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ __all__ = [
     "hash_password",
     "is_exposed",
     "read_credentials",
+    "read_tokens",
 ]
 
 AUTH_VARIABLE = "CAPTIONER_AUTH"
@@ -40,6 +42,8 @@ AUTH_VARIABLE = "CAPTIONER_AUTH"
 
 # scrypt as passlib and others write it, at 16 MB and some 40 ms a guess: salt and digest.
 _HASH = re.compile(r"\$scrypt\$ln=14,r=8,p=1\$([A-Za-z0-9+/]{22})\$([A-Za-z0-9+/]{43})")
+
+_TOKEN = re.compile(r"[\w.~+/-]{16,}=*", re.ASCII)  # of RFC 6750, and long enough not to be guessed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,39 @@ def read_credentials(path: str | None) -> Credentials | None:
     return credentials
 
 
+def read_tokens(path: str | None) -> dict[str, str]:
+    """Read bearer tokens from a file, a line NAME:TOKEN each; none without a file.
+
+    Raises:
+        ConfigError: the file cannot be read, others can read it, or a line is none.
+
+    """
+    if path is None:
+        return {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from error
+    if is_exposed(path):
+        raise ConfigError(
+            f"others on this machine can read --token-file {path}: run chmod 600 {path}"
+        )
+    tokens = {}
+    for number, line in enumerate(lines, 1):
+        name, _, token = line.strip().partition(":")
+        if line.strip() and not (name and _TOKEN.fullmatch(token)):
+            raise ConfigError(
+                f"line {number} of --token-file {path} is no NAME:TOKEN with a token of 16 "
+                "characters or more: make one with openssl rand -hex 32"
+            )
+        if name:
+            tokens[name] = token
+    if not tokens:
+        raise ConfigError(f"--token-file {path} has no line NAME:TOKEN")
+    return tokens
+
+
 def is_exposed(path: str | None) -> bool:
     """Whether others than its owner can read a file."""
     return path is not None and os.name == "posix" and bool(Path(path).stat().st_mode & 0o044)
@@ -128,14 +165,30 @@ _ATTEMPTS, _MINUTE, _CLIENTS = 10, 60.0, 10_000
 
 
 class Access:
-    """Lets requests pass that carry the credentials, if there are any, as HTTP Basic (RFC 7617).
+    """Lets requests pass that carry the credentials, or a token, where there are any.
 
-    Every browser asks for them, curl has -u, and gradio_client takes a header.
+    The credentials come as HTTP Basic (RFC 7617): every browser asks for them, curl has -u, and
+    gradio_client takes a header. Tokens come as Bearer (RFC 6750).
+
+    Args:
+        app: what stands behind it.
+        credentials: of everybody who has no token.
+        tokens: by the names of those who have them.
+        origins: other sites whose pages may call the API.
+
     """
 
-    def __init__(self, app: ASGIApp, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        credentials: Credentials | None,
+        tokens: Mapping[str, str] | None = None,
+        origins: Sequence[str] = (),
+    ) -> None:
         self.app = app
         self._credentials = credentials
+        self._tokens = tokens or {}
+        self._origins = origins
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
         # A hash is slow and large on purpose: one at a time, and what it accepted is remembered.
         self._hashing = asyncio.Lock()
@@ -152,26 +205,45 @@ class Access:
         return await self.app(scope, receive, send)
 
     async def _admit(self, scope: Scope, headers: Headers) -> None:
-        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers):
+        may_cross = headers.get("origin") in self._origins and visit_of(scope).is_api
+        if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not may_cross:
             raise RefusedError(
                 "cross-site",
                 "the browser says that a page of another site sent this: open our own page",
             )
-        if self._credentials is None:
+        if self._credentials is None and not self._tokens:
             return
-        given = _basic(headers.get("authorization", ""))
-        if not await self._accepts(self._credentials, given, client_of(scope)):
+        user = await self._user_of(headers.get("authorization", ""), client_of(scope))
+        if user is None:
             raise RefusedError(
                 "unauthorized",
-                "send the user and password that the server was started with, as HTTP Basic",
+                "send the user and password that the server was started with, as HTTP Basic, or "
+                "one of its tokens, as Bearer",
                 {"WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'},
             )
-        visit_of(scope).user = self._credentials.user
+        visit_of(scope).user = user
 
-    async def _accepts(self, credentials: Credentials, given: bytes | None, client: str) -> bool:
+    async def _user_of(self, header: str, client: str) -> str | None:
+        """Name who sends a header; None: nobody who may come in."""
         self._require_patience(client)
-        if given is None:
-            return False
+        scheme, _, value = header.partition(" ")
+        if scheme.lower() == "bearer" and self._tokens:
+            given = value.strip().encode()
+            found = [
+                name
+                for name, token in self._tokens.items()
+                if hmac.compare_digest(given, token.encode())
+            ]
+            if not found:
+                self._count_failure(client)
+            return found[0] if found else None
+        password = _basic(header)
+        if password is None or self._credentials is None:
+            return None
+        good = await self._accepts(self._credentials, password, client)
+        return self._credentials.user if good else None
+
+    async def _accepts(self, credentials: Credentials, given: bytes, client: str) -> bool:
         if not credentials.hashed:
             good = credentials.match(given)
         else:
@@ -184,10 +256,13 @@ class Access:
             if good:
                 self._accepted = digest
         if not good:
-            self._failures.setdefault(client, []).append(time.monotonic())
-            while len(self._failures) > _CLIENTS:
-                self._failures.popitem(last=False)
+            self._count_failure(client)
         return good
+
+    def _count_failure(self, client: str) -> None:
+        self._failures.setdefault(client, []).append(time.monotonic())
+        while len(self._failures) > _CLIENTS:
+            self._failures.popitem(last=False)
 
     def _require_patience(self, client: str) -> None:
         """Refuse a client that has guessed too often, right or wrong."""

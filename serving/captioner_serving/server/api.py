@@ -8,13 +8,14 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from captioner import __version__
 from captioner.caption import Caption
@@ -23,8 +24,17 @@ from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner_serving.server.batcher import OnPlace
-from captioner_serving.server.body import Upload, read_form
+from captioner_serving.server.body import Upload, read_bare, read_form, read_json
+from captioner_serving.server.description import (
+    PHOTO,
+    PROBLEMS,
+    Health,
+    Records,
+    caption_body,
+    form,
+)
 from captioner_serving.server.door import client_of, visit_of
+from captioner_serving.server.links import fetch
 from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.records import (
     LONGEST_PREVIEW,
@@ -63,8 +73,11 @@ Service = Annotated[CaptionService, Depends(_service)]
 
 
 class CaptionFields(BaseModel):
-    """The form fields of POST /api/caption beside the images."""
+    """The fields of POST /api/caption beside the images."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    image_url: str | None = None
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: str | None = None
@@ -114,6 +127,32 @@ async def _read(
     return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
 
 
+async def _read_photos(
+    request: Request, service: CaptionService
+) -> tuple[list[Upload], CaptionFields]:
+    """Read what is to be captioned: a form, JSON with base64, or the bytes of one photo alone."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    most = service.config.max_upload
+    if kind.startswith("image/") or kind == "application/octet-stream":
+        service.require_room(client_of(request.scope))
+        return await read_bare(request, CaptionFields, max_bytes=most)
+    if kind == "application/json":
+        service.require_room(client_of(request.scope))
+        count = service.config.queue
+        files, fields = await read_json(request, CaptionFields, max_bytes=most, max_files=count)
+    else:
+        count = service.config.queue
+        files, fields = await _read(request, service, CaptionFields, max_files=count)
+    if fields.image_url is None:
+        return files, fields
+    if not service.config.allow_urls:
+        raise RefusedError(
+            "forbidden", "this server fetches no addresses (--allow-urls): send the photo itself"
+        )
+    address = fields.image_url
+    return [*files, Upload(address, await fetch(address, most=most))], fields
+
+
 async def _read_posted(
     request: Request, service: CaptionService, fields: type[Posted]
 ) -> tuple[Upload, Caption, Posted]:
@@ -125,67 +164,13 @@ async def _read_posted(
 # What is answered
 
 
-class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-
-
-class Records(BaseModel):
-    """A record for each image, in order; see docs/records.md for what is in one."""
-
-    records: list[dict[str, Any]]
-
-
-class Health(BaseModel):
-    """The server is ready: its model lives, however many wait for it."""
-
-    status: Literal["ready"]
-    version: str
-    model: dict[str, str]
-
-
 class _Records(Response):
     """The records as JSON; they are plain data already, and need no validation."""
 
     media_type = "application/json"
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
-        super().__init__(Records.model_construct(records=records).model_dump_json())
-
-
-_PHOTO = {"type": "string", "format": "binary"}
-_PHOTOS = {
-    "type": "array",
-    "items": _PHOTO,
-    "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF",
-}
-
-
-def _form(
-    fields: type[BaseModel], image: dict[str, Any] = _PHOTO, *required: str
-) -> dict[str, Any]:
-    """Describe a form with an image, for the API's documentation."""
-    properties = {"image": image, **fields.model_json_schema()["properties"]}
-    form = {"type": "object", "required": ["image", *required], "properties": properties}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text, "content": {"application/problem+json": {}}}
-    for status, text in {
-        400: "the request is malformed",
-        408: "the body arrived too slowly",
-        413: "more bytes or images than the server accepts",
-        415: "not an image in a known format, or not multipart/form-data",
-        422: "a broken, empty or too large image, or a field out of range",
-        500: "the server failed; its log says how",
-        503: "busy, short of memory or shutting down; Retry-After says when to come again",
-    }.items()
-}
+        super().__init__(to_json({"records": records}))
 
 
 # Captions
@@ -194,8 +179,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/api/caption",
     response_model=Records,
-    responses=_PROBLEMS,
-    openapi_extra=_form(CaptionFields, _PHOTOS),
+    responses=PROBLEMS,
+    openapi_extra=caption_body(CaptionFields),
     tags=["captions"],
     summary="Caption one image or many",
 )
@@ -205,7 +190,7 @@ async def caption(request: Request, service: Service) -> Response:
     200 if any image was captioned, else the status of the first one's error. Try
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
-    files, fields = await _read(request, service, CaptionFields, max_files=service.config.queue)
+    files, fields = await _read_photos(request, service)
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
@@ -213,7 +198,7 @@ async def caption(request: Request, service: Service) -> Response:
     client = client_of(request.scope)
 
     async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
-        results = await service.caption(
+        results: list[Caption | ImageError] = await service.caption(
             [file.data for file in files],
             config,
             client=client,
@@ -338,8 +323,8 @@ async def _disconnected(request: Request) -> None:
 @router.post(
     "/api/effect",
     response_model=Records,
-    responses=_PROBLEMS,
-    openapi_extra=_form(RecordFields, _PHOTO, "record"),
+    responses=PROBLEMS,
+    openapi_extra=form(RecordFields, PHOTO, "record"),
     tags=["captions"],
     summary="Check the words of a record",
 )
@@ -357,7 +342,7 @@ async def effect(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/overlay",
-    openapi_extra=_form(OverlayFields, _PHOTO, "record"),
+    openapi_extra=form(OverlayFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -370,7 +355,7 @@ async def overlay(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/sheet",
-    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -383,7 +368,7 @@ async def sheet(request: Request, service: Service) -> Response:
 
 @router.post(
     "/api/animation",
-    openapi_extra=_form(DrawingFields, _PHOTO, "record"),
+    openapi_extra=form(DrawingFields, PHOTO, "record"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -423,11 +408,24 @@ async def _draw(
 # Operation
 
 
+@router.get("/api/live", summary="Whether the process answers", tags=["operation"])
+async def live() -> dict[str, str]:
+    """Say that the process answers, whatever its model does: restart it where it does not."""
+    return {"status": "live"}
+
+
+@router.get(
+    "/api/ready",
+    response_model=Health,
+    responses={503: PROBLEMS[503]},
+    summary="Whether it takes photos",
+    tags=["operation"],
+)
 @router.get(
     "/api/health",
     response_model=Health,
-    responses={503: _PROBLEMS[503]},
-    summary="Whether the model lives",
+    responses={503: PROBLEMS[503]},
+    summary="The same as /api/ready",
     tags=["operation"],
 )
 async def health(service: Service) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The whole application: the API, and the page beside it; before both, what is everybody's.
 
-    Door -> AccessLog -> TrustedHostMiddleware -> Access -> Limits
-                                                              |
-                  FastAPI: /api, /metrics, /docs, /page/... <-'
-                     `-> OwnUploads -> Gradio: /
+    Door -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> Limits
+                                                                                |
+                                    FastAPI: /api, /metrics, /docs, /page/... <-'
+                                       `-> OwnUploads -> Gradio: /
 
 Nothing of a request is kept when it is answered: any number of such servers stand behind one
 address.
@@ -16,7 +16,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -39,6 +40,7 @@ from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import router
 from captioner_serving.server.body import Limits
 from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.description import describe
 from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
@@ -63,7 +65,8 @@ class Application:
         captioner: the model.
         config: how the server listens and how much it takes on.
         threads: of torch, for the model.
-        credentials: who may come in; None: everybody.
+        credentials: who may come in; None: everybody, if there are no tokens either.
+        tokens: bearer tokens by the names of those who have them.
         samples: photos to try on the page, by their names; the first is shown at once.
         log: where the access log goes; None: nowhere.
         say: told in words for people what became of photos and requests.
@@ -77,6 +80,7 @@ class Application:
         *,
         threads: int,
         credentials: Credentials | None = None,
+        tokens: Mapping[str, str] | None = None,
         samples: dict[str, Path] | None = None,
         log: TextIO | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -102,6 +106,8 @@ class Application:
             root_path=config.root_path,
             lifespan=self._lifespan,
         )
+        plain = api.openapi
+        api.openapi = lambda: describe(plain())  # type: ignore[method-assign]
         api.state.service = self.service
         api.include_router(router)
         for name, path in samples.items():
@@ -113,7 +119,17 @@ class Application:
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
-        inside = Access(Limits(api, config, self.metrics), credentials)
+        inside: ASGIApp = Access(
+            Limits(api, config, self.metrics), credentials, tokens, config.allowed_origins
+        )
+        if config.allowed_origins:
+            inside = CORSMiddleware(
+                inside,
+                allow_origins=config.allowed_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("Authorization", "Content-Type"),
+                expose_headers=("Retry-After", "X-Request-ID"),
+            )
         named = TrustedHostMiddleware(inside, config.names, www_redirect=False)
         logged = AccessLog(named, self.metrics, log, say)
         self.asgi: ASGIApp = Door(

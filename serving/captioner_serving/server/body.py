@@ -7,9 +7,13 @@ together. What a proxy does better it does: see docs/serving.md.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
@@ -24,7 +28,7 @@ from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 
-__all__ = ["Limits", "Upload", "read_form"]
+__all__ = ["Limits", "Upload", "read_bare", "read_form", "read_json"]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -174,7 +178,57 @@ async def read_form(
         raise RefusedError("bad-request", f"the multipart body is broken: {reason}") from error
     if sum(len(file.data) for file in files) > max_bytes:
         raise _too_large(max_bytes)
-    if not files:
+    return _checked(files, values, fields)
+
+
+async def read_bare(
+    request: Request, fields: type[Fields], *, max_bytes: int
+) -> tuple[list[Upload], Fields]:
+    """Read a body that is one photo and nothing else; the fields stand in the address.
+
+    Errors as for `read_form`.
+    """
+    data = await request.body()
+    if len(data) > max_bytes:
+        raise _too_large(max_bytes)
+    return _checked([Upload(None, data)], dict(request.query_params), fields)
+
+
+async def read_json(
+    request: Request, fields: type[Fields], *, max_bytes: int, max_files: int
+) -> tuple[list[Upload], Fields]:
+    """Read a body of JSON, in which `image` is base64, a data URL, or a list of them.
+
+    Errors as for `read_form`.
+    """
+    try:
+        values = json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("bad-request", "the body is not JSON") from error
+    if not isinstance(values, dict):
+        raise RefusedError("bad-request", 'the body is no object: send {"image": "BASE64"}')
+    images = values.pop("image", None)
+    images = images if isinstance(images, list) else [] if images is None else [images]
+    if len(images) > max_files:
+        raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
+    files = [Upload(None, _decoded(image)) for image in images]
+    if sum(len(file.data) for file in files) > max_bytes:
+        raise _too_large(max_bytes)
+    return _checked(files, values, fields)
+
+
+def _decoded(image: object) -> bytes:
+    if isinstance(image, str):
+        with contextlib.suppress(ValueError):  # neither base64 nor ASCII
+            coded = image.partition(",")[2] if image.startswith("data:") else image
+            return base64.b64decode(coded, validate=True)
+    raise RefusedError("bad-request", "'image' is not base64, nor a data URL of it")
+
+
+def _checked(
+    files: list[Upload], values: Mapping[str, Any], fields: type[Fields]
+) -> tuple[list[Upload], Fields]:
+    if not files and "image_url" not in values:
         raise RefusedError(
             "bad-request", "there is no image: send one as curl -F image=@photo.jpg does"
         )

@@ -62,6 +62,10 @@ class ServerConfig:
     trusted_proxies: tuple[str, ...] = ()
     # Origins whose pages may show this one in a frame.
     frame_ancestors: tuple[str, ...] = ()
+    # Origins whose pages may call the API.
+    allowed_origins: tuple[str, ...] = ()
+    # Whether the API fetches photos by their address, from public hosts.
+    allow_urls: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -102,6 +106,9 @@ class ServerConfig:
         for name in self.frame_ancestors:
             if not _ORIGIN.fullmatch(name):
                 yield f"--frame-ancestor {name!r}: use an origin such as https://example.org"
+        for name in self.allowed_origins:
+            if not _ORIGIN.fullmatch(name) or "*" in name:
+                yield f"--allow-origin {name!r}: use an origin such as https://example.org"
 
 
 def parse_size(text: str) -> int:

@@ -8,8 +8,10 @@ here that the page and gradio_client need.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -22,6 +24,7 @@ __all__ = [
     "client_of",
     "find_route",
     "parse_address",
+    "request_number",
     "visit_of",
     "whole_client",
 ]
@@ -35,7 +38,8 @@ _ROUTES = [
         "/api/overlay": r"/api/overlay",
         "/api/sheet": r"/api/sheet",
         "/api/animation": r"/api/animation",
-        "/api/health": r"/api/health",
+        "/api/health": r"/api/(health|ready)",
+        "/api/live": r"/api/live",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
         "/page/samples": r"/page/(samples/[^/]+|preview\.jpg)",
@@ -53,7 +57,9 @@ _METHODS = {
     **dict.fromkeys(
         ("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"), "POST"
     ),
-    **dict.fromkeys(("/api/health", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"),
+    **dict.fromkeys(
+        ("/api/health", "/api/live", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"
+    ),
 }
 
 # Gradio's page starts from inline scripts and compiles its templates, so scripts may be inline;
@@ -82,6 +88,10 @@ _HEADERS = {
 _LASTING, _CHECKED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
 
+request_number: ContextVar[str | None] = ContextVar("request_number", default=None)
+"""Of the request that is being answered, for its problem document."""
+
+
 def find_route(path: str) -> str | None:
     """Name the route of a path, which may hold anything that a client can send."""
     return next((name for name, pattern in _ROUTES if pattern.fullmatch(path)), None)
@@ -95,12 +105,19 @@ class Visit:
     route: its name; None where there is none.
     user: who came in with the password.
     silent: the terminal has a line about its photos already.
+    number: of this request alone: in the answer, its problem document and the log.
     """
 
     path: str
     route: str | None
     user: str | None = None
     silent: bool = False
+    number: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def is_api(self) -> bool:
+        """Whether other programs call it, and not the page's own parts."""
+        return (self.route or "").startswith("/api/")
 
     @property
     def method(self) -> str | None:
@@ -154,6 +171,8 @@ class Door:
         path = scope["path"]
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path) or "/"
+        visit = Visit(path, find_route(path))
+        request_number.set(visit.number)
         scope = {
             **scope,
             # FastAPI's routes know only GET; uvicorn drops the body of a HEAD.
@@ -161,13 +180,13 @@ class Door:
             "headers": [header for header in scope["headers"] if _is_believed(header[0])],
             "root_path": self._root_path,
             "path": self._root_path + path,  # as ASGI has it: the prefix is part of the path
-            "captioner": Visit(path, find_route(path)),
+            "captioner": visit,
         }
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(self._headers)
+                headers.update({**self._headers, "X-Request-ID": visit.number})
                 if message["status"] >= 400 or not path.startswith((*_LASTING, *_CHECKED)):
                     headers["Cache-Control"] = "no-store"
                 elif path.startswith(_CHECKED):

@@ -44,8 +44,10 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         style: Any = None,
         minimum_trust: Any = None,
     ) -> dict[str, Any]:
-        """Caption one image, as the record of the command line and the API."""
-        name, path = None, ""
+        """Caption one image, as the record of the command line and the API.
+
+        Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
+        """
         try:
             if not isinstance(image, dict) or "path" not in image:
                 raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
@@ -65,7 +67,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
-            return {"image": name, "error": error.record()}
+            raise gr.Error(str(error), print_exception=False) from error
         said = caption.record(attention=bool(attention), minimum_trust=least)
         return {**said, "image": name}
 

@@ -97,6 +97,7 @@ class AccessLog:
             return
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request": visit.number,
             "client": client,
             "user": visit.user,
             "method": scope["method"],

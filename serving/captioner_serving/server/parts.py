@@ -16,7 +16,7 @@ def read_static(name: str) -> str:
 
 
 def with_parts(html: str) -> str:
-    """Put the parts that pages share, @intake and @viewer, into the HTML of a page."""
-    for part in ("intake", "viewer"):
+    """Put the parts that pages share, @intake, @strip and @viewer, into the HTML of a page."""
+    for part in ("intake", "strip", "viewer"):
         html = html.replace(f"@{part}", read_static(f"{part}.html"))
     return html

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
+from captioner_serving.server.door import request_number
 
 __all__ = [
     "KINDS",
@@ -164,6 +165,8 @@ def problem(error: CaptionerError, **members: Any) -> JSONResponse:
     else:
         status = status_of(type(error))
     headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
+    number = request_number.get()
+    members |= {} if number is None else {"request": number}
     return JSONResponse(
         {**error.record(), "status": status, **members},
         status_code=status,

@@ -8,12 +8,70 @@ import json
 from typing import Any
 
 from PIL import Image
+from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
 from captioner.errors import ConfigError, ImageNotFoundError
+from captioner.record import CaptionRecord, SentenceRecord, WordRecord
 from captioner_serving.server.problems import RefusedError
 
-__all__ = ["LONGEST_PREVIEW", "make_preview", "needs_preview", "read_posted", "served_record"]
+__all__ = [
+    "LONGEST_PREVIEW",
+    "FailedRecord",
+    "ServedRecord",
+    "make_preview",
+    "needs_preview",
+    "read_posted",
+    "served_record",
+]
+
+
+class ServedWord(WordRecord):
+    """A word; `doubtful` where it is rather wrong than right."""
+
+    doubtful: bool | None = None
+
+
+class ServedSentence(SentenceRecord):
+    """A sentence; `doubt` says in a line that it may be wrong."""
+
+    words: list[ServedWord] | None = None  # type: ignore[assignment]
+    doubt: str | None = None
+
+
+class Preview(BaseModel):
+    """A small JPEG, as a data URL, of a photo that browsers do not show."""
+
+    width: int
+    height: int
+    image: str
+
+
+class ServedRecord(CaptionRecord):
+    """What is known of one photo: its caption, or the error in place of it."""
+
+    words: list[ServedWord]  # type: ignore[assignment]
+    alternatives: list[ServedSentence] = Field(default_factory=list)  # type: ignore[assignment]
+    doubt: str | None = None
+    unfamiliar: bool | None = None
+    review: bool | None = None
+    preview: Preview | None = None
+
+
+class PhotoError(BaseModel):
+    """What went wrong with one photo: `type` for programs, the others for people."""
+
+    type: str
+    title: str
+    detail: str
+
+
+class FailedRecord(BaseModel):
+    """A photo that was not captioned."""
+
+    image: str | None
+    error: PhotoError
+
 
 _MOST_WORDS = 64  # of a posted record: a panel or a frame each
 

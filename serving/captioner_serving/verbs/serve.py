@@ -31,15 +31,12 @@ _ARENAS = 4
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
   captioner serve
-  captioner serve --port 8000 --checkpoint mine.safetensors
   captioner serve --host 0.0.0.0 --auth-file secret.txt     # one line: USER:PASSWORD
   captioner serve --root-path /captioner --allowed-host example.org --trusted-proxy 127.0.0.1
-  curl -F image=@photo.jpg -F attention=true http://127.0.0.1:7860/api/caption
 
-The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password
-can also come from the environment variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the
-captions that were accepted, and ends with status 0. After half a minute, or a second Ctrl-C, what
-is left is cut off, and the status is 1."""
+The page is at /, the API's documentation at /docs, Prometheus metrics at /metrics. A password can
+also come from the variable CAPTIONER_AUTH. Ctrl-C or SIGTERM finishes the captions that were
+accepted: status 0. What half a minute or a second Ctrl-C cuts off: status 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds for a request's body; large ones get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
+    add("--token-file", metavar="FILE",
+        help="let in bearer tokens: a line NAME:TOKEN each, in a file of yours alone")  # fmt: skip
     add("--hash-password", action="store_true",
         help="read USER:PASSWORD from standard input, print USER:HASH, and end")  # fmt: skip
     add("--allowed-host", action="append", default=[], metavar="NAME",
@@ -78,24 +77,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--frame-ancestor", action="append", default=[], metavar="ORIGIN",
         help="pages of this origin may show ours in a frame; may be repeated")  # fmt: skip
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="pages of this origin may call the API; may be repeated")  # fmt: skip
+    add("--allow-urls", action="store_true",
+        help="caption photos by their address too, from public hosts")  # fmt: skip
+    add("--space", action="store_true",
+        help="as a Space of Hugging Face: any name, behind its proxy, in its frame")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
-    from captioner_serving.server.access import is_exposed, read_credentials
+    from captioner_serving.server.access import is_exposed, read_credentials, read_tokens
 
     if arguments.hash_password:
         return _hash_password()
+    if arguments.space:
+        _settle_in_space(arguments)
     config = _config(arguments)
     credentials = read_credentials(arguments.auth_file)
+    tokens = read_tokens(arguments.token_file)
     if is_exposed(arguments.auth_file):
         path = arguments.auth_file
         _say(f"warning: others on this machine can read --auth-file {path}: chmod 600 {path}")
     log = _open_log(arguments.log)
     with _listen(config.host, config.port) as listener:
-        application = _load(arguments, config, credentials, log)
+        application = _load(arguments, config, credentials, tokens, log)
         try:
             cut_off = _serve(application, config, listener)
         finally:
@@ -103,6 +111,13 @@ def run(arguments: argparse.Namespace) -> int:
     if cut_off:
         _say(f"stopped; requests cut off: {cut_off}")
     return 1 if cut_off else 0
+
+
+def _settle_in_space(arguments: argparse.Namespace) -> None:
+    """Listen as a Space has to: to all, behind a proxy of a private network, in a frame."""
+    arguments.host = "0.0.0.0"
+    arguments.trusted_proxy.append("10.0.0.0/8")
+    arguments.frame_ancestor.append("https://huggingface.co")
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:
@@ -125,6 +140,8 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         allowed_hosts=tuple(arguments.allowed_host),
         trusted_proxies=tuple(arguments.trusted_proxy),
         frame_ancestors=tuple(arguments.frame_ancestor),
+        allowed_origins=tuple(arguments.allow_origin),
+        allow_urls=arguments.allow_urls,
     )
 
 
@@ -145,6 +162,7 @@ def _load(
     arguments: argparse.Namespace,
     config: ServerConfig,
     credentials: Credentials | None,
+    tokens: dict[str, str],
     log: TextIO | None,
 ) -> Application:
     _say("loading the model ...")
@@ -166,6 +184,7 @@ def _load(
         config,
         threads=threads,
         credentials=credentials,
+        tokens=tokens,
         samples=sample_photos(),
         log=log,
         say=lambda text: _say(f"{datetime.now():%H:%M:%S} {text}"),

@@ -42,6 +42,7 @@ def serving(
     config: ServerConfig | None = None,
     *,
     credentials: Credentials | None = None,
+    tokens: dict[str, str] | None = None,
 ) -> Iterator[str]:
     """Run the whole server around a model; its URL."""
     from captioner_serving.server.app import Application  # gradio takes two seconds to import
@@ -50,7 +51,7 @@ def serving(
     config = ServerConfig() if config is None else config
 
     async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
-        return Application(captioner, config, threads=1, credentials=credentials)
+        return Application(captioner, config, threads=1, credentials=credentials, tokens=tokens)
 
     application = run_async(build())
     try:

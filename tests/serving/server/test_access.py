@@ -27,7 +27,8 @@ SECRET = "ann:correct horse: battery"
 WHO = ("ann", "correct horse: battery")
 GUESS = ("ann", "guess")
 ROUTES = [
-    "/", "/api/health", "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
+    "/", "/api/health", "/api/live", "/api/ready",
+    "/metrics", "/docs", "/openapi.json", "/config", "/theme.css", "/nonsense",
     "/gradio_api/info", "/gradio_api/heartbeat/x", "/gradio_api/file=/etc/passwd",
     "/page/samples/coffee", "/page/static/viewer.js",
     "/static-offline-docs/swagger-ui.css",

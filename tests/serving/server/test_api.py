@@ -150,8 +150,8 @@ def test_the_documentation_asks_no_other_host(api: httpx.Client) -> None:
     assert {"/api/caption", "/api/overlay", "/api/effect", "/metrics"} <= set(schema["paths"])
     body = schema["paths"]["/api/caption"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) == {
-        "preview", "image", "beam_size", "captions", "style", "attention", "check_attention",
-        "minimum_trust",
+        "preview", "image", "image_url", "beam_size", "captions", "style", "attention",
+        "check_attention", "minimum_trust",
     }  # fmt: skip
 
 

@@ -58,7 +58,8 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
         record = client.predict(photo, 2, 2, True, api_name="/caption")
         usual = client.predict(photo, api_name="/caption")
         many = client.predict(photo, captions=7, api_name="/caption")
-        odd = client.predict(photo, captions="x", api_name="/caption")
+        with pytest.raises(gradio_client.exceptions.AppError, match="'x': must be a whole numb"):
+            client.predict(photo, captions="x", api_name="/caption")
     finally:
         client.close()
     assert record["image"] == "coffee.jpg"
@@ -73,7 +74,6 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     wanted["records"][0].pop("doubt", None)
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
-    assert odd["error"]["detail"] == "captions 'x': must be a whole number"
 
 
 def test_a_link_to_the_page_shows_the_product(server: Server, api: httpx.Client) -> None:
@@ -108,9 +108,9 @@ def test_what_is_no_file_is_refused(api: httpx.Client, image: Any) -> None:
 
 
 @pytest.mark.parametrize("image", [{"a": 1}, None])
-def test_a_call_without_a_photo_gets_an_error_s_record(api: httpx.Client, image: Any) -> None:
+def test_a_call_without_a_photo_fails_in_words(api: httpx.Client, image: Any) -> None:
     output = result(api, call(api, image, *USUAL))
-    assert output["data"][0]["error"]["type"] == "forbidden"
+    assert "handle_file" in output["error"] or "send it again" in output["error"]
 
 
 @pytest.mark.parametrize(

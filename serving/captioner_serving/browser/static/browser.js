@@ -1,16 +1,25 @@
-// The page of an exported model: a photo comes in, stays on this device, and is captioned here.
+// The page of an exported model: photos come in, stay on this device, and are captioned here.
 import { listen } from "./intake.js";
+import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
 const SENTENCES = 3;  // the caption and the two next best
-const MANY = { title: "One photo at a time", detail: "Several files came at once: choose one of them." };
 
 const about = await (await fetch("captioner.json")).json();
 const page = document.querySelector(".captioner"), worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-const viewer = new Viewer(page.querySelector(".viewer"), about.drawing);
-let visit = { key: 0 };  // what is on the page: { key, photo, name }; the newest wins
+let visits = [], visit = null, last = 0;  // { key, photo, name, phase, record or problem, sentence, head, text }; the one on the stage
 
-const forgetReason = listen(page, take, () => {});
+const viewer = new Viewer(page.querySelector(".viewer"), about.drawing, {
+  onChoose: (sentence, head) => { Object.assign(visit, { sentence, head }); list(); },
+  onCorrect: (text) => { Object.assign(visit, { text }); list(); },
+});
+const strip = new Strip(page.querySelector(".strip"), {
+  onOpen: (key) => open(visits.find((each) => each.key === key)),
+  onClear: () => { visits = []; visit = null; list(); viewer.empty(); },
+});
+const list = () => strip.show(visits, visit?.key);
+
+const { explain } = listen(page, take, () => {});
 page.querySelector(".model").textContent = `Model: ${about.name} ${about.version}. Licence: ${about.licence}.`;
 document.querySelector(".opened").hidden = true;
 page.hidden = false;
@@ -18,21 +27,28 @@ viewer.empty();
 worker.postMessage({});  // it loads while a visitor looks for a photo
 
 function take(files) {
-  forgetReason();
   if (!files.length) return;
-  visit = { key: visit.key + 1, photo: files[0], name: files[0].name };
-  if (files.length > 1) return viewer.fail(MANY, null);
-  viewer.wait({ ...visit, text: "Loading the model …" });
-  worker.postMessage({ ...visit, captions: SENTENCES });
+  explain("");
+  const came = files.map((file) => ({ key: ++last, photo: file, name: file.name, phase: "Loading the model …", sentence: 0, head: null }));
+  visits.push(...came);
+  open(came[0]);
+  for (const { key, photo, name } of came) worker.postMessage({ key, photo, name, captions: SENTENCES });
+}
+
+function open(next) {
+  visit = next;
+  list();
+  if (visit.problem) viewer.fail(visit.problem, null);
+  else if (visit.record) viewer.show(visit);
+  else viewer.wait({ ...visit, text: visit.phase, quiet: true });
 }
 
 worker.onmessage = ({ data: { key, phase, sentence, record, problem } }) => {
-  if (key !== visit.key) {
-    if (key === undefined && problem) viewer.fail(problem, null);
-    return;
-  }
-  if (phase) viewer.wait({ ...visit, text: phase, quiet: true });
-  if (sentence) viewer.grow(sentence);
-  if (record) viewer.show({ ...visit, record });
-  if (problem) viewer.fail(problem, null);
+  const mine = visits.find((each) => each.key === key);
+  if (key === undefined && problem && !visit) viewer.fail(problem, null);
+  if (!mine) return;
+  Object.assign(mine, phase && { phase }, record && { record }, problem && { problem });
+  if (sentence && mine === visit) viewer.grow(sentence);
+  else if (mine === visit) open(mine);
+  else list();
 };

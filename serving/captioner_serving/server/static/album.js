@@ -1,11 +1,11 @@
-// The photos of this browser's visits and what came of them, so that Back and a reload show them: the
+// The photos of this browser's visits and what came of them, for the strip, Back and a reload: the
 // server keeps none. What cannot be kept (a full disk, a browser that keeps nothing) is not.
 const AGE = 24 * 3600 * 1000;  // milliseconds
-const MOST = 30;               // visits
+export const MOST = 100;       // visits
 
 function open() {
   return new Promise((done, failed) => {
-    const request = indexedDB.open("captioner", 2);
+    const request = indexedDB.open("captioner", 3);
     request.onupgradeneeded = () => {
       for (const name of [...request.result.objectStoreNames]) request.result.deleteObjectStore(name);
       request.result.createObjectStore("visits");
@@ -19,9 +19,9 @@ async function use(mode, ask) {
   let database = null;
   try {
     database = await open();
-    const transaction = database.transaction("visits", mode), request = ask(transaction.objectStore("visits"));
+    const transaction = database.transaction("visits", mode), requests = ask(transaction.objectStore("visits"));
     await new Promise((done, failed) => Object.assign(transaction, { oncomplete: done, onabort: failed }));
-    return request.result;
+    return requests.map((request) => request.result);
   } catch {
     return undefined;
   } finally {
@@ -29,21 +29,26 @@ async function use(mode, ask) {
   }
 }
 
-// A key is the time of the visit, so that old ones are found.
-export const newKey = () => Date.now() + Math.random();
+// A key is the time of the visit, so that old ones are found; photos that came together stay in order.
+let last = 0;
+export const newKey = () => (last = Math.max(Date.now(), Math.floor(last) + 1) + Math.random());
 
 export async function put(key, visit) {
-  await use("readwrite", (store) => store.put(visit, key));
+  await use("readwrite", (store) => [store.put(visit, key)]);
   await sweep();
 }
 
-export async function find(key) {
+// All that is kept, oldest first, with its key.
+export async function all() {
   await sweep();
-  return use("readonly", (store) => store.get(key));
+  const [keys, visits] = await use("readonly", (store) => [store.getAllKeys(), store.getAll()]) ?? [[], []];
+  return visits.map((visit, at) => ({ sentence: 0, head: null, ...visit, key: keys[at] }));
 }
+
+export const clear = () => use("readwrite", (store) => [store.clear()]);
 
 export async function sweep() {
-  const keys = await use("readonly", (store) => store.getAllKeys()) ?? [];
+  const [keys] = await use("readonly", (store) => [store.getAllKeys()]) ?? [[]];
   const old = keys.filter((key, index) => key < Date.now() - AGE || index < keys.length - MOST);
-  if (old.length) await use("readwrite", (store) => store.delete(IDBKeyRange.upperBound(old.at(-1))));
+  if (old.length) await use("readwrite", (store) => [store.delete(IDBKeyRange.upperBound(old.at(-1)))]);
 }

@@ -11,8 +11,8 @@ const NO_CLIPBOARD = "Over plain http a browser lets no button read the clipboar
 const CLIPBOARD_REFUSED = "The browser did not let the page read the clipboard. "
   + "Allow it beside the page's address, or press Ctrl+V (on a Mac ⌘V).";
 
-// onFiles gets what was chosen, onSample a sample's name. Gives what takes away the reason beside the
-// buttons.
+// onFiles gets what was chosen, onSample a sample's name. Gives what says, beside the buttons, why
+// something cannot be done.
 export function listen(element, onFiles, onSample) {
   const find = (selector) => element.querySelector(selector);
   const file = find(".file"), snap = find(".snap"), zone = find(".zone");
@@ -65,7 +65,7 @@ export function listen(element, onFiles, onSample) {
     event.preventDefault();  // or the browser would leave the page to show the photo
     onFiles([...event.dataTransfer.files]);
   });
-  return () => explain("");
+  return { explain };
 }
 
 async function readClipboard() {

@@ -1,160 +1,211 @@
-// The page: a photo comes in, is sent, waits and is captioned; Back and a reload show it again. The
-// newest photo wins, and what was asked for before it is taken back.
+// The page: photos come in, are sent a few at a time, wait and are captioned. All of them are in the
+// strip, one is open on the stage; Back and a reload show it again.
 import * as album from "./album.js";
 import { listen } from "./intake.js";
 import { percent } from "./sentence.js";
 import * as server from "./server.js";
+import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
 // A server says so of a record whose trust is below the least one that was asked for.
 const abstained = ({ trust = 0 }, least) => ({
+  type: "untrusted",
   title: "No caption that could be trusted",
   detail: `The best one is ${percent(Math.max(0.01, trust))} likely to be right, and the search settings ask for ${percent(least)} at least.`,
 });
 const NOT_KEPT = "This browser has not kept the photo, and the server keeps none: choose it again.";
+const TOO_MANY = `The first ${album.MOST} are taken. For more there is captioner batch on the command line.`;
+const AT_ONCE = 4;  // photos under way: the server has other visitors
 
 export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
-  // What is on the page: { key, name, file or sample, photo, settings, record }. `key` is its place in
-  // the album, once it is there; `photo` what the viewer shows, the file or the sample's address;
-  // without a record it waits for one.
-  let visit = null;
-  let running = null;  // takes back what is under way
+  // What came in, oldest first: { key, name, file or sample, settings, record or problem, sentence, head,
+  // text }. `key` is its place in the album; the last three are what the visitor has chosen and
+  // written. What has neither record nor problem waits for one: `job` takes its request back, once
+  // it is under way, and `phase` says how far it is.
+  let visits = [];
+  let visit = null;     // the one on the stage; a sample that nobody has touched is in no list
+  let checking = null;  // takes back a check of words
 
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
-    onChoose: (sentence, head) => { place({ sentence, head }); check(); },
+    onChoose: (sentence, head) => { change({ sentence, head }); check(); },
+    onCorrect: (text) => { change({ text }, { soon: true }); },
     draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await fileOf(visit), chosen, { word, head, look }),
   });
+  const strip = new Strip(element.querySelector(".strip"), { onOpen: (key) => open(visits.find((each) => each.key === key)), onClear: clear });
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
-  const forgetReason = listen(element, take, (sample) => begin(ofSample(sample)));
+  const { explain } = listen(element, take, (sample) => add([ofSample(sample)]));
 
-  function stop() {
-    forgetReason();
-    running?.abort();
-    running = new AbortController();
-    return running.signal;
-  }
-
-  // Where this place in the browser's history leads: { key, sentence, head }.
+  // The place in the browser's history that this is.
   const here = () => history.state?.captioner ?? {};
-  const place = (change) => history.replaceState({ ...history.state, captioner: { ...here(), ...change } }, "");
+  const stateOf = (key) => ({ ...history.state, captioner: { key } });
 
-  function fail(problem) {
-    stop();
-    visit = null;
-    viewer.fail(problem, null);
+  const list = () => strip.show(visits.map((each) => ({ ...each, photo: photoOf(each) })), visit?.key);
+
+  function take(files) {
+    add(files.slice(0, album.MOST).map((file) => ({ name: file.name, file })));
+    if (files.length > album.MOST) explain(TOO_MANY);
   }
 
-  async function take(files) {
-    if (files.length > 1) return fail(server.problems.many(files.length));
-    const [file] = files;
-    if (!file) return;
-    if (file.size > props.max_upload) return fail(server.problems.tooLarge(file.name, props.max_upload));
-    try {
-      await file.slice(0, 1).arrayBuffer();
-    } catch {
-      return fail(server.problems.unreadable(file.name));
+  function add(photos) {
+    if (!photos.length) return;
+    explain("");
+    const came = photos.map((photo) => ({ sentence: 0, head: null, ...photo, key: album.newKey(), settings: { ...settings } }));
+    visits.push(...came);
+    open(came[0]);
+    pump();
+  }
+
+  function open(next) {
+    if (next !== visit || here().key !== next.key) history.pushState(stateOf(next.key), "");
+    turnTo(next);
+  }
+
+  function turnTo(next) {
+    checking?.abort();
+    visit = next;
+    const { style } = visit.settings;  // of a server that has started again with another model
+    Object.assign(settings, visit.settings, props.styles.includes(style) ? {} : { style: props.settings.style });
+    showSettings();
+    show();
+  }
+
+  // What is known of the photo on the stage, and the strip.
+  function show({ quiet } = {}) {
+    const { name, record, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
+    list();
+    if (problem) viewer.fail(problem, problem.again ? retry : null);
+    else if (!record) viewer.wait({ photo, name, text: phase ?? "Waits its turn …", quiet });
+    else { viewer.show({ photo, name, record, sentence, head, text }); check(); }
+  }
+
+  // Something about the photo on the stage is another now; the first sample becomes the visitor's.
+  function change(news, { soon = false } = {}) {
+    const mine = Object.assign(visit, news);
+    if (!visits.includes(visit)) {
+      visits.push(Object.assign(visit, { key: album.newKey() }));
+      history.replaceState(stateOf(visit.key), "");
     }
-    begin({ name: file.name, file, photo: file });
+    clearTimeout(mine.writing);
+    if (soon) mine.writing = setTimeout(() => keep(mine), 300);  // somebody is typing
+    else keep(mine);
+    list();
   }
 
-  function begin(fresh) {
-    visit = { ...fresh, key: album.newKey() };
-    history.pushState({ ...history.state, captioner: { key: visit.key } }, "");
-    send();
-  }
-
-  // The same photo with other settings.
+  // The same photo with other settings; what was written of it stays.
   function again() {
     if (!visit) return;
-    visit = { ...visit, record: undefined };
-    place({ sentence: 0, head: null });
-    send();
+    visit.job?.abort();
+    checking?.abort();
+    change({ job: null, record: undefined, problem: undefined, sentence: 0, head: null, settings: { ...settings } });
+    pump();
   }
 
-  async function send() {
-    const mine = visit, signal = stop();
+  function retry() {
+    change({ problem: undefined });
+    pump();
+  }
+
+  // Send what waits, the photo on the stage first.
+  function pump() {
+    const waiting = visits.filter((each) => !each.record && !each.problem).sort((one, other) => (other === visit) - (one === visit));
+    const under = waiting.filter((each) => each.job).length;
+    for (const each of waiting.filter((each) => !each.job).slice(0, AT_ONCE - under)) send(each);
+  }
+
+  async function send(mine) {
+    const { signal } = (mine.job = new AbortController());
+    const shows = (news) => { if (mine === visit) show(news); else list(); };
     const follow = (news) => {
-      if (!signal.aborted) viewer.wait({ photo: mine.photo, name: mine.name, text: phaseOf(news), quiet: "sent" in news });
+      if (signal.aborted) return;
+      mine.phase = phaseOf(news);
+      shows({ quiet: "sent" in news });
     };
-    mine.settings = { ...settings };
     follow(mine.file ? {} : { ahead: 0 });
+    let found;
     try {
-      await fileOf(mine);
+      const file = await readable(mine);
       if (signal.aborted) return;
       keep(mine);
-      mine.record = await server.caption(mine.file, mine.settings, { signal, follow });
-      if (signal.aborted) return;
-      keep(mine);
-      show();
+      const record = await server.caption(file, mine.settings, { signal, follow });
+      found = record.review ? { problem: abstained(record, mine.settings.minimum_trust) } : { record };
     } catch (problem) {
-      if (!signal.aborted) viewer.fail(problem, problem.again ? send : null);
+      found = { problem };
     }
+    if (signal.aborted) return;
+    Object.assign(mine, found, { job: null });
+    keep(mine);
+    shows();
+    pump();
   }
 
-  function keep(mine) {
-    const { name, file, settings, record } = mine;
-    place({ key: (mine.key ??= album.newKey()) });
-    album.put(mine.key, { name, file, settings, record });
+  function keep({ key, name, file, sample, settings, record, problem, sentence, head, text }) {
+    if (key) album.put(key, { name, file: sample ? undefined : file, sample, settings, record, problem, sentence, head, text });
   }
 
   async function fileOf(mine) {
-    return (mine.file ??= await server.fetchSample(mine.sample));
+    return mine.file ?? (mine.file = await server.fetchSample(mine.sample));
   }
 
-  function show() {
-    const { photo, name, record } = visit, { sentence, head } = here();
-    if (record.review) return viewer.fail(abstained(record, visit.settings.minimum_trust), null);
-    viewer.show({ photo, name, record, sentence, head });
-    check();
+  // The file, if it may be sent.
+  async function readable(mine) {
+    const file = await fileOf(mine);
+    if (file.size > props.max_upload) throw server.problems.tooLarge(file.name, props.max_upload);
+    await file.slice(0, 1).arrayBuffer().catch(() => { throw server.problems.unreadable(file.name); });
+    return file;
   }
 
   // What the words of the sentence on the page lost without the places that they looked at, where the
   // visitor wants to know it and does not yet.
   async function check() {
+    checking?.abort();
     const mine = visit, { shown } = viewer;
     if (!settings.check_attention || !shown || shown.chosen.words.every((word) => !word.attention || word.effect !== undefined)) return;
-    const signal = stop();
+    const { signal } = (checking = new AbortController());
     viewer.say("Checking each word …");
     try {
       const { words, note } = await server.check(await fileOf(mine), shown.chosen, signal);
       if (signal.aborted) return;
       const { record } = mine, { sentence } = shown;
       Object.assign(sentence ? record.alternatives[sentence - 1] : record, { words, note });
-      mine.settings = { ...settings };
-      keep(mine);
-      viewer.show({ ...viewer.shown, word: viewer.word });
+      change({ settings: { ...settings } });
+      viewer.show({ ...viewer.shown, word: viewer.word, text: mine.text });
       viewer.say("Each word is checked.");
     } catch (problem) {
       if (!signal.aborted) viewer.say(`${problem.title}: ${problem.detail}`);
     }
   }
 
-  // After a reload, and after Back: what this place in the history showed, or was waiting for.
-  async function restore() {
-    const signal = stop(), { key } = here();
+  function clear() {
+    for (const each of visits) { each.job?.abort(); clearTimeout(each.writing); }
+    checking?.abort();
+    visits = [];
     visit = null;
-    if (key) {
-      const kept = await album.find(key);
-      if (signal.aborted) return;
-      if (!kept) return viewer.empty(NOT_KEPT);
-      visit = { ...kept, key, photo: kept.file };
-    } else if (props.value) {
-      visit = { ...ofSample(props.value.image), settings: props.settings, record: props.value };
-    } else {
-      return viewer.empty();
-    }
-    const { style } = visit.settings;  // of a server that has started again with another model
-    Object.assign(settings, visit.settings, props.styles.includes(style) ? {} : { style: props.settings.style });
-    showSettings();
-    if (visit.record) show();
-    else send();
+    album.clear();
+    history.replaceState(stateOf(undefined), "");
+    list();
+    viewer.empty();
   }
 
-  album.sweep();
+  // After a reload, and after Back: what this place in the history showed, or was waiting for.
+  function restore() {
+    const { key } = here(), kept = visits.find((each) => each.key === key);
+    checking?.abort();
+    visit = null;
+    if (kept) return turnTo(kept);
+    list();
+    if (key) viewer.empty(NOT_KEPT);
+    else if (props.value) turnTo({ ...ofSample(props.value.image), settings: { ...props.settings }, record: props.value });
+    else viewer.empty();
+  }
+
+  album.all().then((kept) => {
+    visits.unshift(...kept);
+    restore();
+    pump();
+  });
   setInterval(album.sweep, 3600 * 1000);
   addEventListener("popstate", restore);
-  restore();
 }
 
 // The settings of the search, which are changed in place. again: for another caption; check: for the
@@ -191,7 +242,10 @@ function listenToSettings(element, settings, props, again, check) {
   return show;
 }
 
-const ofSample = (name) => ({ name, sample: name, photo: server.addressOf(name) });
+const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
+
+// What the viewer shows of it: the file itself, or the sample's address.
+const photoOf = ({ file, sample }) => (sample ? server.addressOf(sample) : file);
 
 function phaseOf({ sent, ahead }) {
   if (ahead === 1) return "1 photo comes before this one …";

@@ -1,6 +1,7 @@
 // A photo on the stage. A large one is made small before it is drawn: 48 megapixels would take the
 // browser 200 MB, and no screen shows them.
 const LARGEST = 2048;  // pixels
+const SMALL = 160;     // of a thumbnail's longer side
 
 // Show a photo, a Blob or an address, in an image, unless it is no longer wanted; false where the
 // browser cannot show it.
@@ -16,6 +17,23 @@ export async function loadPhoto(image, photo, wanted) {
   } catch {
     if (wanted()) image.removeAttribute("src");
     return false;
+  }
+}
+
+// A small picture of a photo, a Blob or an address, as a data URL; null where the browser cannot show it.
+export async function thumbnail(photo) {
+  const address = photo instanceof Blob ? URL.createObjectURL(photo) : photo, image = new Image();
+  try {
+    await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
+    const scale = Math.min(1, SMALL / Math.max(image.naturalWidth, image.naturalHeight));
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width: Math.max(1, scale * image.naturalWidth), height: Math.max(1, scale * image.naturalHeight) });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return canvas.toDataURL("image/jpeg", 0.85);
+  } catch {
+    return null;
+  } finally {
+    if (address !== photo) URL.revokeObjectURL(address);
   }
 }
 

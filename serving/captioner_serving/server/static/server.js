@@ -4,11 +4,8 @@ const at = (path) => new URL(path, document.baseURI).href;
 const megabytes = (bytes) => Math.round(bytes / 1e5) / 10 + " MB";
 
 export const problems = {
-  many: (count) => ({
-    title: "One photo at a time",
-    detail: `These are ${count}. For many photos there is the HTTP API, and on the command line captioner batch.`,
-  }),
   tooLarge: (name, limit) => ({
+    type: "upload-too-large",
     title: "The photo is too large",
     detail: `${name} has more than the ${megabytes(limit)} that this server takes. Save it smaller, and choose it again.`,
   }),
@@ -32,10 +29,12 @@ function parse(text) {
 }
 
 function problemOf(problem, status) {
-  return WORDS[problem?.type] ?? {
+  return {
+    type: problem?.type,
     title: problem?.title ?? "The server could not do this",
     detail: problem?.detail ?? `It answered with the status ${status}.`,
     again: status >= 500,
+    ...WORDS[problem?.type],
   };
 }
 

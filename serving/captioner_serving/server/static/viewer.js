@@ -2,6 +2,7 @@
 // and when it is there. It draws what it is given, and knows of no server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
+import { altText, chooseSentence, recordOf, save } from "./record.js";
 import { percent, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
@@ -10,10 +11,11 @@ const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export class Viewer {
-  // root: viewer.html. drawing: the library's colours. onChoose hears of another sentence or head;
+  // root: viewer.html. drawing: the library's colours. onChoose hears of another sentence or head, onCorrect
+  // what the visitor makes of the sentence ("" of a decoration, undefined: nothing any more);
   // draw(kind, shown, word, look) gives a picture to take home, where there is somebody to draw it.
-  constructor(root, drawing, { onChoose = () => {}, draw = null } = {}) {
-    Object.assign(this, { root, drawing, onChoose, draw, shown: null, photo: null });
+  constructor(root, drawing, { onChoose = () => {}, onCorrect = () => {}, draw = null } = {}) {
+    Object.assign(this, { root, drawing, onChoose, onCorrect, draw, shown: null, photo: null });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
     this.image = this.find(".photo");
     this.status = this.find('[role="status"]');
@@ -22,7 +24,7 @@ export class Viewer {
     this.sentence = new Sentence(this.find(".sentence"), this.find(".play"), (index) => this.#showWord(index));
     this.closeMeanings = explainTerms(root);
     this.#listenToLook();
-    this.find(".copy").onclick = () => this.#copy();
+    this.#listenToText();
     this.find(".json").onclick = () => this.#saveRecord();
     for (const button of root.querySelectorAll("[data-picture]")) {
       button.hidden = !draw;
@@ -35,7 +37,7 @@ export class Viewer {
   // The word that was chosen, from 0; -1 for none.
   get word() { return this.sentence.pinned; }
 
-  empty(text = touch.matches ? "Choose a photo, or take one." : "Drop a photo here, or choose one.") {
+  empty(text = touch.matches ? "Choose photos, or take one." : "Drop photos here, or choose some.") {
     this.#become("empty");
     this.find(".invitation").textContent = this.status.textContent = text;
     this.image.alt = "";
@@ -68,14 +70,14 @@ export class Viewer {
     this.status.textContent = "";
   }
 
-  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; word:
-  // the one to begin with, if not the first that names something.
-  async show({ photo, name, record, sentence = 0, head = null, word }) {
+  // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text:
+  // what the visitor made of the sentence; word: the one to begin with, if not the first that names something.
+  async show({ photo, name, record, sentence = 0, head = null, text, word }) {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, record, sentence, head, chosen };
+    const shown = this.shown = { photo, name, record, sentence, head, text, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
     this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
     this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));
@@ -83,7 +85,7 @@ export class Viewer {
     this.#listSentences();
     this.#listHeads();
     this.#showWord(-1);
-    this.image.alt = chosen.caption;
+    this.#showText();
     const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt].filter(Boolean);
     if (!same) this.status.textContent = ["Caption: " + chosen.caption, ...warnings].join(". ");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
@@ -205,32 +207,46 @@ export class Viewer {
   }
 
   #saveRecord() {
-    const { preview, ...record } = this.shown.chosen;
-    save(new Blob([JSON.stringify(record)], { type: "application/json" }), stem(this.shown.name) + ".json");
+    save(new Blob([JSON.stringify(recordOf(this.shown))], { type: "application/json" }), stem(this.shown.name) + ".json");
   }
 
-  async #copy() {
-    const { caption } = this.shown.chosen, text = caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {  // no clipboard without https, or without leave
-      const area = document.createElement("textarea");
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-    this.say("Copied: " + text);
+  #listenToText() {
+    const field = this.find(".text"), decorative = this.find(".decorative");
+    const correct = (text) => {
+      this.shown.text = text === altText(this.shown.chosen.caption) ? undefined : text;
+      this.#showText();
+      this.onCorrect(this.shown.text);
+    };
+    field.oninput = () => correct(field.value);
+    decorative.onchange = () => correct(decorative.checked ? "" : undefined);
+    this.find(".undo").onclick = () => { correct(undefined); field.focus(); };
+    this.find(".copy").onclick = async () => {
+      const text = field.value;
+      await copy(text);
+      this.say(text ? "Copied: " + text : "Copied: an empty text, as of a picture that only decorates.");
+    };
+  }
+
+  #showText() {
+    const { chosen, text } = this.shown, field = this.find(".text"), now = text ?? altText(chosen.caption);
+    if (field.value !== now) field.value = now;
+    this.find(".decorative").checked = text === "";
+    this.find(".undo").hidden = text === undefined;
+    this.image.alt = text ?? chosen.caption;
   }
 }
 
-// The record of one of a record's sentences, as Caption.choose makes it.
-export function chooseSentence(record, number) {
-  const { caption, score, trust, words, doubt, alternatives } = record;
-  if (!number) return record;
-  const chosen = alternatives[number - 1], others = alternatives.filter((other) => other !== chosen);
-  return { ...record, trust: undefined, doubt: undefined, ...chosen, alternatives: [{ caption, score, trust, words, doubt }, ...others] };
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // no clipboard without https, or without leave
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
 }
 
 // The first word that names something, one that is likely right if there is any; where trust is not
@@ -252,13 +268,6 @@ function average(words) {
 const tell = (word, head) => facts(word, head).filter(([name]) => ["trust", "sure", "looked"].includes(name)).map((fact) => fact[1]).join(", ");
 
 const stem = (name) => name.replace(/\.[^.]*$/, "") || name;
-
-function save(blob, name) {
-  const link = document.createElement("a");
-  Object.assign(link, { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-}
 
 // On a small screen the words come to the visitor; a failure comes with the buttons to try another.
 function reveal(top, part) {

@@ -97,22 +97,10 @@ class Visit:
 
     def choose(self, *paths: Path, state: str = "shown") -> None:
         self.forget()
-        self.tab.set_input_files(".intake .file", paths[0]) if len(paths) == 1 else self.drop(paths)
+        self.tab.set_input_files(".intake .file", paths)
         self.tab.wait_for_selector(f'.viewer[data-state="{state}"]')
         if state == "shown":
             self.settled()
-
-    def drop(self, paths: tuple[Path, ...]) -> None:
-        self.tab.evaluate(
-            """names => {
-              const data = new DataTransfer();
-              for (const name of names)
-                data.items.add(new File(['x'], name, { type: 'image/jpeg' }));
-              const options = { dataTransfer: data, bubbles: true, cancelable: true };
-              document.body.dispatchEvent(new DragEvent('drop', options));
-            }""",
-            [path.name for path in paths],
-        )
 
     def record(self) -> dict[str, Any]:
         """The caption on the page, as it is saved under Data."""
@@ -121,6 +109,18 @@ class Visit:
         record: dict[str, Any] = json.loads(Path(saved.value.path()).read_text())
         assert saved.value.suggested_filename == f"{Path(record['image']).stem}.json"
         return record
+
+    def strip(self) -> list[str]:
+        """What the strip says of each photo, once all are done."""
+        self.tab.wait_for_function("!document.querySelector('.strip [data-state=waiting]')")
+        return self.tab.locator(".strip li").all_inner_texts()
+
+    def taken_home(self, format: str) -> str:
+        """All photos as one file."""
+        with self.tab.expect_download() as saved:
+            self.tab.click(f"[data-format={format}]")
+        assert saved.value.suggested_filename == f"captions.{format}"
+        return Path(saved.value.path()).read_bytes().decode()
 
     def posts(self, path: str = "api/caption") -> int:
         return sum(url.endswith("/" + path) for url in self.requests)

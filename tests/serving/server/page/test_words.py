@@ -170,7 +170,7 @@ def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> N
     second.click()
     visit.settled()
     assert " ".join(visit.words()) == said != " ".join(before)
-    assert visit.requests[asked:] == []  # the record has it
+    assert not any("/api/" in url for url in visit.requests[asked:])  # the record has it
     assert second.get_attribute("aria-pressed") == "true"
     assert tab.evaluate("document.activeElement.textContent") == said  # the focus stays
     tab.locator(".word").last.hover()

@@ -1,0 +1,93 @@
+"""How the API is described in OpenAPI: what it takes, what it answers, and how it fails."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from captioner_serving.server.problems import PROBLEM_TYPE
+from captioner_serving.server.records import FailedRecord, ServedRecord
+
+__all__ = ["PHOTO", "PROBLEMS", "Health", "Problem", "Records", "caption_body", "describe", "form"]
+
+
+class Problem(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request: str
+    records: list[FailedRecord] | None = None
+
+
+class Records(BaseModel):
+    """A record for each image, in order; see docs/records.md for what is in one."""
+
+    records: list[ServedRecord | FailedRecord]
+
+
+class Health(BaseModel):
+    """The server is ready: its model lives, however many wait for it."""
+
+    status: Literal["ready"]
+    version: str
+    model: dict[str, str]
+
+
+PHOTO = {"type": "string", "format": "binary"}
+_PHOTOS = {
+    "type": "array",
+    "items": PHOTO,
+    "description": "one photo or several: JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF or TIFF",
+}
+
+
+def form(fields: type[BaseModel], image: dict[str, Any] = PHOTO, *required: str) -> dict[str, Any]:
+    """Describe a form with an image, for the API's documentation."""
+    properties = {"image": image, **fields.model_json_schema()["properties"]}
+    posted = {"type": "object", "required": ["image", *required], "properties": properties}
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": posted}}}
+    }
+
+
+def caption_body(fields: type[BaseModel]) -> dict[str, Any]:
+    """Describe the three bodies that /api/caption takes."""
+    body = form(fields, _PHOTOS)
+    content = body["requestBody"]["content"]
+    posted = content["multipart/form-data"]["schema"]
+    del posted["required"]  # an address will do
+    coded = {"type": "string", "format": "byte", "description": "base64, or a data URL of it"}
+    image = {"anyOf": [coded, {"type": "array", "items": coded}]}
+    properties = {**posted["properties"], "image": image}
+    content["application/json"] = {"schema": {**posted, "properties": properties}}
+    content["image/*"] = {"schema": PHOTO}
+    return body
+
+
+def describe(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say of the problems in a description of the API that they are no plain JSON."""
+    for path in schema["paths"].values():
+        for operation in path.values():
+            for status, answer in operation["responses"].items():
+                content = answer.get("content", {})
+                if status >= "400" and "application/json" in content:
+                    content[PROBLEM_TYPE] = content.pop("application/json")
+    return schema
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "the request is malformed",
+        408: "the body arrived too slowly",
+        413: "more bytes or images than the server accepts",
+        415: "not an image in a known format, or not multipart/form-data",
+        422: "a broken, empty or too large image, or a field out of range",
+        500: "the server failed; its log says how",
+        503: "busy, short of memory or shutting down; Retry-After says when to come again",
+    }.items()
+}

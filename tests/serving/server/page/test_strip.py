@@ -1,0 +1,108 @@
+"""Several photos: the strip, what is corrected in their sentences, and what is taken home."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.page.conftest import Visit
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Three, of which the second is damaged and the last has a name that is a formula."""
+    (tmp_path / "cut.jpg").write_bytes((SAMPLES / "rocket.jpg").read_bytes()[:9000])
+    (tmp_path / "=cat.jpg").write_bytes((SAMPLES / "chelsea.jpg").read_bytes())
+    return [SAMPLES / "coffee.jpg", tmp_path / "cut.jpg", tmp_path / "=cat.jpg"]
+
+
+def test_each_of_several_photos_opens_its_words_and_an_error_stays_with_its_own(
+    visit: Visit, photos: list[Path]
+) -> None:
+    tab = visit.tab
+    assert not tab.locator(".strip").is_visible()
+    visit.choose(*photos)
+    first, cut, last = visit.strip()
+    assert first.lower().strip(".") == " ".join(visit.words())  # the first is on the stage
+    assert cut.startswith("cut.jpg: ")
+    asked = visit.posts()
+    visit.forget()
+    tab.locator(".strip button[title='=cat.jpg']").click()
+    visit.settled()
+    assert " ".join(visit.words()) == last.lower().strip(".")
+    tab.locator(".strip button[title='cut.jpg']").click()
+    assert "cut.jpg is cut off" in visit.failure()
+    tab.go_back()
+    visit.settled()
+    assert " ".join(visit.words()) == last.lower().strip(".")
+    visit.choose(SAMPLES / "rocket.jpg")
+    tab.reload()
+    visit.settled()
+    assert visit.strip()[:3] == [first, cut, last] and len(visit.strip()) == 4
+    assert visit.posts() == asked + 1
+    tab.click(".clear")
+    assert len(visit.strip()) == 4  # it asks first
+    tab.click("text=Forget 4 photos?")
+    tab.wait_for_selector('.viewer[data-state="empty"]')
+    tab.reload()
+    visit.settled()  # the sample again
+    assert not tab.locator(".strip").is_visible()
+
+
+def test_what_is_corrected_is_copied_kept_and_in_every_download(
+    clipboard: None, visit: Visit, photos: list[Path]
+) -> None:
+    tab = visit.tab
+    visit.choose(*photos)
+    visit.strip()
+    said = " ".join(visit.words())
+    assert tab.input_value(".text") == said.capitalize() + "."
+    tab.fill(".text", 'A "cup" <on> a plate.')
+    tab.click(".copy")
+    tab.wait_for_selector(".about >> text=Copied")
+    assert tab.evaluate("navigator.clipboard.readText()") == 'A "cup" <on> a plate.'
+    record = visit.record()
+    assert (record["caption"], record["corrected"]) == (said, 'A "cup" <on> a plate.')
+    tab.locator(".strip button[title='=cat.jpg']").click()
+    tab.check(".decorative")
+    assert tab.input_value(".text") == "" and visit.strip()[2] == "Decorative"
+    tab.wait_for_timeout(400)  # what is written is kept when nobody types any more
+    tab.reload()
+    visit.settled()
+    assert tab.is_checked(".decorative")
+    cup, cut, cat = map(json.loads, visit.taken_home("jsonl").splitlines())
+    assert (cup["caption"], cup["corrected"]) == (said, 'A "cup" <on> a plate.')
+    assert cut["image"] == "cut.jpg" and cut["error"]["type"] == "image-truncated"
+    assert cat["corrected"] == "" and cat["words"] and "preview" not in cat
+    rows = list(csv.DictReader(visit.taken_home("csv").lstrip("\ufeff").splitlines()))
+    assert [row["alt"] for row in rows] == ['A "cup" <on> a plate.', "", ""]
+    assert [row["image"] for row in rows] == ["coffee.jpg", "cut.jpg", "'=cat.jpg"]
+    assert "cut off" in rows[1]["error"]
+    html = visit.taken_home("html")
+    assert 'src="coffee.jpg" alt="A &#34;cup&#34; &#60;on&#62; a plate."' in html
+    assert 'src="%3Dcat.jpg" alt=""' in html and len(re.findall("<img", html)) == 2
+    tab.click(".undo")
+    assert not tab.is_checked(".decorative") and tab.input_value(".text")
+
+
+def test_on_a_phone_the_photo_stays_in_sight_of_the_words(phone: Visit) -> None:
+    tab = phone.tab
+    tab.evaluate("scrollTo(0, 400)")
+    top = tab.locator(".stage").bounding_box()["y"]
+    assert top >= 0
+    tab.locator(".text").focus()  # and makes room for somebody who writes
+    assert tab.evaluate("getComputedStyle(document.querySelector('.stage')).position") != "sticky"
+
+
+def test_headings_go_down_one_at_a_time_and_names_begin_with_what_is_seen(visit: Visit) -> None:
+    """What axe-core found wrong once."""
+    visit.choose(SAMPLES / "rocket.jpg")
+    headings = visit.tab.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(h => h.tagName)")
+    assert headings == ["H1", "H2", "H2"]
+    legend = visit.tab.get_by_role("button", name="attention from an even share to 8 times")
+    assert legend.count() == 1

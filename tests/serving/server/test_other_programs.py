@@ -1,0 +1,210 @@
+"""The API as other sites and programs use it: bodies, addresses, origins, tokens, a description."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter
+
+from captioner.predictor import Captioner
+from captioner_serving.batch.inputs.networks import PublicTransport
+from captioner_serving.server import links
+from captioner_serving.server.access import Credentials
+from captioner_serving.server.config import ServerConfig
+from captioner_serving.server.description import Records
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.running import serving
+
+PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
+CODED = base64.b64encode(PHOTO).decode()
+TOKEN = "0123456789abcdef"
+SITE, OTHER = "https://example.org", "https://example.com"
+
+
+@pytest.fixture(scope="module")
+def shared(saved_tiny: Path) -> Iterator[str]:
+    """A server that another site may call, with a password and a token, and that fetches photos."""
+    config = ServerConfig(allowed_origins=(SITE,), allow_urls=True)
+    secret = Credentials(user="ann", password="secret")
+    captioner = Captioner.from_pretrained(saved_tiny, in_process=True)
+    with serving(captioner, config, credentials=secret, tokens={"shop": TOKEN}) as url:
+        yield url
+
+
+@pytest.fixture
+def shop(shared: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=shared, headers=headers, timeout=300) as client:
+        yield client
+
+
+def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
+    bare = {"Content-Type": "image/jpeg"}
+    form = shop.post("/api/caption", files={"image": PHOTO}, data={"captions": "2"}).json()
+    (wanted,) = form["records"]
+    for answer in (
+        shop.post("/api/caption?captions=2", content=PHOTO, headers=bare),
+        shop.post("/api/caption", json={"image": CODED, "captions": 2}),
+        shop.post(
+            "/api/caption", json={"image": [f"data:image/jpeg;base64,{CODED}"], "captions": 2}
+        ),
+    ):
+        (record,) = answer.json()["records"]
+        assert {**record, "image": wanted["image"]} == wanted
+    for body, status, said in (
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "no object"),
+        (b"{}", 400, "no image"),
+        (b'{"image": "%"}', 400, "base64"),
+        (b'{"image": 7}', 400, "base64"),
+        (json.dumps({"image": CODED, "beam": 3}).encode(), 422, "beam is '3'"),
+        (json.dumps({"image": CODED, "beam_size": 0}).encode(), 422, "beam_size is '0'"),
+        (json.dumps({"image": [""] * 65}).encode(), 413, "at most 64 images"),
+    ):
+        json_body = {"Content-Type": "application/json"}
+        answer = shop.post("/api/caption", content=body, headers=json_body)
+        assert answer.status_code == status and said in answer.json()["detail"], body
+    answer = shop.post("/api/caption?beam=3", content=PHOTO, headers=bare)
+    assert answer.status_code == 422 and "beam is" in answer.json()["detail"]
+
+
+def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
+    shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(SAMPLES))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{web.server_address[1]}/coffee.jpg"
+        for refused, said in {
+            address: "leads to a private address",
+            "http://localhost:1/": "leads to a private address",
+            "http://2130706433/": "leads to a private address",
+            "file:///etc/passwd": "is not an http or https address",
+        }.items():
+            answer = shop.post("/api/caption", json={"image_url": refused})
+            assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
+            assert said in answer.json()["detail"]
+        monkeypatch.setattr(links, "PublicTransport", lambda: PublicTransport("127.0.0.1"))
+        for answer in (
+            shop.post("/api/caption", json={"image_url": address}),
+            shop.post("/api/caption", files={"image_url": (None, address)}),
+        ):
+            (record,) = answer.json()["records"]
+            assert record["image"] == address and record["words"]
+        answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
+        assert "the answer is 404" in answer.json()["detail"]
+        web.shutdown()
+
+
+def test_no_address_is_fetched_unasked(api: httpx.Client) -> None:
+    answer = api.post("/api/caption", json={"image_url": "https://example.org/a.jpg"})
+    assert answer.status_code == 403 and "--allow-urls" in answer.json()["detail"]
+
+
+def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
+    who = {"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "cross-site"}
+    with httpx.Client(base_url=shared, timeout=300) as web:
+        asks = {"Origin": SITE, "Access-Control-Request-Method": "POST"}
+        asks["Access-Control-Request-Headers"] = "authorization"
+        before = web.options("/api/caption", headers=asks)
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-origin"] == SITE
+        foreign = web.options("/api/caption", headers={**asks, "Origin": OTHER})
+        assert foreign.status_code == 400
+        files = {"image": PHOTO}
+        answer = web.post("/api/caption", files=files, headers={**who, "Origin": SITE})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == SITE
+        answer = web.post("/api/caption", files=files, headers={**who, "Origin": OTHER})
+        assert (answer.status_code, answer.json()["type"]) == (403, "cross-site")
+        assert "access-control-allow-origin" not in answer.headers
+        # The page's own parts are nobody else's, whoever asks.
+        answer = web.post("/gradio_api/upload", files=files, headers={**who, "Origin": SITE})
+        assert answer.json()["type"] == "cross-site"
+
+
+def test_a_token_opens_what_the_password_opens_and_no_other_does(shared: str) -> None:
+    with httpx.Client(base_url=shared) as web:
+        assert web.get("/api/live", auth=("ann", "secret")).json() == {"status": "live"}
+        for header, status in {
+            f"Bearer {TOKEN}": 200,
+            f"bearer {TOKEN}": 200,
+            f"Bearer {TOKEN}x": 401,
+            "Bearer": 401,
+            f"Basic {TOKEN}": 401,
+        }.items():
+            answer = web.get("/api/live", headers={"Authorization": header})
+            assert answer.status_code == status, header
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (f"shop:{TOKEN}", 0o644, "others on this machine can read"),
+        ("shop:short", 0o600, "line 1 of --token-file"),
+        ("\n", 0o600, "has no line NAME:TOKEN"),
+        (None, 0o600, "cannot be read"),
+    ],
+)
+def test_a_token_file_that_cannot_be_used_is_a_sentence(
+    run_main: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    text: str | None,
+    mode: int,
+    said: str,
+) -> None:
+    path = tmp_path / "tokens"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    result = run_main("serve", "--token-file", path)
+    assert result.returncode == 2 and said in result.stderr and TOKEN not in result.stderr
+    for origin in ("example.org", "https://*.example.org", "https://example.org/"):
+        assert "use an origin" in run_main("serve", "--allow-origin", origin).stderr
+
+
+def test_the_description_says_what_records_and_problems_hold(shop: httpx.Client) -> None:
+    schema = shop.get("/openapi.json").json()
+    text = json.dumps(schema)
+    assert '"additionalProperties": true' not in text
+    answers = schema["paths"]["/api/caption"]["post"]["responses"]
+    records = answers["200"]["content"]["application/json"]["schema"]
+    assert records == {"$ref": "#/components/schemas/Records"}
+    for status, answer in answers.items():
+        assert list(answer["content"]) == [
+            "application/json" if status == "200" else "application/problem+json"
+        ]
+    problem = schema["components"]["schemas"]["Problem"]["properties"]
+    assert {"type", "title", "status", "detail", "request"} <= problem.keys()
+    # What is answered is what is described.
+    form: Any = {"attention": "true", "captions": "2", "check_attention": "true"}
+    files = [("image", PHOTO), ("image", b"none")]
+    answer = shop.post("/api/caption", files=files, data=form)
+    TypeAdapter(Records).validate_json(answer.content, strict=True)
+    refused = shop.post("/api/caption", files={"image": b"none"})
+    assert refused.json().keys() <= problem.keys()
+
+
+def test_every_answer_has_a_number_that_its_problem_document_names(shop: httpx.Client) -> None:
+    answers = [shop.post("/api/caption", files={"image": b"none"}), shop.get("/nothing")]
+    numbers = [answer.headers["X-Request-ID"] for answer in answers]
+    assert [answer.json()["request"] for answer in answers] == numbers
+    assert len({*numbers, shop.get("/api/ready").headers["X-Request-ID"]}) == 3
+
+
+def test_guesses_of_tokens_are_counted_as_those_of_passwords(shared: str) -> None:
+    """The last of this file: nobody is let in for a minute."""
+    with httpx.Client(base_url=shared) as web:
+        for _ in range(20):
+            last = web.get("/api/live", headers={"Authorization": "Bearer guess"})
+    assert last.status_code == 429
