@@ -44,6 +44,7 @@ def space(site: ThreadingHTTPServer, tmp_path: Path, saved_tiny: Path) -> Iterat
         yield running
 
 
+@pytest.mark.slow
 def test_the_page_captions_in_a_frame_of_another_site(
     site: ThreadingHTTPServer, space: Server, browser: Any
 ) -> None:
