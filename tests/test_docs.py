@@ -46,7 +46,7 @@ def test_every_error_that_the_server_answers_with_is_listed() -> None:
     }
     # Of a file on disk, of any Python object, the root of those, and of nobody who could read it.
     elsewhere = {"image-not-found", "image-type", "image-error", "client-gone"}
-    answered = {kind: status for kind, (status, _) in problems.KINDS.items()} | {
+    answered = {kind: status for kind, (status, _) in problems.PROBLEMS.items()} | {
         kind.type: problems.status_of(kind)
         for kind in _kinds(CaptionerError)
         if issubclass(kind, (errors.ImageError, errors.ConfigError))

@@ -1,6 +1,6 @@
 """The whole application: the API, and the page beside it; before both, what is everybody's.
 
-    Door -> AccessLog -> TrustedHostMiddleware -> Access -> Limits
+    Door -> AccessLog -> TrustedHostMiddleware -> Access -> BodyLimits
                                                               |
                   FastAPI: /api, /metrics, /docs, /page/... <-'
                      `-> OwnUploads -> Gradio: /
@@ -37,7 +37,7 @@ from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import router
-from captioner_serving.server.body import Limits
+from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
@@ -110,7 +110,7 @@ class Application:
         for app in (api, self._gradio, *self._pages):
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
-        inside = Access(Limits(api, config, self.metrics), credentials)
+        inside = Access(BodyLimits(api, config, self.metrics), credentials)
         named = TrustedHostMiddleware(inside, config.names, www_redirect=False)
         logged = AccessLog(named, self.metrics, log, say)
         self.asgi: ASGIApp = Door(

@@ -24,7 +24,7 @@ from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 
-__all__ = ["Limits", "Upload", "read_form"]
+__all__ = ["BodyLimits", "Upload", "read_form"]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -51,7 +51,7 @@ class _Body:
     complete: bool = False
 
 
-class Limits:
+class BodyLimits:
     """Lets requests pass for which there is a route, and room for their body."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:
