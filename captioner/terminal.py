@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["folded", "in_a_line", "json_line", "printable"]
+__all__ = ["in_a_line", "json_line", "printable", "wrapped"]
 
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -35,10 +35,10 @@ def in_a_line(text: str) -> str:
     return printable(text).replace("\n", r"\n")
 
 
-def folded(text: str, *, columns: int) -> str:
+def wrapped(text: str, *, columns: int) -> str:
     """Break lines that are too long for a terminal between words; never a word itself.
 
-    >>> print(folded("12 captions in all; 1 failed, in c.errors", columns=30))
+    >>> print(wrapped("12 captions in all; 1 failed, in c.errors", columns=30))
     12 captions in all; 1 failed,
       in c.errors
     """

@@ -47,7 +47,7 @@ def test_every_error_that_the_server_answers_with_is_listed() -> None:
     # Of any Python object, the root of all, of a caption that server and batch give with `review`,
     # and of nobody who could read it.
     elsewhere = {"image-type", "image-error", "untrusted", "client-gone"}
-    answered = {kind: status for kind, (status, _) in problems.KINDS.items()} | {
+    answered = {kind: status for kind, (status, _) in problems.PROBLEMS.items()} | {
         kind.type: problems.status_of(kind)
         for kind in _kinds(CaptionerError)
         if issubclass(kind, (errors.ImageError, errors.ConfigError))

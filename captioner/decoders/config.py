@@ -14,9 +14,9 @@ from captioner.attention.scores import SCORES, build_score, check_heads
 from captioner.errors import ConfigError
 from captioner.vision.bounds import Fraction, OneOf, Width, check_bounds
 
-__all__ = ["KINDS", "DecoderConfig"]
+__all__ = ["DECODERS", "DecoderConfig"]
 
-KINDS = {
+DECODERS = {
     "lstm": "captioner.decoders.lstm:LSTMDecoder",
     "top_down": "captioner.decoders.top_down:TopDownDecoder",
     "transformer": "captioner.decoders.transformer:TransformerDecoder",
@@ -42,7 +42,7 @@ class DecoderConfig:
         "extra": "forbid", "use_attribute_docstrings": True
     }  # fmt: skip
 
-    kind: Annotated[str, OneOf(KINDS)] = "lstm"
+    kind: Annotated[str, OneOf(DECODERS)] = "lstm"
     """The kind of decoder; older files do not say."""
     score: Annotated[str, OneOf(SCORES)] = "additive"
     """How the grid is looked at; see captioner.attention.scores."""

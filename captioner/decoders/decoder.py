@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from captioner.attention.attention import Attention
 from captioner.attention.positions import GRID_SIDE, Positions
-from captioner.decoders.config import KINDS, DecoderConfig
+from captioner.decoders.config import DECODERS, DecoderConfig
 from captioner.decoders.layers import grid_layers
 from captioner.decoders.state import State, StepOutput
 
@@ -50,7 +50,7 @@ class DecoderOutput(NamedTuple):
 class Decoder(nn.Module, ABC):
     """Scores the next word of a caption, given a grid and the words before.
 
-    A subclass is listed in captioner.decoders.config.KINDS, and takes `config`, `grid_dim` and
+    A subclass is listed in captioner.decoders.config.DECODERS, and takes `config`, `grid_dim` and
     `vocabulary_size`.
     """
 
@@ -200,6 +200,6 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
         ConfigError: its sizes cannot work together.
 
     """
-    module, name = KINDS[config.kind].split(":")
+    module, name = DECODERS[config.kind].split(":")
     made = getattr(import_module(module), name)
     return cast(Decoder, made(config, grid_dim=grid_dim, vocabulary_size=vocabulary_size))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captioner import Captioner, ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint
-from captioner.decoders.config import KINDS, DecoderConfig
+from captioner.decoders.config import DECODERS, DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, WordDecoder
 from captioner.decoders.state import State, StepOutput
 from captioner.model import CaptionModel, ModelConfig
@@ -50,7 +50,7 @@ class BigramDecoder(WordDecoder):
 
 @pytest.fixture
 def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    monkeypatch.setitem(KINDS, "bigram", f"{__name__}:BigramDecoder")
+    monkeypatch.setitem(DECODERS, "bigram", f"{__name__}:BigramDecoder")
     torch.manual_seed(0)
     vocabulary = Vocabulary(["a", "dog", "cat", "runs"])
     config = ModelConfig(

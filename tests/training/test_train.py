@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from captioner import ConfigError
 from captioner.checkpoint import load_checkpoint
-from captioner.decoders.config import KINDS
+from captioner.decoders.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_encoder, load_origin
@@ -169,7 +169,7 @@ class Bare(torch.nn.Module):
 def test_weights_of_a_decoder_without_an_embedding_are_taken_over(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "lstm", f"{__name__}:Bare")
+    monkeypatch.setitem(DECODERS, "lstm", f"{__name__}:Bare")
     loaded, vocabulary = load_recipe(str(recipe)), Vocabulary(["dog"])
     origin = SimpleNamespace(model=built(loaded, vocabulary), vocabulary=vocabulary)
     model = built(loaded, vocabulary, origin)

@@ -13,16 +13,16 @@ from tqdm import tqdm
 
 from captioner.closing import Closing
 from captioner.files import digest
-from captioner.terminal import folded, in_a_line, printable
+from captioner.terminal import in_a_line, printable, wrapped
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 
-__all__ = ["Progress", "duration"]
+__all__ = ["ProgressBar", "duration"]
 
 _LINE_SECONDS = 60.0
 
 
-class Progress(Closing):
+class ProgressBar(Closing):
     """Follows a run on standard error; a context manager. What failed is said even if `quiet`.
 
     A thread counts the photos while the run is under way; until then there is no time left to say.
@@ -83,11 +83,11 @@ class Progress(Closing):
             self.say(self._line())
 
     def say(self, text: str) -> None:
-        """Print lines, above the bar where there is one: whole in a file, folded on a terminal."""
+        """Print lines, above the bar where there is one: whole in a file, wrapped on a terminal."""
         if self._quiet:
             return
         if self._stream.isatty() and (columns := _columns(self._stream)):
-            text = folded(text, columns=columns)
+            text = wrapped(text, columns=columns)
         self._say(text)
 
     def _say(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """The whole application: the API, and the page beside it; before both, what is everybody's.
 
-    Door -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> Limits
+    Door -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
                                        `-> OwnUploads -> Gradio: /
@@ -38,7 +38,7 @@ from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import router
-from captioner_serving.server.body import Limits
+from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
 from captioner_serving.server.door import Door
@@ -120,7 +120,7 @@ class Application:
             for kind in (CaptionerError, HTTPException, RequestValidationError):
                 app.add_exception_handler(kind, self._answer)
         inside: ASGIApp = Access(
-            Limits(api, config, self.metrics), credentials, tokens, config.allowed_origins
+            BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
         )
         if config.allowed_origins:
             inside = CORSMiddleware(

@@ -28,7 +28,7 @@ from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 
-__all__ = ["Limits", "Upload", "read_bare", "read_form", "read_json"]
+__all__ = ["BodyLimits", "Upload", "read_bare", "read_form", "read_json"]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -55,7 +55,7 @@ class _Body:
     complete: bool = False
 
 
-class Limits:
+class BodyLimits:
     """Lets requests pass for which there is a route, and room for their body."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics) -> None:

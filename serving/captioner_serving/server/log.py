@@ -24,8 +24,8 @@ from captioner_serving.allocator import is_out_of_memory
 from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
-    KINDS,
     PROBLEM_TYPE,
+    PROBLEMS,
     ClosedError,
     MemoryShortError,
     internal_error,
@@ -34,7 +34,7 @@ from captioner_serving.server.problems import (
 
 __all__ = ["AccessLog"]
 
-_GONE, _ = KINDS["client-gone"]
+_GONE, _ = PROBLEMS["client-gone"]
 _LOGGER = logging.getLogger("captioner.server")
 
 

@@ -12,7 +12,7 @@ from captioner.errors import CaptionerError, ConfigError, ImageError, ImageForma
 from captioner_serving.server.door import request_number
 
 __all__ = [
-    "KINDS",
+    "PROBLEMS",
     "PROBLEM_TYPE",
     "BusyError",
     "ClosedError",
@@ -29,7 +29,7 @@ __all__ = [
 PROBLEM_TYPE = "application/problem+json"
 """The media type of every error that the server answers."""
 
-KINDS = {
+PROBLEMS = {
     "bad-request": (400, "The request cannot be understood"),
     "unauthorized": (401, "A user and a password are needed"),
     "cross-site": (403, "The request comes from another site"),
@@ -53,7 +53,7 @@ class RefusedError(CaptionerError):
     """A request that is not answered as it wishes.
 
     Args:
-        kind: one of KINDS.
+        kind: one of PROBLEMS.
         detail: what is wrong with this one, and what helps.
         headers: that the answer has.
 
@@ -65,7 +65,7 @@ class RefusedError(CaptionerError):
 
     def record(self) -> dict[str, str]:
         """Type, title and detail."""
-        return {"type": self.kind, "title": KINDS[self.kind][1], "detail": self.detail}
+        return {"type": self.kind, "title": PROBLEMS[self.kind][1], "detail": self.detail}
 
 
 class BusyError(RefusedError):
@@ -161,7 +161,7 @@ def problem(error: CaptionerError, **members: Any) -> JSONResponse:
     """Answer with an error: type, title, status and detail, and what else belongs to it."""
     own: Mapping[str, str] = {}
     if isinstance(error, RefusedError):
-        status, own = KINDS[error.kind][0], error.headers
+        status, own = PROBLEMS[error.kind][0], error.headers
     else:
         status = status_of(type(error))
     headers = {"Retry-After": "5", **own} if status == 503 else dict(own)

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.predictor import Captioner
     from captioner_serving.batch.config import BatchConfig, Shard
     from captioner_serving.batch.inputs.sources import Inputs
-    from captioner_serving.batch.progress import Progress
+    from captioner_serving.batch.progress import ProgressBar
     from captioner_serving.batch.run import BatchRun
 
     shard = None if arguments.shard is None else Shard.parse(arguments.shard)
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with (
         BatchRun(inputs, output=output, config=config, load=load, ray=arguments.ray) as batch,
-        Progress(quiet=arguments.quiet) as progress,
+        ProgressBar(quiet=arguments.quiet) as progress,
     ):
         signal.signal(signal.SIGTERM, _interrupt)
         counting = False

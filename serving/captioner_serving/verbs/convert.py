@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_serving.batch.files import RunFiles
     from captioner_serving.batch.outputs.records import (
         read_captions,
-        read_table,
+        read_record_table,
         write_records,
     )
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = [path for path in named if path not in beside]
 
     def read(path: Path) -> Iterator[dict[str, Any] | None]:
-        return (read_table if path.suffix == ".csv" else read_captions)(path)
+        return (read_record_table if path.suffix == ".csv" else read_captions)(path)
 
     def captions(path: Path) -> Iterator[dict[str, Any]]:
         for record in filter(None, read(path)):

@@ -14,7 +14,7 @@ from captioner import OutputError
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.journal import RECORDS, Journal
-from captioner_serving.batch.outputs.records import read_table, write_records
+from captioner_serving.batch.outputs.records import read_record_table, write_records
 
 
 def record(name: str, caption: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path, keep
         assert row["image"] == name or row["image"].isprintable()
         begins = row["caption"].lstrip("\u200b\u2060 ")[0]
         assert keep or begins not in "=\uff1d"
-        (back,) = read_table(output)
+        (back,) = read_record_table(output)
         assert (back["image"], back["caption"]) == (name, caption)
         assert list(table_names(str(output), "image")) == [name]
 

@@ -18,7 +18,7 @@ from captioner.files import digest
 from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
-from captioner_serving.batch.progress import Progress
+from captioner_serving.batch.progress import ProgressBar
 
 
 def test_a_plain_line_where_there_is_no_terminal(
@@ -31,7 +31,7 @@ def test_a_plain_line_where_there_is_no_terminal(
     folder = photos(80)
     inputs = Inputs(sources=(str(folder),))
     mine = sum(digest(photo.name) in shard for photo in inputs.photos())
-    with Progress(quiet=False, stream=said) as progress:
+    with ProgressBar(quiet=False, stream=said) as progress:
         progress.count(inputs, shard, done=5)
         deadline = time.perf_counter() + 300
         while progress._total is None and time.perf_counter() < deadline:
@@ -53,7 +53,7 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
     termios.tcsetwinsize(follower, (24, 60))
     with (
         open(follower, "w") as terminal,  # noqa: PTH123
-        Progress(quiet=False, stream=terminal) as progress,
+        ProgressBar(quiet=False, stream=terminal) as progress,
     ):
         progress.count(Inputs(sources=(str(photos(3)),)), None, done=0)
         deadline = time.perf_counter() + 300
@@ -76,7 +76,7 @@ def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
 
 def test_quiet_names_failures_alone_and_a_name_does_not_steer_the_terminal() -> None:
     said = io.StringIO()
-    with Progress(quiet=True, stream=said) as progress:
+    with ProgressBar(quiet=True, stream=said) as progress:
         progress.update({"image": "x", "error": {"detail": "a\x1b[2J\x9b5m\u202e\n.jpg is broken"}})
         progress.say("done")
     assert said.getvalue() == "captioner: a\\x1b[2J\\x9b5m\\u202e\\n.jpg is broken\n"

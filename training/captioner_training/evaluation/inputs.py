@@ -25,20 +25,20 @@ from captioner_training.evaluation.predictions import (
     Predictions,
     Target,
     check_replaceable,
-    read_corpus,
     read_predictions,
     read_targets,
+    read_whole_split,
     targets,
 )
 from captioner_training.evaluation.report import read_report
 
-__all__ = ["Inputs", "read_inputs"]
+__all__ = ["EvaluationInputs", "read_inputs"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class EvaluationInputs:
     """What is scored, and what with; None where none was named.
 
     source: the checkpoint that captions, or captions that were made elsewhere.
@@ -96,7 +96,7 @@ class _Attempts:
         return DataError("\n".join(error.detail for error in self.errors))
 
 
-def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> Inputs:
+def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> EvaluationInputs:
     """Read everything but photos; refuse what would be overwritten or not be written.
 
     Args:
@@ -132,14 +132,14 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> I
     boxes = partial(check_boxes, ids={one.id for one in split}) if split else read_boxes
     found: dict[str, Any] = {
         "boxes": attempt.file(arguments.boxes, partial(boxes, transform=framing)),
-        "corpus": attempt.file(arguments.corpus, partial(read_corpus, split=split)),
+        "corpus": attempt.file(arguments.corpus, partial(read_whole_split, split=split)),
         "training": attempt.file(arguments.training, read_targets),
         "other": attempt.file(arguments.compare, read_report),
     }
     source = captioner or predictions
     if attempt.errors or source is None:
         raise attempt.together()
-    return Inputs(source=source, images=images, split=split, **found)
+    return EvaluationInputs(source=source, images=images, split=split, **found)
 
 
 def _captioner(arguments: argparse.Namespace) -> Captioner:

@@ -20,9 +20,9 @@ __all__ = [
     "Predictions",
     "Target",
     "check_replaceable",
-    "read_corpus",
     "read_predictions",
     "read_targets",
+    "read_whole_split",
     "targets",
     "write_predictions",
 ]
@@ -59,7 +59,7 @@ def read_targets(path: Path) -> list[Target]:
     return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
 
 
-def read_corpus(path: Path, split: Sequence[Target]) -> list[Target]:
+def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
     """Read the whole split of which these images are a part.
 
     Raises:

@@ -34,7 +34,7 @@ from captioner_training.prepare.manifest import (
     ImageFormat,
     IndexRow,
     Manifest,
-    Shard,
+    ShardFile,
     Split,
     StoredFile,
     is_prepared,
@@ -214,7 +214,7 @@ def _write_indexes(plans: Sequence[Plan], work: Path) -> dict[str, Split]:
     splits = {}
     for name in dict.fromkeys(plan.split for plan in plans):
         digest, size, captions = hashlib.sha256(), 0, 0
-        shards: list[Shard] = []
+        shards: list[ShardFile] = []
         with replace_file(work / f"{name}.index.jsonl") as file:
             for plan in (plan for plan in plans if plan.split == name):
                 record = read_shard_record(work, plan)

@@ -26,7 +26,7 @@ __all__ = [
     "ImageFormat",
     "IndexRow",
     "Manifest",
-    "Shard",
+    "ShardFile",
     "Split",
     "StoredFile",
     "is_prepared",
@@ -55,13 +55,13 @@ class StoredFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard(StoredFile):
+class ShardFile(StoredFile):
     """One tar file."""
 
     images: int
 
     @classmethod
-    def of(cls, path: Path, *, images: int) -> Shard:
+    def of(cls, path: Path, *, images: int) -> ShardFile:
         """Measure a tar file that is written."""
         size, digest = path.stat().st_size, file_digest(path)
         return cls(file=path.name, images=images, bytes=size, sha256=digest)
@@ -74,7 +74,7 @@ class Split:
     images: int
     captions: int
     index: StoredFile
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

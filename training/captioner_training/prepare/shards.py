@@ -32,7 +32,7 @@ from captioner.errors import DataError, ImageError, OutputError
 from captioner.files import file_digest, replace_file
 from captioner.vision.header import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
-from captioner_training.prepare.manifest import ImageFormat, IndexRow, Shard
+from captioner_training.prepare.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.originals import read_location
 from captioner_training.prepare.selection import SelectedImage
 
@@ -163,7 +163,7 @@ class Record:
     """What is known of a shard that is written; kept beside it until the data set is whole."""
 
     fingerprint: str
-    shard: Shard
+    shard: ShardFile
     rows: tuple[IndexRow, ...]
     corrupt: tuple[str, ...]  # what is wrong with the images that could not be read
 
@@ -201,7 +201,7 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
             rows.append(row)
     record = Record(
         fingerprint=plan.fingerprint(),
-        shard=Shard.of(folder / plan.file, images=len(rows)),
+        shard=ShardFile.of(folder / plan.file, images=len(rows)),
         rows=tuple(rows),
         corrupt=tuple(corrupt),
     )

@@ -16,7 +16,7 @@ from captioner.paths import expanded
 from captioner.terminal import printable
 
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
-    from captioner_training.evaluation.inputs import Inputs
+    from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.report import ImageRow
     from captioner_training.pages.page import Gallery
 
@@ -124,7 +124,7 @@ def _check_use(arguments: argparse.Namespace) -> None:
 
 
 def _measure(
-    arguments: argparse.Namespace, inputs: Inputs, report: dict[str, object]
+    arguments: argparse.Namespace, inputs: EvaluationInputs, report: dict[str, object]
 ) -> tuple[bool, list[ImageRow], Gallery]:
     """Add what was asked for to the report; each thing costs no more than itself if it fails.
 

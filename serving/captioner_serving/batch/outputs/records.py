@@ -26,8 +26,8 @@ __all__ = [
     "cell_of",
     "check_output",
     "read_captions",
+    "read_record_table",
     "read_rows",
-    "read_table",
     "text_of",
     "write_records",
 ]
@@ -216,7 +216,7 @@ def read_captions(path: Path) -> Iterator[Record | None]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def read_table(path: Path) -> Iterator[Record]:
+def read_record_table(path: Path) -> Iterator[Record]:
     """Read a .csv of captions, edited or not, as records of an image, a caption and its score.
 
     Spreadsheets save it with semicolons or tabs, decimal commas, and a mark at its beginning.
