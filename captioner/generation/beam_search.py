@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder, check_numbers
+from captioner.decoders.state import StepDecoder, asked_every, check_numbers
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
@@ -21,7 +21,8 @@ class _Search:
     """The unfinished hypotheses of B images, K each, and the finished ones.
 
     numbers: the image of each row, since finished ones are dropped; tokens: (B, K), the last words;
-    totals: (B, K), log-probabilities of the words so far; closed: (B,), images that are finished.
+    totals: (B, K), log-probabilities of the words so far; closed: (B,), images that are finished;
+    broken: (1,), whether any score was not a number.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class _Search:
         self.trace = Trace(self.tokens.new_zeros(count, 1, 0))
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
+        self.broken = torch.zeros(1, dtype=torch.bool, device=device)
         places = config.captions if config.exact else config.beam_size
         self.pool = Ends.nowhere(count, places, device)
         self.numbers = torch.arange(count)
@@ -49,7 +51,7 @@ class _Search:
         forbidden = self.constraints.forbidden(self.trace.words)
         beam = self.config.beam_size
         found = self.step(self.tokens, self.totals, forbidden, self.state, beam=beam)
-        check_numbers(found.end_logs)
+        self.broken |= torch.isnan(found.end_logs).any()
         if step == self.config.maximum_length:
             found = found.over(self.totals)
         self._finish(found, step)
@@ -81,17 +83,20 @@ class _Search:
 
     def collect(self) -> bool:
         """Read the closed images and drop them, where it is worth it; say whether any is left."""
-        closed = self.closed.cpu()
+        answer = torch.cat([self.closed, self.broken]).cpu()  # all that is asked, at once
+        check_numbers(bool(answer[-1]))
+        closed = answer[:-1]
         open_ = int((~closed).sum())
         if open_ > _OPEN * len(closed):
             return True
-        rows = closed.nonzero().squeeze(1).to(self.closed.device)
+        rows = closed.nonzero().squeeze(1).to(self.closed.device, non_blocking=True)
         ends = Ends(*(part[rows, : self.config.captions] for part in self.pool))
         captions = self.trace.read(rows, ends)
         for number, hypotheses in zip(self.numbers[closed].tolist(), captions, strict=True):
             self.found[number] = hypotheses
         if open_:
-            self._keep((~closed).nonzero().squeeze(1).to(self.closed.device))
+            left = (~closed).nonzero().squeeze(1)
+            self._keep(left.to(self.closed.device, non_blocking=True))
             self.numbers = self.numbers[~closed]
         return open_ > 0
 
@@ -128,8 +133,10 @@ def beam_search(
 
     """
     search = _Search(decoder, features, config, constraints, starts)
+    every = asked_every(features.device)
     for step in range(config.maximum_length + 1):
         search.advance(step)
-        if not search.collect():
+        asked = (step + 1) % every == 0 or step == config.maximum_length
+        if asked and not search.collect():
             break
     return search.found

@@ -29,6 +29,7 @@ class Constraints:
         silent: tokens that stand for no word; neither they nor <unk> are said.
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
             rather cut it there than have it end with a word that it has not chosen.
+        device: where the words are.
 
     """
 
@@ -42,11 +43,12 @@ class Constraints:
         conjunction: int = UNK,
         silent: Sequence[int] = (PAD, START),
         must_end: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         self.maximum_length, self.minimum_length = maximum_length, minimum_length
         self.no_repeat_ngram, self.must_end = no_repeat_ngram, must_end
         self.no_repeat_word, self.conjunction = no_repeat_word, conjunction
-        self._never_said = [*silent, UNK]
+        self._never = torch.tensor([END, *silent, UNK], device=device)
 
     def apply(self, logs: Tensor, history: Tensor) -> Tensor:
         """Set what is not allowed to -inf.
@@ -69,8 +71,8 @@ class Constraints:
         not in it.
         """
         step = history.shape[-1]
-        never = [*self._never_said, END] if step < self.minimum_length else self._never_said
-        found = [history.new_tensor(never).expand(*history.shape[:2], -1)]
+        never = self._never if step < self.minimum_length else self._never[1:]
+        found = [never.expand(*history.shape[:2], -1)]
         if self.no_repeat_ngram:
             found.append(_repetitions(history, self.no_repeat_ngram))
             if self.no_repeat_word:

@@ -52,7 +52,7 @@ def generate(
     vocabulary = vocabulary or Vocabulary([])
     if starts is None:
         starts = [vocabulary.start(config.style)] * len(features)
-    begin = torch.tensor(starts, device=features.device)
+    begin = torch.tensor(starts).to(features.device, non_blocking=True)
     constraints = Constraints(
         maximum_length=config.maximum_length,
         minimum_length=config.minimum_length,
@@ -60,6 +60,7 @@ def generate(
         no_repeat_word=vocabulary.tokenizer == "words",
         conjunction=vocabulary.encode([config.different_around])[0],
         silent=vocabulary.silent,
+        device=features.device,
     )
     if config.beam_size > 1 and not config.sample:
         return beam_search(decoder, features, config, constraints, begin)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import StepDecoder
+from captioner.decoders.state import StepDecoder, asked_every, check_numbers, log_probabilities
 from captioner.generation.constraints import Constraints
 from captioner.generation.trace import Trace
 from captioner.vocabulary import END
@@ -46,15 +46,20 @@ def roll_out(
     tokens = starts.unsqueeze(1).expand(-1, count)
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     trace = Trace(tokens.new_zeros(*tokens.shape, 0))
-    for _ in range(constraints.maximum_length + 1):
+    every, broken = asked_every(features.device), ended.new_zeros(())
+    for step in range(constraints.maximum_length + 1):
         output = decoder.step(tokens, state)
-        logs = output.log_probabilities()
+        logs = log_probabilities(output.logits)
+        broken |= torch.isnan(logs[..., END]).any()
         tokens = choose(constraints.apply(logs, trace.words))
         trace.add(output, None, tokens, logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
         state = output.state
         ended |= tokens == END
-        if ended.all():
-            break
+        if (step + 1) % every == 0 or step == constraints.maximum_length:
+            over, wrong = torch.stack([ended.all(), broken]).tolist()
+            check_numbers(wrong)
+            if over:
+                break
     return trace
 
 
@@ -113,7 +118,8 @@ def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> 
     chosen = torch.searchsorted(
         sums, torch.minimum(chance * total, total.nextafter(-total)), right=True
     )
-    return chosen.squeeze(-1)
+    # NaN has no place among the sums; who asks for numbers hears of it (check_numbers).
+    return chosen.squeeze(-1).clamp(max=sums.shape[-1] - 1)
 
 
 def filter_top(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:

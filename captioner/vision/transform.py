@@ -157,7 +157,9 @@ class Transform:
         # As one multiplication and one subtraction.
         channels = zip(self.config.mean, self.config.std, strict=True)
         factors = [(1 / (255 * std), mean / std) for mean, std in channels]
-        scale, shift = torch.tensor(factors, dtype=torch.float32, device=pixels.device).T
+        # A copy that is asked for without waiting: a training step on a GPU must not stop for it.
+        there = torch.tensor(factors, dtype=torch.float32).to(pixels.device, non_blocking=True)
+        scale, shift = there.T
         return torch.mul(pixels, scale.view(3, 1, 1)).sub_(shift.view(3, 1, 1))
 
     def box(self, width: int, height: int) -> Box:

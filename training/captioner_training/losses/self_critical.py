@@ -93,7 +93,8 @@ class SelfCriticalCaptions(DrawingObjective):
         captions, logits = reading.captions, reading.logits
         if captions.weights is None:
             raise TypeError("captions that were not drawn have no rewards")
-        never = torch.tensor([*self.vocabulary.silent, UNK], device=logits.device)
+        never = torch.tensor([*self.vocabulary.silent, UNK])
+        never = never.to(logits.device, non_blocking=True)
         drawn = logits.index_fill(-1, never, -torch.inf) / self.config.temperature
         logs = drawn.log_softmax(dim=-1, dtype=torch.float32)
         said = logs.gather(1, reading.targets.unsqueeze(1)).squeeze(1)
@@ -144,12 +145,15 @@ def draw_captions(
         after `maximum_length` words has no <end>.
 
     """
-    begin = starts.to(features.device)
+    begin = starts.to(features.device, non_blocking=True)
+    constraints = Constraints(
+        maximum_length=maximum_length, silent=silent, must_end=False, device=features.device
+    )
     words = roll_out(
         decoder,
         features,
         count=count,
-        constraints=Constraints(maximum_length=maximum_length, silent=silent, must_end=False),
+        constraints=constraints,
         choose=choose_likeliest if greedy else Sampler(temperature=temperature),
         starts=begin,
     ).words

@@ -1,0 +1,124 @@
+"""How often the CPU waits for the device, counted without one.
+
+A GPU computes what it was given while the CPU queues more. Whoever reads a number back waits for
+all of it, and the device then for the next operation. Here tensors "on the device" are those that
+come of the model's weights or the grid; the mode follows them through every call of torch's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from captioner.checkpoint import Checkpoint
+from captioner.decoders.config import DecoderConfig
+from captioner.decoders.decoder import build_decoder
+from captioner.decoders.state import asked_every
+from captioner.generation import beam_search, roll_out
+from captioner.generation.config import GenerationConfig
+from captioner.generation.generate import generate
+from captioner_training.data.dataset import collate
+from captioner_training.distributed import Processes
+from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
+from captioner_training.losses.cross_entropy import CrossEntropy
+from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
+from captioner_training.state import TrainState
+from captioner_training.step import TrainStep
+
+# Each makes the CPU wait until the device has the answer, or until a copy has arrived there.
+_WAITS = (
+    "cpu", "item", "tolist", "numpy", "nonzero", "masked_select", "unique", "new_tensor", "equal",
+    "__bool__", "__int__", "__float__", "__index__", "__contains__",
+)  # fmt: skip
+
+
+class DeviceReads(TorchFunctionMode):
+    """Counts by name what reads tensors that come of those that are `put` on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+        self._there = WeakIdKeyDictionary()
+
+    def put(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._there[tensor] = True
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        there = any(one in self._there for one in given)
+        result = func(*args, **kwargs)
+        name = (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2]
+        if there and name in _WAITS:
+            self.reads[name] += 1
+        masks = name == "__getitem__" and any(
+            isinstance(one, Tensor) and one.dtype is torch.bool for one in tree_leaves(args[1:])
+        )
+        if there and masks:
+            self.reads["a mask as an index"] += 1
+        if there and name == "cpu":
+            return result.clone()  # on a CPU it is the same tensor
+        if there:
+            self.put(*(one for one in tree_leaves(result) if isinstance(one, Tensor)))
+        return result
+
+
+GRID = (3, 9, 24)  # images, cells, features
+
+
+@pytest.mark.parametrize("kind", ["lstm", "top_down", "transformer"])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_search_reads_the_device_every_fourth_step(
+    kind: str, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in (beam_search, roll_out):
+        monkeypatch.setattr(room, "asked_every", lambda _: asked_every(torch.device("cuda")))
+    torch.manual_seed(0)
+    config = DecoderConfig(kind=kind, embedding_dim=16, hidden_dim=16, attention_dim=8)
+    decoder = build_decoder(config, grid_dim=GRID[-1], vocabulary_size=30).eval()
+    grid = torch.randn(GRID)
+    search = GenerationConfig(beam_size=beam, maximum_length=15, minimum_length=15)
+    with torch.inference_mode(), DeviceReads() as device:
+        device.put(grid, *decoder.parameters())
+        captions = generate(decoder, grid, search)
+    assert [len(one.tokens) for (one, *_) in captions] == [15] * 3
+    # 16 steps, and at the end the sentences in one copy.
+    assert sum(device.reads.values()) <= 16 / 4 + 1, device.reads
+    assert device.reads.total() >= 2  # the mode sees what there is to see
+
+
+@pytest.mark.parametrize("from_stage", [None, 0])
+def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: int | None) -> None:
+    model = tiny_checkpoint.model.requires_grad_(True)
+    model.encoder.fine_tune(from_stage=from_stage)
+    stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage, scheduled_sampling=0.5)
+    recipe = Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,))
+    processes = Processes(device=torch.device("cpu"))
+    step = TrainStep(
+        TrainState(model, processes=processes).begin_stage(recipe, steps=4), recipe,
+        objectives={"1": CrossEntropy(), "2": DoublyStochastic(1), "3": AttentionEntropy(1)},
+        vocabulary=tiny_checkpoint.vocabulary, processes=processes,
+    )  # fmt: skip
+    grids, pixels = torch.randn(4, 9, 576), torch.zeros(4, 3, 96, 96, dtype=torch.uint8)
+    images = grids if from_stage is None else pixels
+    captions = [[[5, 6, 7], [4, 8]]] * 4
+    batch = collate(images, captions, starts=[1] * 4, maximum_length=5, positions=range(4))
+    with DeviceReads() as device:
+        device.put(images, *model.parameters())
+        for _ in range(2):
+            values = step([batch])
+            step.stage.count_step(values)
+        assert not device.reads
+        assert float(values["loss"]) > 0  # as a log reads it
+    assert device.reads == {"__float__": 1}
