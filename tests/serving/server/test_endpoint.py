@@ -14,8 +14,10 @@ import httpx
 import pytest
 from PIL import Image
 
+from captioner import Captioner
+from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.running import until
+from tests.serving.server.running import serving, until
 
 PHOTO = SAMPLES / "coffee.jpg"
 USUAL = (1, 1, False, False, None, None)
@@ -74,6 +76,26 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     wanted["records"][0].pop("doubt", None)
     assert wanted["records"] == [usual]
     assert len(many["alternatives"]) == 6
+
+
+@pytest.mark.filterwarnings("ignore:.future.no_silent_downcasting")  # of Gradio
+def test_a_caption_below_the_least_trust_is_marked(api: httpx.Client) -> None:
+    captioner = Captioner(make_tiny(), device="cpu", trust=make_trust())
+    with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
+        image = file_data(upload(client))
+
+        def asked(least: Any) -> Any:
+            return result(client, call(client, image, *USUAL[:-1], least))
+
+        (plain,) = asked(None)["data"]
+        trust = plain["trust"]
+        assert 0 < trust < 0.99 and "review" not in plain
+        assert asked(trust)["data"] == [plain]
+        assert asked(trust + 0.01)["data"] == [{**plain, "review": True}]
+        assert "minimum_trust 2.0 is no probability" in asked(2)["error"]
+        assert "'x': must be a number" in asked("x")["error"]
+    output = result(api, call(api, file_data(upload(api)), *USUAL[:-1], 0.5))
+    assert "the checkpoint tiny does not know how far it can be trusted" in output["error"]
 
 
 def test_a_link_to_the_page_shows_the_product(server: Server, api: httpx.Client) -> None:
