@@ -326,8 +326,7 @@ class Caption:
         Options and errors as for `overlay`.
         """
         photo, panels = self.open_photo(), self.panels(head)
-        shown = self.words[0].shown(head) if self.words else ""
-        title = f"{self.text} ({shown})" if shown else self.text
+        title = f"{self.text} {self._shown(head)}".strip()
         return contact_sheet(photo, panels, title=title, note=self.note, box=self.box, **look)
 
     def animation(self, *, head: int | None = None, **look: Unpack[Look]) -> list[Image.Image]:
@@ -335,7 +334,13 @@ class Caption:
 
         Options and errors as for `overlay`.
         """
-        return animation(self.open_photo(), self.panels(head), box=self.box, **look)
+        photo, panels = self.open_photo(), self.panels(head)
+        return animation(photo, panels, note=self._shown(head), box=self.box, **look)
+
+    def _shown(self, head: int | None) -> str:
+        """Name, in brackets, the head that a picture of all words shows; "" where there is one."""
+        shown = self.words[0].shown(head) if self.words else ""
+        return f"({shown})" if shown else ""
 
     @property
     def word_attention(self) -> Tensor:

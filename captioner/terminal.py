@@ -1,14 +1,15 @@
-"""What strangers wrote, made fit for a terminal or a line of JSON."""
+"""What strangers wrote, made fit for a terminal or a line of JSON; and what is typed there."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["in_a_line", "json_line", "printable", "wrapped"]
+__all__ = ["in_a_line", "json_line", "printable", "probability", "wrapped"]
 
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -33,6 +34,13 @@ def in_a_line(text: str) -> str:
     'a\\ncaptioner: b'
     """
     return printable(text).replace("\n", r"\n")
+
+
+def probability(text: str) -> float:
+    """Read a number from 0 to 1, for argparse's `type`."""
+    if not 0 <= (value := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no probability from 0 to 1")
+    return value
 
 
 def wrapped(text: str, *, columns: int) -> str:

@@ -98,10 +98,10 @@ class Trust:
 
     @torch.inference_mode()
     def judge(self, pooled: Tensor, made: Sequence[Sequence[Hypothesis]]) -> list[list[Judgement]]:
-        """Judge the sentences that were made for photos with these pooled grids (B, D + 1).
+        """Judge sentences, one list a photo, by the photos' pooled grids (B, D + 1).
 
-        A caption of a picture that is no photo, or of a new kind, has no more trust than the
-        picture has familiarity: it was learned from others when words are right.
+        What trust is was learned from photos like those of the training. Where familiarity is
+        below UNFAMILIAR, no sentence has more trust than the photo has familiarity.
         """
         parts = zip(made, self.sight(pooled), self.familiarity.of(pooled), strict=True)
         return [

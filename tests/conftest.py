@@ -57,7 +57,6 @@ LONGEST = (
     "training/test_train.py",
     "serving/server/test_limits.py",
     "serving/server/page/",
-    "training/test_ablation.py",
     "training/prepare/test_prepared.py",
     "training/test_distributed.py",
     "serving/server/",

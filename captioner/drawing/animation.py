@@ -22,6 +22,7 @@ def animation(
     photo: Image.Image,
     panels: Sequence[Panel],
     *,
+    note: str = "",
     box: Box = WHOLE,
     side: int = 640,
     seconds_per_word: float = 0.8,
@@ -29,11 +30,11 @@ def animation(
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
 
-    The caption stands beneath the photo, the present word marked (in dashes if doubtful). Returns
-    len(panels) + 2 "RGB" images of one size (without panels, the photo alone), none wider or taller
-    than `side` pixels; the photo is shown at no more than twice its size. A frame's time, in
-    milliseconds, is in its `info["duration"]`, where `saving` finds it; the last frame lasts three
-    times as long.
+    The caption and the note stand beneath the photo, the present word is marked (in dashes if it
+    is doubtful). Returns len(panels) + 2 "RGB" images of one size (without panels, the photo
+    alone), none wider or taller than `side` pixels; the photo is shown at no more than twice its
+    size. A frame's time, in milliseconds, is in its `info["duration"]`, where `saving` finds it;
+    the last frame lasts three times as long.
 
     Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
     """
@@ -41,15 +42,16 @@ def animation(
         raise ConfigError(
             f"side {side} must be at least 128, and seconds_per_word {seconds_per_word} above 0"
         )
-    picture, text, size = _stage([panel.word for panel in panels], photo, side)
+    words = [*(panel.word for panel in panels), *note.split()]
+    picture, text, size = _stage(words, photo, side)
     pictures = [picture]
     pictures += [overlay(picture, panel.weights, box=box, **look) for panel in panels]
     frames = []
     for index, shown in enumerate([*pictures, picture] if panels else pictures):
         frame = Image.new("RGB", size, PAPER)
         frame.paste(shown, ((size[0] - shown.width) // 2, 0))
-        present = index - 1
-        doubtful = 0 <= present < len(panels) and panels[present].doubtful
+        present = index - 1 if index <= len(panels) else None  # last the whole caption is plain
+        doubtful = 0 < index <= len(panels) and panels[index - 1].doubtful
         place = (text.size, picture.height + text.size // 2)
         text.draw(frame, place, present=present, doubtful=doubtful)
         seconds = seconds_per_word * (3 if index > len(panels) else 1)

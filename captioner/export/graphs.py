@@ -171,14 +171,16 @@ def _export(
             traced = torch.export.export(
                 module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
             )
-            program = torch.onnx.export(
-                traced,
-                dynamo=True,
-                input_names=list(inputs),
-                output_names=list(outputs),
-                verbose=False,
+            program = cast(  # None is given by the exporter of before, without dynamo
+                torch.onnx.ONNXProgram,
+                torch.onnx.export(
+                    traced,
+                    dynamo=True,
+                    input_names=list(inputs),
+                    output_names=list(outputs),
+                    verbose=False,
+                ),
             )
-            assert program is not None
             program.save(path)
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, ValueError, TypeError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import random
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,11 +25,12 @@ _SCENES = 6
 
 def load_app(folder: Path) -> ModuleType:
     """Import the caption.py of an exported folder."""
-    spec = importlib.util.spec_from_file_location(f"exported_{id(folder)}", folder / "caption.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
+    name = f"exported_{id(folder)}"
+    loader = SourceFileLoader(name, str(folder / "caption.py"))
+    module = ModuleType(name)
+    module.__file__ = loader.path
+    sys.modules[name] = module  # where dataclasses look for it
+    loader.exec_module(module)
     return module
 
 

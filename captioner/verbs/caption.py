@@ -28,7 +28,7 @@ from captioner.errors import (
 from captioner.files import identity
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.paths import bundled_checkpoint, expanded, is_web_address
-from captioner.terminal import in_a_line, json_line
+from captioner.terminal import in_a_line, json_line, probability
 from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--minimum-trust",
-        type=float,
+        type=probability,
         metavar="P",
         help="leave out captions that are less likely to be right, 0 to 1",
     )

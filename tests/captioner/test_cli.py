@@ -79,6 +79,7 @@ def test_wrong_usage_is_a_sentence(
         "capton": (2, "did you mean caption?"),
         "caption - -": (2, "standard input holds one photo"),
         f"caption {name} --attention": (2, "it needs --json"),
+        f"caption {name} --minimum-trust 2": (2, "--minimum-trust: 2 is no probability from 0"),
         f"caption {name} --word dog": (2, "it needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "put {name} into it"),
         f"caption {name} --colors viridis": (2, "--colors is for pictures"),

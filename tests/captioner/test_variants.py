@@ -216,6 +216,11 @@ def test_a_checkpoint_of_it_captions_as_before(
     assert caption.overlay(1, head=heads).size == (120, 80)
     names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
     assert [caption.words[0].shown(head) for head in (None, 2)] == names
+    firsts = [caption.animation(head=head)[0].tobytes() for head in (None, 1, heads)]
+    assert len(set(firsts)) == (1 if heads == 1 else 3)  # before any heat: the text names the head
+    first, *_, last = caption.animation(head=heads)
+    accents = [color for _, color in last.getcolors(1 << 20) if color == (0xC2, 0x41, 0x0C)]
+    assert first.size == last.size and accents == []  # at the end no word is the present one
     with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
         caption.contact_sheet(head=heads + 1)
 

@@ -1,4 +1,7 @@
-"""An exported model: its folder says and draws what the checkpoint does, without PyTorch."""
+"""An exported model: its folder says and draws what the checkpoint does, without PyTorch.
+
+To export one takes a quarter of a minute: what needs it is among the slow tests.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,7 @@ def exported(export: tuple[int, Path]) -> Path:
     return export[1]
 
 
+@pytest.mark.slow
 def test_the_command_exports(export: tuple[int, Path]) -> None:
     status, folder = export
     assert status == 0 and (folder / "caption.py").exists()
@@ -105,6 +109,7 @@ def near(one: Any, other: Any) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [[], ["--captions", "3"], ["--beam-size", "1"], ["--beam-size", "20"]]
 )
@@ -120,6 +125,7 @@ def test_the_folder_says_what_the_command_says(
         near(json.loads(wanted), json.loads(got))
 
 
+@pytest.mark.slow
 def test_the_folder_draws_what_the_library_draws(
     exported: Path, saved_tiny: Path, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -134,6 +140,7 @@ def test_the_folder_draws_what_the_library_draws(
     assert far.max() <= 2  # the record's weights have six digits
 
 
+@pytest.mark.slow
 def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no photo")
     done = alone(exported, tmp_path / "text.jpg", tmp_path / "none.jpg", photo)
@@ -142,6 +149,7 @@ def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     exported: Path, saved_tiny: Path
 ) -> None:
@@ -215,6 +223,7 @@ def with_decoder(decoder: dict[str, Any]) -> Any:
     return replace(tiny, model=model.eval())
 
 
+@pytest.mark.slow
 def test_eight_bits_and_their_price(
     saved_tiny: Path,
     exported: Path,
@@ -277,6 +286,7 @@ def test_without_the_extra_it_says_how_to_install_it(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_says_something_else_is_not_kept(exported: Path, tmp_path: Path) -> None:
     other = make_tiny()
     torch.nn.init.normal_(other.model.decoder.embedding.weight)
@@ -290,6 +300,7 @@ def test_a_model_that_says_something_else_is_not_kept(exported: Path, tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_small_service_answers_and_goes(exported: Path, photo: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported, tmp_path / "service"))
     shutil.copy(ROOT / "docker" / "serve.py", folder)
@@ -352,6 +363,7 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: Path) -> None:
     photo = tmp_path / "noise.png"
     chance = np.random.default_rng(0)
@@ -373,6 +385,7 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
         assert seen["weights"] == pytest.approx(expected["weights"], abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_it_cannot_read(page: Any, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.jpg").write_text("dear")
     page.set_input_files(".file", tmp_path / "letter.jpg")

@@ -139,6 +139,7 @@ def test_the_table_tells_the_spread_of_seeds_or_of_images() -> None:
     assert "BLEU-4" not in one  # nobody has measured it
 
 
+@pytest.mark.slow
 def test_an_ablation_is_trained_measured_and_gone_on_with(
     run_captioner: Run, tmp_path: Path
 ) -> None:

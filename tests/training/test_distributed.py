@@ -184,7 +184,8 @@ def same(one: Path, two: Path) -> None:
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 0])
 def test_two_processes_and_their_workers_hear_a_signal(
     recipe: Path, together: Path, tmp_path: Path, workers: int
 ) -> None:

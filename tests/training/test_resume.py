@@ -170,6 +170,7 @@ def is_at_work(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_killed_and_then_ended_by_a_signal_to_its_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ class RunFiles:
         written: OUTPUT.written.jsonl, the sidecars and maps, and what was there before them.
         beside: what a pattern may match beside the records, and has no captions.
         all: all of them.
+        folder: of the output, whatever the current folder is.
 
     Raises:
         ConfigError: the review is one of the others.
@@ -42,6 +43,7 @@ class RunFiles:
         self.written = named(".written.jsonl")
         self.beside = (self.errors, self.state, self.written)
         self.all = [output, self.records, *self.beside]
+        self.folder = Path(os.path.realpath(output.absolute().parent))
         if review is not None:
             if os.path.realpath(review) in map(os.path.realpath, self.all):
                 raise ConfigError(
@@ -54,8 +56,7 @@ class RunFiles:
         """The review as seen from the output: the same file, whatever the current folder is."""
         if self.review is None:
             return None
-        folder = os.path.realpath(self.output.absolute().parent)
-        return os.path.relpath(os.path.realpath(self.review), folder)
+        return os.path.relpath(os.path.realpath(self.review), self.folder)
 
     def part(self, kind: str = "") -> str:
         """Name the hidden file that a file is while it is written; no two outputs share it."""

@@ -167,6 +167,7 @@ class BatchRun(Closing):
         yield from self._commit()
         if self._journal is not None:
             self._journal.finish()
+            # The order of these two does not matter: nothing of the review is exported.
             self._journal.sort_review()
             self._journal.export(keep_formulas=self._config.keep_formulas)
 

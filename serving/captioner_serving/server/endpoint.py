@@ -32,7 +32,7 @@ _SWEEP = 30.0  # seconds between two looks for uploads that are old
 
 
 def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
-    """Give gradio_client its function, with the fields of the API and the same record."""
+    """Give gradio_client its function: the API's fields, and the record of the command line."""
 
     async def record(
         request: gr.Request,
@@ -44,7 +44,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         style: Any = None,
         minimum_trust: Any = None,
     ) -> dict[str, Any]:
-        """Caption one image, as the record of the command line and the API.
+        """Caption one image, as the record of the command line.
 
         Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
         """

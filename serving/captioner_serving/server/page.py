@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gradio as gr
-from jinja2 import ChoiceLoader, DictLoader
+from jinja2 import BaseLoader, ChoiceLoader, DictLoader
 
 from captioner.caption import Caption
 from captioner.drawing.tables import drawing_tables
@@ -34,14 +34,17 @@ SENTENCES = 3
 PREVIEW = "page/preview.jpg"
 """The address of the picture that stands for the page where somebody links to it."""
 
+_ID = "captioner"
 _SUMMARY = "A photo in, a sentence out, and for every word the place where the model looked."
 _PREVIEW_TAGS = f"""
 <meta name="description" content="{_SUMMARY}" />
 <meta property="og:type" content="website" />
 <meta property="og:title" content="Captioner" />
 <meta property="og:description" content="{_SUMMARY}" />
+{{% for part in config['components'] if part.props.elem_id == '{_ID}' and part.props.value %}}
 <meta property="og:image" content="{{{{ config['root'] }}}}/{PREVIEW}" />
 <meta name="twitter:card" content="summary_large_image" />
+{{% endfor %}}
 """
 
 # Of the bundled checkpoint; its card has more.
@@ -81,7 +84,7 @@ def make_page(
             html_template=with_parts(read_static("page.html")),
             js_on_load=_START,
             apply_default_css=False,
-            elem_id="captioner",
+            elem_id=_ID,
             samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
             settings=_settings(captioner),
             styles=captioner.vocabulary.styles,
@@ -95,14 +98,18 @@ def make_page(
 
 @cache
 def put_preview() -> None:
-    """Say in Gradio's document what a link to it shows: Gradio's own names and pictures go."""
+    """Say in Gradio's document what a link to it shows: Gradio's own names and pictures go.
+
+    Gradio loads its document from one place: all of its pages in this process are changed. Only
+    those that begin with a sample's record show its picture.
+    """
     environment = gr.routes.templates.env
+    loader = cast(BaseLoader, environment.loader)
     name = "frontend/index.html"
-    assert environment.loader is not None
-    source, _, _ = environment.loader.get_source(environment, name)
+    source, _, _ = loader.get_source(environment, name)
     source = re.sub(r'<meta\s+(?:property="og:|name="twitter:)[^>]*>', "", source)
     own = {name: source.replace("</head>", f"{_PREVIEW_TAGS}</head>", 1)}
-    environment.loader = ChoiceLoader([DictLoader(own), environment.loader])
+    environment.loader = ChoiceLoader([DictLoader(own), loader])
 
 
 def draw_preview(caption: Caption) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
-from captioner.terminal import json_line
+from captioner.terminal import json_line, probability
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", action="store_true", help="each word's attention in the records")
     add("--check-attention", action="store_true", help="each word's effect too (slower)")
     add("--min-score", type=float, metavar="S", help="records below go to --review")
-    add("--minimum-trust", type=float, metavar="P", help="captions below go to --review")
+    add("--minimum-trust", type=probability, metavar="P", help="captions below go to --review")
     add("--review", metavar="FILE", help="where the unsure ones go (.jsonl)")
     add_sidecars(outputs)
     add("--maps", metavar="KIND", help="pictures of the attention: overlay or sheet")

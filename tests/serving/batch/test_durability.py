@@ -119,20 +119,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(root: Path, tiny: Captioner) -> Run:
-    """Caption root/photos (two, one that is unsure, one that is broken) into root/OUTPUT."""
+    """Caption root/photos (two, two that are unsure, one that is broken) into root/OUTPUT.
+
+    Of the unsure ones the second belongs first in the review, which has a folder of its own.
+    """
     (root / "photos").mkdir()
-    for number in range(3):
-        draw(number).save(root / f"photos/p{number}.jpg", quality=90)
+    (root / "review").mkdir()
+    (root / "review/mine.txt").write_text("mine\n")
+    drawn = sorted(map(draw, range(4)), key=lambda each: -tiny.caption(each).score)
+    for number, picture in zip((0, 3, 1, 2), drawn, strict=True):
+        picture.save(root / f"photos/p{number}.jpg", "PNG")  # which loses nothing
     (root / "photos/bad.jpg").write_bytes(b"no photo")
-    lowest, middle, _ = sorted(tiny.caption(path).score for path in root.glob("photos/p*"))
+    scores = sorted(tiny.caption(path).score for path in root.glob("photos/p*"))
     config = BatchConfig(
         batch_size=1,
         workers=1,
         sidecar="txt",
         maps="overlay",
         maps_to=str(root / "maps"),
-        min_score=(lowest + middle) / 2,
-        review=str(root / "unsure.jsonl"),
+        min_score=(scores[1] + scores[2]) / 2,
+        review=str(root / "review/unsure.jsonl"),
     )
 
     def caption(output: str, **options: Any) -> Iterator[dict[str, Any]]:
@@ -172,7 +178,7 @@ Watch = Callable[[str], tuple[Disk, Tree]]
 def check_synced(synced: Tree, record: dict[str, Any], output: str) -> None:
     """A record that is given is on the disk for good, and so is what belongs to it."""
     lines = output if output.endswith(".jsonl") else f"{output}.journal.jsonl"
-    names = (lines, "unsure.jsonl", f"{output}.errors.jsonl")
+    names = (lines, "review/unsure.jsonl", f"{output}.errors.jsonl")
     (name,) = (n for n in names if record in map(json.loads, synced.get(n, b"").splitlines()))
     assert (name == names[2]) == ("error" in record)
     if name == lines:
@@ -195,11 +201,13 @@ def test_a_record_counts_when_it_and_what_belongs_to_it_are_synced(
 ) -> None:
     """What is synced of the notes is enough to take all of it back."""
     disk, wanted = watch(output)
-    assert len(wanted["unsure.jsonl"].splitlines()) == 1
+    unsure = [json.loads(line)["image"] for line in wanted["review/unsure.jsonl"].splitlines()]
+    assert unsure == [str(disk.root / f"photos/p{number}.jpg") for number in (2, 1)]
     assert made(disk.synced()) == made(wanted)
     write_tree(disk.root, disk.synced())
     list(run(output, restart=True, **PLAIN))
-    assert {Path(name).suffix for name in read_tree(disk.root) if "/" in name} == {".jpg"}
+    beside = (name for name in read_tree(disk.root) if name.startswith(("photos/", "maps/")))
+    assert {Path(name).suffix for name in beside} == {".jpg"}
 
 
 @pytest.mark.parametrize("output", ["c.jsonl", pytest.param("c.csv", marks=pytest.mark.slow)])
@@ -215,13 +223,13 @@ def test_what_counts_reaches_the_disk_after_what_it_counts(
 
 
 def test_a_killed_run_leaves_no_part_of_a_file(run: Run, watch: Watch) -> None:
-    """The next one removes what it was writing, a sidecar, a map, the output; anew or not."""
+    """The next one removes what it was writing: sidecar, map, review, output; anew or not."""
     disk, wanted = watch("c.csv")
     parts: dict[Path, Tree] = {}
     for state, _ in disk.killed:
         for name in (name for name in state if name.endswith(".part")):
             parts.setdefault(Path(name).parent, state)
-    assert len(parts) == 3
+    assert len(parts) == 4
     for state in parts.values():
         check_gone_on(run, disk.root, "c.csv", state, wanted)
         write_tree(disk.root, state)

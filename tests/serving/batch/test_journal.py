@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,52 @@ def record(name: str) -> dict[str, Any]:
 
 def failure(name: str) -> dict[str, Any]:
     return {"image": name, "error": OutputError("its sidecar").record()}
+
+
+def said(name: str, *trusts: float | None, score: float = -1.0, **known: float) -> dict[str, Any]:
+    words = [
+        {"word": "dog"} if trust is None else {"word": "dog", "trust": trust} for trust in trusts
+    ]
+    return {"image": name, "caption": "", "score": score, **known, "words": words, "model": {}}
+
+
+JUDGED = [
+    said("one wrong", 0.1, 0.9, trust=0.05, familiarity=0.3),
+    said("right", 0.9, None, 0.9, trust=0.7, familiarity=0.01),
+    said("names nothing", None, None, familiarity=0.3),
+    said("unsure of a third", 0.1, 0.9, score=-2.0, trust=0.05, familiarity=0.3),
+    said("no photo", 0.9, 0.9, trust=0.004, familiarity=0.004),
+    said("two wrong", 0.3, None, 0.2, trust=0.06, familiarity=0.3),
+]
+"""What a checkpoint that knows its trust says."""
+PLAIN = [said(name, None, score=score) for name, score in (("b", -2.0), ("c", -1.0), ("a", -3.0))]
+
+
+@pytest.mark.parametrize(
+    ("records", "order"),
+    [
+        (JUDGED, "no photo, names nothing, two wrong, unsure of a third, one wrong, right"),
+        (PLAIN, "a, b, c"),
+    ],
+)
+def test_a_review_begins_with_what_has_most_to_correct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], order: str
+) -> None:
+    """What comes later is brought to its place; where nothing came, nothing is read."""
+    files = RunFiles(tmp_path / "c.jsonl", review := tmp_path / "unsure.jsonl")
+    for part in (records[:2], records[2:]):
+        with Journal(files, {"review": "unsure.jsonl"}) as run:
+            for each in part:
+                run.add(each, REVIEW)
+            run.commit()
+            run.sort_review()
+    lines = [json.loads(line) for line in review.read_text().splitlines()]
+    assert ", ".join(line["image"] for line in lines) == order
+    assert all(line in records for line in lines)
+    monkeypatch.delattr(journal, "_place")
+    with Journal(files, {"review": "unsure.jsonl"}) as run:
+        assert run.counts == [0, 0, len(records)]
+        run.sort_review()
 
 
 def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:

@@ -116,7 +116,11 @@ def _check_lines(place: Path, wanted: dict[str, bytes]) -> None:
         return
     for name, end in zip(LINES, json.loads(state.read_text())["ends"], strict=True):
         data = (place / name).read_bytes()[:end] if end else b""
-        assert len(data) == end and wanted[name].startswith(data), name
+        assert len(data) == end, name
+        if name == "unsure.jsonl":  # which is sorted at the end
+            assert set(data.splitlines()) <= set(wanted[name].splitlines())
+        else:
+            assert wanted[name].startswith(data), name
     output = place / "captions.parquet"
     assert not output.exists() or output.read_bytes() == wanted[output.name]
 

@@ -24,8 +24,15 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --existing append": (2, "it needs sidecar"),
     "photos --min-score -1": (2, "--min-score and review go together"),
     "photos --minimum-trust 0.5": (2, "--min-score and review go together"),
-    "photos --minimum-trust 2 --review u.jsonl": (2, "is no probability"),
-    "photos --minimum-trust 0.5 --review u.jsonl": (2, "run `captioner trust`"),
+    "photos --minimum-trust 2 --checkpoint missing": (2, "--minimum-trust: 2 is no probability"),
+    "photos --minimum-trust nan --checkpoint missing": (
+        2,
+        "--minimum-trust: nan is no probability",
+    ),
+    "photos --minimum-trust 0.5 --review u.jsonl": (
+        2,
+        "--minimum-trust: the checkpoint tiny does not know how far it can be trusted: run",
+    ),
     "photos --maps sheet": (2, "--maps and --maps-to go together"),
     "photos --head 2": (2, "it needs maps"),
     "photos --maps sheet --maps-to m --head 2": (2, "--head 2: the model tiny has one head"),

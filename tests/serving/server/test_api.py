@@ -237,7 +237,9 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
     assert "doubt" not in record and other["doubt"] == "This may be wrong: 'cats', or 'dogs'"
 
 
-def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(tmp_path: Path) -> None:
+def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(
+    api: httpx.Client, tmp_path: Path
+) -> None:
     """Of a model that knows no trust it is refused."""
     from captioner_serving.batch import BatchConfig, caption_batch
 
@@ -262,7 +264,10 @@ def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(tmp_path:
             assert served == batch and batch.get("review", False) == (least > trust)
             assert bool(review.read_bytes()) == (least > trust)
         odd = client.post("/api/caption", files={"image": photo}, data={"minimum_trust": "2"})
-        assert odd.status_code == 422
+        assert odd.status_code == 422 and "minimum_trust" in odd.json()["detail"]
+    none = api.post("/api/caption", files={"image": photo}, data={"minimum_trust": "0.5"})
+    assert (none.status_code, none.json()["type"]) == (422, "config-error")
+    assert "the checkpoint tiny does not know how far it can be trusted" in none.json()["detail"]
 
 
 def encoded(kind: str, count: int = 1) -> bytes:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,21 @@ import httpx
 import pytest
 from PIL import Image
 
+from captioner import Captioner
+from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
-from tests.serving.server.running import until
+from tests.serving.server.running import serving, until
 
 PHOTO = SAMPLES / "coffee.jpg"
 USUAL = (1, 1, False, False, None, None)
+
+
+@pytest.fixture(scope="module")
+def trusting() -> Iterator[httpx.Client]:
+    """A server without samples, whose model knows its trust."""
+    captioner = Captioner(make_tiny(), device="cpu", trust=make_trust())
+    with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
+        yield client
 
 
 def upload(client: httpx.Client) -> str:
@@ -76,7 +86,29 @@ def test_gradio_client_gets_the_record(server: Server) -> None:
     assert len(many["alternatives"]) == 6
 
 
-def test_a_link_to_the_page_shows_the_product(server: Server, api: httpx.Client) -> None:
+@pytest.mark.filterwarnings("ignore:.future.no_silent_downcasting")  # of Gradio
+def test_a_caption_below_the_least_trust_is_marked(
+    trusting: httpx.Client, api: httpx.Client
+) -> None:
+    image = file_data(upload(trusting))
+
+    def asked(least: Any) -> Any:
+        return result(trusting, call(trusting, image, *USUAL[:-1], least))
+
+    (plain,) = asked(None)["data"]
+    trust = plain["trust"]
+    assert 0 < trust < 0.99 and "review" not in plain
+    assert asked(trust)["data"] == [plain]
+    assert asked(trust + 0.01)["data"] == [{**plain, "review": True}]
+    assert "minimum_trust 2.0 is no probability" in asked(2)["error"]
+    assert "'x': must be a number" in asked("x")["error"]
+    output = result(api, call(api, file_data(upload(api)), *USUAL[:-1], 0.5))
+    assert "the checkpoint tiny does not know how far it can be trusted" in output["error"]
+
+
+def test_a_link_to_the_page_shows_the_product(
+    server: Server, api: httpx.Client, trusting: httpx.Client
+) -> None:
     tags = re.findall(r"<meta[^>]*(?:og|twitter):[^>]*>", api.get("/").text)
     said = dict(re.findall(r'"([a-z]+:[a-z]+)" content="([^"]*)"', "".join(tags)))
     assert len(tags) == len(said) == 5 and "Gradio" not in "".join(tags)
@@ -85,6 +117,9 @@ def test_a_link_to_the_page_shows_the_product(server: Server, api: httpx.Client)
     picture = api.get("/page/preview.jpg")
     with Image.open(io.BytesIO(picture.content)) as drawn, Image.open(PHOTO) as photo:
         assert drawn.size == photo.size and picture.headers["content-type"] == "image/jpeg"
+    plain = trusting.get("/").text  # without a sample there is no picture
+    assert trusting.get("/page/preview.jpg").status_code == 404
+    assert "og:image" not in plain and "twitter:" not in plain and "og:title" in plain
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,14 @@ class WrittenFiles:
             self._log.close()
             self._log = None
 
-    def remove_parts(self) -> None:
-        """Remove the hidden files that a killed run was writing: beside its output or a photo."""
-        last = next(self._last_first(), {"path": self._files.output})
-        for path in (self._files.output, Path(last["path"])):
+    def remove_parts(self, review: str | None = None) -> None:
+        """Remove the hidden files of a killed run: beside its output, its review or a photo.
+
+        review: of that run, as seen from the output.
+        """
+        output, folder = self._files.output, self._files.folder
+        last = next(self._last_first(), {"path": output})
+        for path in (output, folder / (review or output.name), Path(last["path"])):
             for part in (self._files.part(), self._files.part("-state")):
                 with suppress(OSError):
                     path.with_name(part).unlink()

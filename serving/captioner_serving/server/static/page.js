@@ -2,16 +2,16 @@
 // strip, one is open on the stage; Back and a reload show it again.
 import * as album from "./album.js";
 import { listen } from "./intake.js";
-import { percent } from "./sentence.js";
+import { likely, percent } from "./sentence.js";
 import * as server from "./server.js";
 import { Strip } from "./strip.js";
 import { Viewer } from "./viewer.js";
 
 // A server says so of a record whose trust is below the least one that was asked for.
-const abstained = ({ trust = 0 }, least) => ({
+const abstained = ({ trust }, least) => ({
   type: "untrusted",
   title: "No caption that could be trusted",
-  detail: `The best one is ${percent(Math.max(0.01, trust))} likely to be right, and the search settings ask for ${percent(least)} at least.`,
+  detail: `The best one ${trust === undefined ? "names nothing" : `is ${likely(trust)} likely to be right`}, and the search settings ask for ${percent(least)} at least.`,
 });
 const NOT_KEPT = "This browser has not kept the photo, and the server keeps none: choose it again.";
 const TOO_MANY = `The first ${album.MOST} are taken. For more there is captioner batch on the command line.`;
@@ -64,8 +64,7 @@ export function start(element, props) {
   function turnTo(next) {
     checking?.abort();
     visit = next;
-    const { style } = visit.settings;  // of a server that has started again with another model
-    Object.assign(settings, visit.settings, props.styles.includes(style) ? {} : { style: props.settings.style });
+    Object.assign(settings, visit.settings);
     showSettings();
     show();
   }
@@ -200,7 +199,7 @@ export function start(element, props) {
   }
 
   album.all().then((kept) => {
-    visits.unshift(...kept);
+    visits.unshift(...kept.map((each) => ({ ...each, settings: known(each.settings, props) })));
     restore();
     pump();
   });
@@ -240,6 +239,13 @@ function listenToSettings(element, settings, props, again, check) {
   }
   show();
   return show;
+}
+
+// Of the settings that were kept those that the server knows, and else its own: it may have started
+// again with another model, which has other styles, or none, and no trust.
+function known(kept, { settings, styles }) {
+  const values = Object.keys(settings).map((name) => [name, kept?.[name] ?? settings[name]]);
+  return { ...Object.fromEntries(values), ...(styles.includes(kept?.style) ? {} : { style: settings.style }) };
 }
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });

@@ -2,6 +2,9 @@
 // One word is outlined at a time: the one whose heat is on the photo.
 export const percent = (value) => Math.round(100 * value) + " %";
 
+// A trust, rounded down: what is below a bound must not be said to be at it.
+export const likely = (trust) => trust < 0.01 ? "less than 1 %" : Math.floor(100 * trust + 1e-9) + " %";
+
 const PLAY = "M4 2.5v11l9-5.5z", PAUSE = "M3.5 2.5h3v11h-3zM9.5 2.5h3v11h-3z";
 
 // Where the word's attention is strongest, in words, for those who do not see the heat.

@@ -1,6 +1,6 @@
 // What is known of a word, in words; and what those mean: a touch on a dotted term says it, another
 // closes it.
-import { percent, placeOf } from "./sentence.js";
+import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
   trust: "How likely the word is right: that one of five people who describe the photo says it, or a synonym. Below 50 % "
@@ -27,7 +27,7 @@ export function attentionOf({ attention }, head) {
 // What is known of a word of a record: pairs of a term and its text.
 export function facts(word, head) {
   const attention = attentionOf(word, head), known = [];
-  if (word.trust !== undefined) known.push(["trust", (word.doubtful ? "doubtful, " : "") + percent(Math.max(0.01, word.trust)) + " likely right"]);
+  if (word.trust !== undefined) known.push(["trust", (word.doubtful ? "doubtful, " : "") + likely(word.trust) + " likely right"]);
   known.push(["sure", percent(word.probability) + " sure"]);
   if (attention) known.push(["looked", "looked " + placeOf(attention)]);
   if (word.gate !== undefined) known.push(["drew", "drew " + percent(word.gate) + " on the photo"]);

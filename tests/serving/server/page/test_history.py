@@ -31,6 +31,19 @@ LEAVE = """async (ages) => {
   return keys;
 }"""
 """Leave photos of so many hours ago, as earlier visits do."""
+UNDO = """async (settings) => {
+  const asked = indexedDB.open("captioner");
+  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
+  const transaction = database.transaction("visits", "readwrite");
+  const found = transaction.objectStore("visits").openCursor(null, "prev");
+  found.onsuccess = () => {
+    const { record, ...visit } = found.result.value;
+    found.result.update({ ...visit, settings: { ...visit.settings, ...settings } });
+  };
+  await new Promise((done) => { transaction.oncomplete = done; });
+  database.close();
+}"""
+"""Let the last photo wait for its caption again, with settings of another server."""
 REVOKED = """() => {
   const revoke = URL.revokeObjectURL;
   window.revoked = [];
@@ -86,6 +99,20 @@ def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
     visit.settled()
     assert visit.record()["image"] == "rocket.jpg"
     assert not tab.locator(".others").is_visible()  # one sentence was asked for
+
+
+def test_settings_of_another_model_are_not_asked_of_this_one(visit: Visit) -> None:
+    """As `minimum_trust` of one without trust: every request would be refused."""
+    tab = visit.tab
+    usual = visit.record()["style"]
+    visit.choose(SAMPLES / "rocket.jpg")
+    tab.evaluate(UNDO, {"captions": 2, "unknown": 0.3, "style": "of another model"})
+    tab.reload()
+    tab.wait_for_selector('.viewer:is([data-state="shown"], [data-state="failed"])')
+    assert tab.locator(".failure").is_hidden(), visit.failure()
+    record = visit.record()
+    assert (record["image"], record["style"]) == ("rocket.jpg", usual)
+    assert len(record["alternatives"]) == 1  # what it knows is kept
 
 
 def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:

@@ -101,6 +101,20 @@ def test_a_caption_below_the_least_trust_is_not_shown(visit: Visit) -> None:
     visit.settled()
     assert visit.record()["trust"] == trust
 
+    def said_of(least: str, **known: float) -> str:
+        """What the notice says of an answer, up to a least trust."""
+        line = json.dumps({"records": [{"review": True, **known}]}) + "\n"
+        tab.route("**/api/caption", lambda route: route.fulfill(body=line))
+        slider.fill(least)
+        tab.wait_for_selector(f".failure >> text=ask for {100 * float(least):.0f} %")
+        tab.unroute("**/api/caption")
+        return tab.inner_text(".failure")
+
+    assert "The best one is 29 % likely to be right" in said_of("0.30", trust=0.2996)
+    assert "The best one is 29 % likely to be right" in said_of("0.31", trust=0.29)
+    assert "The best one is less than 1 % likely to be right" in said_of("0.32", trust=0)
+    assert "The best one names nothing, and" in said_of("0.33")
+
 
 def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     tab = visit.tab
