@@ -127,7 +127,8 @@ def test_a_run_is_its_steps_in_plain_torch(place: Path) -> None:
     following = [PEAK * rate(step) for step in range(1, STEPS + 1)]  # the floor at last
     assert [one["learning_rate"] for one in steps] == pytest.approx(following, abs=1e-9)
     surprises = [one["validation"]["cross_entropy"] for one in epochs]
-    assert surprises == pytest.approx(wanted["validation"], abs=1e-6)  # of the average
+    # Of the average; what AdamW makes of rounding is 1e-6 of it on one machine, 6e-6 on another.
+    assert surprises == pytest.approx(wanted["validation"], abs=2e-5)
     state = torch.load(out / "state" / f"step-{STEPS - 1:09}.pt", weights_only=True)
     last = load_checkpoint(out / "last.safetensors").model.state_dict()
     averages = state["stage"]["average"]["average"]
