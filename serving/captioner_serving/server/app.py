@@ -38,6 +38,7 @@ from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import router
+from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
@@ -97,6 +98,8 @@ class Application:
             preview = draw_preview(caption)
         blocks = make_page(captioner, config, samples=samples, first=first)
         add_endpoint(blocks, self.service)
+        if config.mcp:
+            add_assistant_function(blocks, self.service)
         self._gradio = mount(blocks, config)
         api = FastAPIOffline(
             title="Captioner",

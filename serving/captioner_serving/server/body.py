@@ -28,11 +28,20 @@ from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
 
-__all__ = ["BodyLimits", "Upload", "read_bare", "read_form", "read_json"]
+__all__ = [
+    "BodyLimits",
+    "Upload",
+    "decode_photo",
+    "parse_object",
+    "read_bare",
+    "read_form",
+    "read_json",
+]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
 _MOST_FIELDS = 16
+_MOST_VALUES = 10_000  # of JSON: photos, whose base64 has no comma, and their fields
 _LONGEST_FIELD = 1 << 20  # bytes: a record with its attention has some 20 kB, with heads 200
 
 _SLACK = _LONGEST_FIELD + 16_384  # bytes around the images: a record, boundaries and headers
@@ -201,23 +210,35 @@ async def read_json(
 
     Errors as for `read_form`.
     """
-    try:
-        values = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise RefusedError("bad-request", "the body is not JSON") from error
-    if not isinstance(values, dict):
-        raise RefusedError("bad-request", 'the body is no object: send {"image": "BASE64"}')
+    values = parse_object(await request.body())
     images = values.pop("image", None)
     images = images if isinstance(images, list) else [] if images is None else [images]
     if len(images) > max_files:
         raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
-    files = [Upload(None, _decoded(image)) for image in images]
+    files = [Upload(None, decode_photo(image)) for image in images]
     if sum(len(file.data) for file in files) > max_bytes:
         raise _too_large(max_bytes)
     return _checked(files, values, fields)
 
 
-def _decoded(image: object) -> bytes:
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Read JSON that is an object.
+
+    RefusedError: it is none, or holds so many values that they would take fifty times its memory.
+    """
+    if body.count(b",") > _MOST_VALUES:
+        raise RefusedError("bad-request", f"the body has more than {_MOST_VALUES:,} values")
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("bad-request", "the body is not JSON") from error
+    if not isinstance(values, dict):
+        raise RefusedError("bad-request", 'the body is no object, such as {"image": "BASE64"}')
+    return values
+
+
+def decode_photo(image: object) -> bytes:
+    """Give the bytes of a photo in base64, or in a data URL of it; RefusedError: it is neither."""
     if isinstance(image, str):
         with contextlib.suppress(ValueError):  # neither base64 nor ASCII
             coded = image.partition(",")[2] if image.startswith("data:") else image

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Interval
 
 from captioner.errors import ConfigError
+from captioner.paths import there_is_no
 from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.server.door import parse_address
@@ -66,6 +68,15 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     # Whether the API fetches photos by their address, from public hosts.
     allow_urls: bool = False
+    # Whether assistants may call it, over MCP, and where photos lie that they may name.
+    mcp: bool = False
+    mcp_folder: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it listens to this machine alone."""
+        address = parse_address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
 
     @property
     def names(self) -> list[str]:
@@ -74,9 +85,7 @@ class ServerConfig:
         A page from elsewhere can point a name of its own at this machine, and would then read what
         only this machine may.
         """
-        address = parse_address(self.host)
-        is_local = self.host == "localhost" or (address is not None and address.is_loopback)
-        if not is_local and not self.allowed_hosts:
+        if not self.is_local and not self.allowed_hosts:
             return ["*"]
         given = [f"[{name}]" if ":" in name else name for name in (self.host, *self.allowed_hosts)]
         return ["localhost", "*.localhost", "127.0.0.1", "[::1]", *given]
@@ -92,6 +101,10 @@ class ServerConfig:
                 f"root_path is {self.root_path}: use a path such as /captioner, without a slash "
                 "at its end"
             )
+        if self.mcp_folder is not None and not (self.mcp and self.is_local):
+            yield "--mcp-folder is for assistants of this machine: it needs --mcp, and no --host"
+        if self.mcp_folder is not None and not self.mcp_folder.is_dir():
+            yield f"--mcp-folder: {there_is_no('folder', self.mcp_folder)}"
         for name in self.allowed_hosts:
             if not _NAME.fullmatch(name) and parse_address(name) is None:
                 yield (

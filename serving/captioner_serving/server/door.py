@@ -47,6 +47,7 @@ _ROUTES = [
         "/gradio_api/upload": r"/gradio_api/upload/?",
         "/gradio_api/queue": r"/gradio_api/(queue/(join|data)|cancel|reset)/?",
         "/gradio_api/heartbeat": r"/gradio_api/heartbeat/[\w-]+/?",
+        "/gradio_api/mcp": r"/gradio_api/mcp/?",
         "/gradio_api": r"/gradio_api/(info|startup-events|app_id|login_check)?/?",
         "/assets": r"/(assets|static)/.+",
         "/": r"/|/(config|theme\.css|manifest\.json|favicon\.ico|robots\.txt)/?",
@@ -55,7 +56,11 @@ _ROUTES = [
 
 _METHODS = {
     **dict.fromkeys(
-        ("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"), "POST"
+        (
+            *("/api/caption", "/api/effect", "/api/overlay", "/api/sheet", "/api/animation"),
+            "/gradio_api/mcp",
+        ),
+        "POST",
     ),
     **dict.fromkeys(
         ("/api/health", "/api/live", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.caption import Caption
 from captioner.errors import CaptionerError, ConfigError
+from captioner_serving.server.assistant import close_other_ways
+from captioner_serving.server.body import parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import visit_of, whole_client
 from captioner_serving.server.page import page_head, put_preview
@@ -109,7 +111,7 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         ssr_mode=False,
         enable_monitoring=False,
         pwa=False,
-        mcp_server=False,
+        mcp_server=config.mcp,
         theme=gr.themes.Base(
             primary_hue="orange",
             neutral_hue="stone",
@@ -119,6 +121,8 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
         ),
         head=page_head(),
     )
+    if config.mcp:
+        close_other_ways(blocks)
     return app
 
 
@@ -147,34 +151,26 @@ class OwnUploads:
         # Gradio would tell any origin that it may read the answer.
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         scope = {**scope, "headers": headers}
-        if scope["method"] == "POST" and visit_of(scope).route != "/gradio_api/upload":
-            receive = await self._checked(Request(scope, receive))
+        route = visit_of(scope).route
+        if scope["method"] == "POST" and route != "/gradio_api/upload":
+            # An assistant's photo comes within its call; what it may name, its function sees to.
+            mine = route == "/gradio_api/mcp"
+            receive = await self._checked(Request(scope, receive), assistant=mine)
         return await self.app(scope, receive, send)
 
-    async def _checked(self, request: Request) -> Receive:
+    async def _checked(self, request: Request, *, assistant: bool) -> Receive:
         """Read a call, and give the application what was checked, then what comes after it."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _LONGEST_CALL:
+            if len(body) > _LONGEST_CALL and not assistant:
                 raise RefusedError(
                     "upload-too-large", f"a call has at most {_LONGEST_CALL:,} bytes"
                 )
-        try:
-            call = json.loads(body)
-            paths = list(_paths(call))
-            checked = json.dumps(call).encode()
-        except (ValueError, RecursionError) as error:
-            raise RefusedError("bad-request", "the call is not JSON") from error
-        if not isinstance(call, dict):
-            raise RefusedError("bad-request", "the call is no object")
-        data = call.get("data", [])
-        if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
-            raise RefusedError("bad-request", "the first value of a call is a file: upload it")
-        if not all(map(self._owns, paths)):
-            raise RefusedError(
-                "forbidden", "the call names a file that was not uploaded: use handle_file"
-            )
+        call = parse_object(bytes(body))
+        if not assistant:
+            self._check_files(call)
+        checked = json.dumps(call).encode()
         first: Message = {"type": "http.request", "body": checked, "more_body": False}
         pending = [first]
 
@@ -182,6 +178,15 @@ class OwnUploads:
             return pending.pop() if pending else await request.receive()
 
         return again
+
+    def _check_files(self, call: dict[str, Any]) -> None:
+        data = call.get("data", [])
+        if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
+            raise RefusedError("bad-request", "the first value of a call is a file: upload it")
+        if not all(map(self._owns, _paths(call))):
+            raise RefusedError(
+                "forbidden", "the call names a file that was not uploaded: use handle_file"
+            )
 
     def _owns(self, path: object) -> bool:
         try:

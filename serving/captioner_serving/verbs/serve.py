@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, OutputError
+from captioner.paths import expanded
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.allocator import bound_arenas
 
@@ -81,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pages of this origin may call the API; may be repeated")  # fmt: skip
     add("--allow-urls", action="store_true",
         help="caption photos by their address too, from public hosts")  # fmt: skip
+    add("--mcp", action="store_true",
+        help="let assistants describe photos over MCP, at /gradio_api/mcp/")  # fmt: skip
+    add("--mcp-folder", metavar="FOLDER",
+        help="they may name photos in this folder of this machine by path")  # fmt: skip
     add("--space", action="store_true",
         help="as a Space of Hugging Face: any name, behind its proxy, in its frame")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
@@ -96,6 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.space:
         _settle_in_space(arguments)
     config = _config(arguments)
+    if config.mcp:
+        from captioner_serving.server.assistant import check_installed
+
+        check_installed()
     credentials = read_credentials(arguments.auth_file)
     tokens = read_tokens(arguments.token_file)
     if is_exposed(arguments.auth_file):
@@ -124,7 +133,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
     from captioner_serving.server.config import ServerConfig, parse_size
 
     max_upload = parse_size(arguments.max_upload)
-    bodies = arguments.max_bodies
+    bodies, folder = arguments.max_bodies, arguments.mcp_folder
     return ServerConfig(
         host=arguments.host,
         port=arguments.port,
@@ -142,6 +151,8 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         frame_ancestors=tuple(arguments.frame_ancestor),
         allowed_origins=tuple(arguments.allow_origin),
         allow_urls=arguments.allow_urls,
+        mcp=arguments.mcp,
+        mcp_folder=folder and expanded(folder).resolve(),
     )
 
 

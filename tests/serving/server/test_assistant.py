@@ -1,0 +1,181 @@
+"""An assistant's way in: the mcp package's own client, over a socket."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mcp
+import pytest
+import torch
+from mcp.client.streamable_http import streamable_http_client
+
+from captioner.caption import Word
+from captioner.drawing.overlay import WHOLE
+from captioner.predictor import Captioner
+from captioner.vision.transform import Box
+from captioner_serving.server.assistant import place_of
+from captioner_serving.server.config import ServerConfig
+from tests.serving.server.conftest import SAMPLES, run_async
+from tests.serving.server.running import serving
+
+PHOTO = (SAMPLES / "coffee.jpg").read_bytes()
+CODED = base64.b64encode(PHOTO).decode()
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos that may be named, and ways out of the folder."""
+    folder = tmp_path_factory.mktemp("photos") / "mine"
+    folder.mkdir()
+    (folder / "cup.jpg").write_bytes(PHOTO)
+    (folder / "large.jpg").write_bytes(bytes(300_000))
+    (folder.parent / "secret.jpg").write_bytes(PHOTO)
+    (folder / "link.jpg").symlink_to("../secret.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
+    """Ask something of a server that takes all but addresses."""
+    config = ServerConfig(mcp=True, mcp_folder=folder, max_upload=200_000)
+    captioner = Captioner.from_pretrained(saved_tiny, in_process=True)
+    with serving(captioner, config, tokens={"desk": TOKEN}) as url:
+
+        async def ask(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            async with (
+                httpx.AsyncClient(headers=headers, timeout=300) as client,
+                streamable_http_client(
+                    f"{url}/gradio_api/mcp/", http_client=client, terminate_on_close=False
+                ) as streams,
+                mcp.ClientSession(*streams[:2]) as visit,
+            ):
+                await visit.initialize()
+                return await work(visit)
+
+        def run(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
+            return run_async(ask(work))
+
+        run.url = url  # type: ignore[attr-defined]
+        yield run
+
+
+def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
+    """What the assistant is told, and whether it is told so as an error."""
+    answer = asked(lambda visit: visit.call_tool("describe_image", arguments))
+    (content,) = answer.content
+    return content.text, answer.isError
+
+
+def test_an_assistant_is_told_sentence_doubt_and_places(asked: Callable[..., Any]) -> None:
+    text, failed = described(asked, image=CODED)
+    assert not failed
+    caption, *_, best = text.splitlines()
+    with httpx.Client(base_url=asked.url, timeout=300) as web:  # type: ignore[attr-defined]
+        web.headers["Authorization"] = f"Bearer {TOKEN}"
+        form = {"captions": "2"}
+        (record,) = web.post("/api/caption", files={"image": PHOTO}, data=form).json()["records"]
+    assert caption == f"Caption: {record['caption']}."
+    assert best == f"The next best sentence: {record['alternatives'][0]['caption']}."
+    assert all(f"- {word['word']}: " in text for word in record["words"])
+    for way in ({"image": f"data:image/jpeg;base64,{CODED}"}, {"image_path": "cup.jpg"}):
+        assert described(asked, **way) == (text, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "name one photo"),
+        ({"image": CODED, "image_path": "cup.jpg"}, "name one photo"),
+        ({"image": "%"}, "not base64"),
+        ({"image": "bm9uZQ=="}, "the image is not"),
+        ({"image": base64.b64encode(bytes(200_001)).decode()}, "more than the 0.2 MB"),
+        ({"image_url": "https://example.org/a.jpg"}, "--allow-urls"),
+        ({"image_path": "../secret.jpg"}, "does not lie in the folder"),
+        ({"image_path": "/etc/hostname"}, "does not lie in the folder"),
+        ({"image_path": "link.jpg"}, "does not lie in the folder"),
+        ({"image_path": "pipe.jpg"}, "there is no file"),
+        ({"image_path": "no.jpg"}, "there is no file"),
+        ({"image_path": "\0"}, "cannot be read"),
+        ({"image_path": "large.jpg"}, "more than the 0.2 MB"),
+        ({"image_path": "http://127.0.0.1:1/a.jpg"}, "there is no file"),
+    ],
+)
+def test_what_an_assistant_cannot_have_is_a_sentence(
+    asked: Callable[..., Any], arguments: dict[str, str], said: str
+) -> None:
+    text, failed = described(asked, **arguments)
+    assert failed and said in text and "\n" not in text
+
+
+def test_nothing_of_gradio_is_offered_beside_the_one_function(asked: Callable[..., Any]) -> None:
+    offered = asked(lambda visit: visit.list_tools()).tools
+    assert [each.name for each in offered] == ["describe_image"]
+    assert "folder" in offered[0].description and "public host" not in offered[0].description
+    properties = offered[0].inputSchema["properties"]
+    assert properties.keys() == {"image", "image_url", "image_path"}
+    for name in ("record", "caption", "/caption"):
+        answer = asked(lambda visit, name=name: visit.call_tool(name, {"image": "http://a/"}))
+        assert answer.isError and "Unknown" in answer.content[0].text
+    for work in (
+        lambda visit: visit.read_resource("http://127.0.0.1:1/"),
+        lambda visit: visit.get_prompt("caption"),
+        lambda visit: visit.list_resources(),
+    ):
+        with pytest.raises(BaseException, match=r"Method not found|unhandled errors"):
+            asked(work)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[1]", 400), (b"[" * 90_000, 400), (b"[" + b"1," * 90_000 + b"1]", 400),
+     (b" " * 2_000_000, 413), (b"{}", 400)],
+)  # fmt: skip
+def test_what_is_no_call_is_refused(asked: Callable[..., Any], body: bytes, status: int) -> None:
+    headers = {
+        "Authorization": f"Bearer {TOKEN}",
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+    }
+    address = f"{asked.url}/gradio_api/mcp/"  # type: ignore[attr-defined]
+    answer = httpx.post(address, content=body, headers=headers)
+    assert answer.status_code == status
+    del headers["Authorization"]
+    assert httpx.post(address, content=body, headers=headers).status_code == 401
+    assert httpx.get(address, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 405
+
+
+def test_no_server_has_it_unasked(api: httpx.Client) -> None:
+    for path in ("/gradio_api/mcp", "/gradio_api/mcp/", "/gradio_api/mcp/sse"):
+        assert api.post(path, json={}).status_code in (404, 405), path
+
+
+def test_a_folder_is_for_this_machine_alone(
+    run_main: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    for options in (("--mcp-folder", tmp_path),
+                    ("--mcp", "--mcp-folder", tmp_path, "--host", "0.0.0.0")):  # fmt: skip
+        result = run_main("serve", *options)
+        assert result.returncode == 2 and "assistants of this machine" in result.stderr
+    result = run_main("serve", "--mcp", "--mcp-folder", tmp_path / "no")
+    assert result.returncode == 2 and "there is no folder" in result.stderr
+
+
+def test_a_place_is_named_in_the_photo_and_not_in_the_grid() -> None:
+    corner = torch.zeros(6, 6)
+    corner[0, 0] = 1.0
+    word = Word(text="dog", probability=1.0, attention=corner)
+    assert place_of(word, WHOLE) == "top left"
+    right = Box(0.7, 0.0, 1.0, 1.0)  # the grid saw a part of the photo alone
+    assert place_of(word, right) == "top right"
+    even = Word(text="dog", probability=1.0, attention=torch.full((6, 6), 1 / 36))
+    assert place_of(even, WHOLE) == "spread over the photo"
+    assert place_of(Word(text="dog", probability=1.0), WHOLE) is None
