@@ -150,7 +150,7 @@ async def _read_photos(
             "forbidden", "this server fetches no addresses (--allow-urls): send the photo itself"
         )
     address = fields.image_url
-    return [*files, Upload(address, await fetch(address, most=most))], fields
+    return [*files, Upload(address, await fetch(address, most=most), fetched=True)], fields
 
 
 async def _read_posted(
@@ -228,7 +228,7 @@ async def _records(
     for file, result in zip(files, results, strict=True):
         if isinstance(result, Caption):
             preview = None
-            if fields.preview and needs_preview(file.data):
+            if fields.preview and (file.fetched or needs_preview(file.data)):
                 with suppress(CaptionerError):  # the server is busy: there is the caption at least
                     preview = await service.with_photo(
                         file.data, make_preview, longest=LONGEST_PREVIEW, client=client

@@ -143,10 +143,14 @@ class BodyLimits:
 
 
 class Upload(NamedTuple):
-    """One file of a request: the name as the client gave it, never opened, and the bytes."""
+    """One file of a request: the name as the client gave it, never opened, and the bytes.
+
+    fetched: from an address, so that the client has not got it.
+    """
 
     name: str | None
     data: bytes
+    fetched: bool = False
 
 
 async def read_form(

@@ -77,11 +77,14 @@ def make_page(
 
     """
     bundled = captioner.name == "bundled"
+    html = with_parts(read_static("page.html"))
+    if config.allow_urls:
+        html = html.replace("Drop photos anywhere", "Drop photos anywhere,<br>or paste an address")
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(
             first,
-            html_template=with_parts(read_static("page.html")),
+            html_template=html,
             js_on_load=_START,
             apply_default_css=False,
             elem_id=_ID,
@@ -90,6 +93,7 @@ def make_page(
             styles=captioner.vocabulary.styles,
             most=MAX_BEAM_SIZE,
             max_upload=config.max_upload,
+            allow_urls=config.allow_urls,
             limits=_LIMITS if bundled else _ANY,
             drawing=drawing_tables(),  # static/heat.js draws by them
         )

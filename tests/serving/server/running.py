@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ def serving(
     *,
     credentials: Credentials | None = None,
     tokens: dict[str, str] | None = None,
+    samples: dict[str, Path] | None = None,
 ) -> Iterator[str]:
     """Run the whole server around a model; its URL."""
     from captioner_serving.server.app import Application  # gradio takes two seconds to import
@@ -51,7 +53,14 @@ def serving(
     config = ServerConfig() if config is None else config
 
     async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
-        return Application(captioner, config, threads=1, credentials=credentials, tokens=tokens)
+        return Application(
+            captioner,
+            config,
+            threads=1,
+            credentials=credentials,
+            tokens=tokens,
+            samples=samples,
+        )
 
     application = run_async(build())
     try:

@@ -11,9 +11,12 @@ const NO_CLIPBOARD = "Over plain http a browser lets no button read the clipboar
 const CLIPBOARD_REFUSED = "The browser did not let the page read the clipboard. "
   + "Allow it beside the page's address, or press Ctrl+V (on a Mac ⌘V).";
 
-// onFiles gets what was chosen, onSample a sample's name. Gives what says, beside the buttons, why
-// something cannot be done.
-export function listen(element, onFiles, onSample) {
+// The address of a photo that was copied as text, or null.
+const addressIn = (text) => (/^https?:\/\/\S+$/i.test(text.trim()) && URL.canParse(text.trim()) ? text.trim() : null);
+
+// onFiles gets what was chosen, onSample a sample's name, onAddress a photo's address that was pasted;
+// null where nobody fetches it. Gives what says, beside the buttons, why something cannot be done.
+export function listen(element, onFiles, onSample, onAddress = null) {
   const find = (selector) => element.querySelector(selector);
   const file = find(".file"), snap = find(".snap"), zone = find(".zone");
 
@@ -37,9 +40,10 @@ export function listen(element, onFiles, onSample) {
   find(".paste").onclick = async () => {
     if (!navigator.clipboard?.read) return explain(NO_CLIPBOARD);
     try {
-      const photo = await readClipboard();
+      const photo = await readClipboard(), address = photo ? null : addressIn(await navigator.clipboard.readText());
       if (photo) onFiles([photo]);
-      else explain("There is no picture in the clipboard: copy one first.");
+      else if (address && onAddress) onAddress(address);
+      else explain(`There is no picture${onAddress ? ", nor the address of one," : ""} in the clipboard: copy one first.`);
     } catch {
       explain(CLIPBOARD_REFUSED);
     }
@@ -51,7 +55,9 @@ export function listen(element, onFiles, onSample) {
 
   addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
+    const address = addressIn(event.clipboardData?.getData("text") ?? "");
     if (files.length) { event.preventDefault(); onFiles(files); }
+    else if (address && onAddress && !event.target.closest?.("input, textarea")) onAddress(address);
   });
   addEventListener("dragover", (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;

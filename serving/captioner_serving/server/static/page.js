@@ -19,7 +19,7 @@ const AT_ONCE = 4;  // photos under way: the server has other visitors
 
 export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
-  // What came in, oldest first: { key, name, file or sample, settings, record or problem, sentence, head,
+  // What came in, oldest first: { key, name, file, sample or address, settings, record or problem, sentence, head,
   // text }. `key` is its place in the album; the last three are what the visitor has chosen and
   // written. What has neither record nor problem waits for one: `job` takes its request back, once
   // it is under way, and `phase` says how far it is.
@@ -34,7 +34,7 @@ export function start(element, props) {
   });
   const strip = new Strip(element.querySelector(".strip"), { onOpen: (key) => open(visits.find((each) => each.key === key)), onClear: clear });
   const showSettings = listenToSettings(element.querySelector(".search"), settings, props, again, check);
-  const { explain } = listen(element, take, (sample) => add([ofSample(sample)]));
+  const { explain } = listen(element, take, (sample) => add([ofSample(sample)]), props.allow_urls ? (address) => add([ofAddress(address)]) : null);
 
   // The place in the browser's history that this is.
   const here = () => history.state?.captioner ?? {};
@@ -71,11 +71,11 @@ export function start(element, props) {
 
   // What is known of the photo on the stage, and the strip.
   function show({ quiet } = {}) {
-    const { name, record, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
+    const { name, address, record, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
     list();
     if (problem) viewer.fail(problem, problem.again ? retry : null);
     else if (!record) viewer.wait({ photo, name, text: phase ?? "Waits its turn …", quiet });
-    else { viewer.show({ photo, name, record, sentence, head, text }); check(); }
+    else { viewer.show({ photo, name, address, record, sentence, head, text }); check(); }
   }
 
   // Something about the photo on the stage is another now; the first sample becomes the visitor's.
@@ -123,10 +123,10 @@ export function start(element, props) {
     follow(mine.file ? {} : { ahead: 0 });
     let found;
     try {
-      const file = await readable(mine);
+      const file = mine.address ? null : await readable(mine);
       if (signal.aborted) return;
       keep(mine);
-      const record = await server.caption(file, mine.settings, { signal, follow });
+      const record = await server.caption({ ...mine, file }, mine.settings, { signal, follow });
       found = record.review ? { problem: abstained(record, mine.settings.minimum_trust) } : { record };
     } catch (problem) {
       found = { problem };
@@ -138,12 +138,12 @@ export function start(element, props) {
     pump();
   }
 
-  function keep({ key, name, file, sample, settings, record, problem, sentence, head, text }) {
-    if (key) album.put(key, { name, file: sample ? undefined : file, sample, settings, record, problem, sentence, head, text });
+  function keep({ key, name, file, sample, address, settings, record, problem, sentence, head, text }) {
+    if (key) album.put(key, { name, file: sample || address ? undefined : file, sample, address, settings, record, problem, sentence, head, text });
   }
 
   async function fileOf(mine) {
-    return mine.file ?? (mine.file = await server.fetchSample(mine.sample));
+    return mine.file ??= mine.sample ? await server.fetchSample(mine.sample) : await server.fileOf(mine);
   }
 
   // The file, if it may be sent.
@@ -250,7 +250,13 @@ function known(kept, { settings, styles }) {
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
 
-// What the viewer shows of it: the file itself, or the sample's address.
+function ofAddress(address) {
+  const { pathname, hostname } = new URL(address);
+  return { name: pathname.split("/").at(-1) || hostname, address };
+}
+
+// What the viewer shows of it: the file itself, or the sample's address; what was fetched comes with
+// its record.
 const photoOf = ({ file, sample }) => (sample ? server.addressOf(sample) : file);
 
 function phaseOf({ sent, ahead }) {

@@ -3,11 +3,12 @@
 const LARGEST = 2048;  // pixels
 const SMALL = 160;     // of a thumbnail's longer side
 
-// Show a photo, a Blob or an address, in an image, unless it is no longer wanted; false where the
+// Show a photo, a Blob or an address or none yet, in an image, unless it is no longer wanted; false where the
 // browser cannot show it.
 export async function loadPhoto(image, photo, wanted) {
   let address = photo;
   try {
+    if (!photo) throw new Error("it comes later");
     if (photo instanceof Blob) address = URL.createObjectURL(await fit(photo));
     if (!wanted()) return false;
     if (image.src.startsWith("blob:")) URL.revokeObjectURL(image.src);  // or the browser keeps it

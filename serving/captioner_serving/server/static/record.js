@@ -10,14 +10,14 @@ export function chooseSentence(record, number) {
 
 export const altText = (caption) => caption.charAt(0).toUpperCase() + caption.slice(1) + ".";
 
-// Of a photo as the strip has it: { name, record or problem, sentence, text }. `text` is what somebody
+// Of a photo as the strip has it: { name, address where it has one, record or problem, sentence, text }. `text` is what somebody
 // made of the sentence, "" of a picture that only decorates, undefined where nobody touched it.
 export const textOf = ({ record, sentence, text }) => text ?? altText(chooseSentence(record, sentence).caption);
 
-export function recordOf({ name, record, problem, sentence, text }) {
-  if (problem) return { image: name, error: { type: problem.type, title: problem.title, detail: problem.detail } };
+export function recordOf({ name, address, record, problem, sentence, text }) {
+  if (problem) return { image: address ?? name, error: { type: problem.type, title: problem.title, detail: problem.detail } };
   const { preview, ...chosen } = chooseSentence(record, sentence);
-  return { ...chosen, image: name, ...(text === undefined ? {} : { corrected: text }) };
+  return { ...chosen, image: address ?? name, ...(text === undefined ? {} : { corrected: text }) };
 }
 
 const COLUMNS = ["image", "alt", "caption", "score", "trust", "error"];
@@ -34,7 +34,7 @@ function rowOf(photo) {
 const escaped = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
 const imageOf = (photo) => photo.problem ? `<!-- ${escaped(photo.name).replaceAll("--", "&#45;&#45;")} has no caption -->`
-  : `<img src="${escaped(encodeURIComponent(photo.name))}" alt="${escaped(textOf(photo))}">`;
+  : `<img src="${escaped(photo.address ?? encodeURIComponent(photo.name))}" alt="${escaped(textOf(photo))}">`;
 
 // All photos as one file: its name's end, its type, and how it is made.
 export const FORMATS = {

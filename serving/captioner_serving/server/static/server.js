@@ -40,18 +40,18 @@ function problemOf(problem, status) {
 
 function formOf(file, fields) {
   const form = new FormData();
-  form.append("image", file, file.name);
+  if (file) form.append("image", file, file.name);
   for (const [name, value] of Object.entries(fields)) if (value !== undefined) form.append(name, value);
   return form;
 }
 
-// A record of a photo. `follow` hears how far it is: { sent: 0..1 }, then { ahead: n } while n photos
+// A record of a photo: its file, or its address, which the server fetches. `follow` hears how far it is: { sent: 0..1 }, then { ahead: n } while n photos
 // come first. XMLHttpRequest alone knows how much of an upload has been sent.
-export function caption(file, settings, { signal, follow }) {
+export function caption({ name, file, address }, settings, { signal, follow }) {
   return new Promise((done, failed) => {
     const request = new XMLHttpRequest();
     // The server does not say a photo's name, which it was only told.
-    const named = (problem) => ({ ...problem, detail: problem.detail.replace(/^the image/, file.name) });
+    const named = (problem) => ({ ...problem, detail: problem.detail.replace(/^the image/, name) });
     const take = () => {
       const line = request.responseText.split("\n").at(-2);  // the last that is whole
       if (request.status !== 200 || !line) return;
@@ -71,7 +71,7 @@ export function caption(file, settings, { signal, follow }) {
     signal.addEventListener("abort", () => request.abort());
     request.open("POST", at("api/caption"));
     request.setRequestHeader("Accept", "application/x-ndjson");
-    request.send(formOf(file, { ...settings, attention: true, preview: true }));
+    request.send(formOf(file, { ...settings, image_url: address, attention: true, preview: true }));
   });
 }
 
@@ -97,6 +97,12 @@ export async function check(file, record, signal) {
 export async function draw(kind, file, record, { word, head, look }) {
   const fields = { ...look, ...(head ? { head } : {}), ...(kind === "overlay" ? { word } : {}) };
   return (await post("api/" + kind, file, record, fields)).blob();
+}
+
+// What the server showed of a photo that it had fetched, as a file.
+export async function fileOf({ name, record }) {
+  if (!record?.preview) throw problems.unreadable(name);
+  return new File([await (await fetch(record.preview.image)).blob()], name, { type: "image/jpeg" });
 }
 
 export const addressOf = (sample) => at("page/samples/" + encodeURIComponent(sample));

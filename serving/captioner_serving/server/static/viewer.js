@@ -43,10 +43,10 @@ export class Viewer {
     this.image.alt = "";
   }
 
-  // photo: a Blob, or an address; text: how far it is; quiet: not to be said again.
+  // photo: a Blob, or an address, or none where the server fetches it; text: how far it is; quiet: not to be said again.
   wait({ photo, name, text, quiet }) {
     this.#become("waiting");
-    this.find(".unseen").textContent = `Your browser cannot show ${name || "this file"} itself: its picture comes with the caption.`;
+    this.find(".unseen").textContent = (photo ? `Your browser cannot show ${name || "this file"} itself` : `The server fetches ${name}`) + ": its picture comes with the caption.";
     this.find(".phase").textContent = text;
     if (!quiet) this.status.textContent = text;
     this.image.alt = "";
@@ -72,12 +72,12 @@ export class Viewer {
 
   // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text:
   // what the visitor made of the sentence; word: the one to begin with, if not the first that names something.
-  async show({ photo, name, record, sentence = 0, head = null, text, word }) {
+  async show({ photo, name, address, record, sentence = 0, head = null, text, word }) {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, record, sentence, head, text, chosen };
+    const shown = this.shown = { photo, name, address, record, sentence, head, text, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
     this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
     this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));

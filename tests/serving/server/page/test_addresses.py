@@ -1,0 +1,96 @@
+"""A photo's address, pasted into the page of a server that fetches photos."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from captioner.paths import sample_photos
+from captioner.predictor import Captioner
+from captioner.vision.image import open_image
+from captioner_serving.batch.inputs.networks import PublicTransport
+from captioner_serving.server import links
+from captioner_serving.server.config import ServerConfig
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.page.conftest import Visit, visiting
+from tests.serving.server.running import serving
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """The sample photos, and no log."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def samples() -> Iterator[str]:
+    handler = partial(Quiet, directory=str(SAMPLES))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_address[1]}"
+        web.shutdown()
+
+
+def paste(visit: Visit, text: str, selector: str = "body") -> None:
+    visit.tab.locator(selector).evaluate(
+        """(element, text) => {
+          const clipboardData = new DataTransfer();
+          clipboardData.setData("text/plain", text);
+          element.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+        }""",
+        text,
+    )
+
+
+def test_a_pasted_address_is_fetched_by_the_server_alone(
+    desk: Any, captioner: Captioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PublicTransport", lambda: PublicTransport("127.0.0.1"))
+    with (
+        samples() as web,
+        serving(captioner, ServerConfig(allow_urls=True), samples=sample_photos()) as url,
+        visiting(desk, SimpleNamespace(url=url)) as visit,  # type: ignore[arg-type]
+    ):
+        tab, address = visit.tab, f"{web}/chelsea.jpg?a=1&b=2"
+        assert "paste an address" in tab.inner_text(".zone")
+        for text in ("a cat", "javascript:alert(1)", "file:///etc/passwd", "http://a b"):
+            paste(visit, text)
+        paste(visit, address, ".text")  # somebody writes an alt text
+        assert visit.posts() == 0
+        visit.forget()
+        paste(visit, address)
+        visit.settled()
+        wanted = captioner.caption(SAMPLES / "chelsea.jpg")
+        assert visit.words() == [word.text for word in wanted.words]
+        assert tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
+        assert not [asked for asked in visit.requests if asked.startswith(web)]
+        tab.reload()
+        visit.settled()
+        assert visit.posts() == 1 and tab.locator(".frame").is_visible()
+        with tab.expect_download() as saved:
+            tab.click("[data-picture=overlay]")
+        with Image.open(saved.value.path()) as overlay:
+            assert overlay.size == open_image(SAMPLES / "chelsea.jpg").size
+            assert saved.value.suggested_filename[:8] == "chelsea-"
+        assert json.loads(visit.taken_home("jsonl"))["image"] == address
+        assert f'src="{address.replace("&", "&#38;")}"' in visit.taken_home("html")
+        visit.forget()
+        paste(visit, f"{web}/no.jpg")
+        assert "the answer is 404" in visit.failure()
+        visit.errors.clear()  # the browser's own, about the status
+
+
+def test_no_page_takes_addresses_unasked(visit: Visit) -> None:
+    assert "address" not in visit.tab.inner_text(".zone")
+    paste(visit, "https://example.org/a.jpg")
+    assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()
