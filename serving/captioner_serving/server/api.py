@@ -32,6 +32,7 @@ from captioner_serving.server.description import (
     Records,
     caption_body,
     form,
+    picture,
 )
 from captioner_serving.server.door import client_of, visit_of
 from captioner_serving.server.links import fetch
@@ -57,7 +58,7 @@ LINES = "application/x-ndjson"
 # Sharp on any screen; a 100-megapixel PNG would be of use to nobody.
 _LONGEST_SIDE = 2400
 
-router = APIRouter()
+router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartition("/")[2])
 """The routes, around the service of the application that they are included in."""
 
 
@@ -343,6 +344,7 @@ async def effect(request: Request, service: Service) -> Response:
 @router.post(
     "/api/overlay",
     openapi_extra=form(OverlayFields, PHOTO, "record"),
+    responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -356,6 +358,7 @@ async def overlay(request: Request, service: Service) -> Response:
 @router.post(
     "/api/sheet",
     openapi_extra=form(DrawingFields, PHOTO, "record"),
+    responses=picture("image/png"),
     response_class=Response,
     tags=["pictures"],
 )
@@ -369,6 +372,7 @@ async def sheet(request: Request, service: Service) -> Response:
 @router.post(
     "/api/animation",
     openapi_extra=form(DrawingFields, PHOTO, "record"),
+    responses=picture("image/webp"),
     response_class=Response,
     tags=["pictures"],
 )

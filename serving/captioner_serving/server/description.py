@@ -9,7 +9,17 @@ from pydantic import BaseModel
 from captioner_serving.server.problems import PROBLEM_TYPE
 from captioner_serving.server.records import FailedRecord, ServedRecord
 
-__all__ = ["PHOTO", "PROBLEMS", "Health", "Problem", "Records", "caption_body", "describe", "form"]
+__all__ = [
+    "PHOTO",
+    "PROBLEMS",
+    "Health",
+    "Problem",
+    "Records",
+    "caption_body",
+    "describe",
+    "form",
+    "picture",
+]
 
 
 class Problem(BaseModel):
@@ -48,14 +58,19 @@ _PHOTOS = {
 def form(fields: type[BaseModel], image: dict[str, Any] = PHOTO, *required: str) -> dict[str, Any]:
     """Describe a form with an image, for the API's documentation."""
     properties = {"image": image, **fields.model_json_schema()["properties"]}
-    posted = {"type": "object", "required": ["image", *required], "properties": properties}
+    posted = {
+        "type": "object",
+        "required": ["image", *required],
+        "properties": properties,
+        "additionalProperties": False,
+    }
     return {
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": posted}}}
     }
 
 
 def caption_body(fields: type[BaseModel]) -> dict[str, Any]:
-    """Describe the three bodies that /api/caption takes."""
+    """Describe the three bodies that /api/caption takes, and the fields of one that is a photo."""
     body = form(fields, _PHOTOS)
     content = body["requestBody"]["content"]
     posted = content["multipart/form-data"]["schema"]
@@ -65,7 +80,14 @@ def caption_body(fields: type[BaseModel]) -> dict[str, Any]:
     properties = {**posted["properties"], "image": image}
     content["application/json"] = {"schema": {**posted, "properties": properties}}
     content["image/*"] = {"schema": PHOTO}
-    return body
+    said = "of a photo that is the body itself; of others it is a field of the body"
+    bare = []
+    for name, schema in posted["properties"].items():
+        if name not in ("image", "image_url"):
+            # Without its default, which clients would send with every body.
+            kind = {key: value for key, value in schema.items() if key != "default"}
+            bare.append({"name": name, "in": "query", "description": said, "schema": kind})
+    return {**body, "parameters": bare}
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:
@@ -91,3 +113,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "busy, short of memory or shutting down; Retry-After says when to come again",
     }.items()
 }
+
+
+def picture(kind: str) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers of a route that draws, by their statuses."""
+    return {200: {"description": "the picture", "content": {kind: {"schema": PHOTO}}}, **PROBLEMS}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -193,6 +195,59 @@ def test_the_description_says_what_records_and_problems_hold(shop: httpx.Client)
     TypeAdapter(Records).validate_json(answer.content, strict=True)
     refused = shop.post("/api/caption", files={"image": b"none"})
     assert refused.json().keys() <= problem.keys()
+
+
+def test_a_client_that_is_generated_from_the_description_captions(
+    shop: httpx.Client, shared: str, tmp_path: Path
+) -> None:
+    """By openapi-python-client, which knows pictures as files once it is told so."""
+    (tmp_path / "openapi.json").write_bytes(shop.get("/openapi.json").content)
+    kinds = {"image/png": "application/octet-stream", "image/webp": "application/octet-stream"}
+    settings = {"post_hooks": [], "content_type_overrides": kinds}
+    (tmp_path / "settings.yaml").write_text(json.dumps(settings))
+    options = ("--path", "openapi.json", "--config", "settings.yaml", "--meta", "none")
+    command = [sys.executable, "-m", "openapi_python_client", "generate", *options]
+    command += ["--output-path", "generated"]
+    made = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True)
+    left_out = re.findall("Unsupported (.*)", made.stdout + made.stderr)
+    assert left_out == ["content type image/*"], made.stdout  # it sends a photo bare to nobody
+    script = """
+import io, json, sys
+from generated import AuthenticatedClient
+from generated.api.captions import caption
+from generated.api.pictures import overlay
+from generated.models import CaptionFilesBody, CaptionJsonBody, OverlayBody
+from generated.types import File
+
+url, token, photo = sys.argv[1:]
+data = open(photo, "rb").read()
+file = lambda: File(io.BytesIO(data), "cup.jpg", "image/jpeg")
+client = AuthenticatedClient(url, token, timeout=300)
+ask = lambda body: caption.sync(client=client, body=body)
+(record,) = ask(CaptionFilesBody(image=[file()], captions=2, attention=True)).records
+picture = overlay.sync(
+    client=client, body=OverlayBody(file(), json.dumps(record.to_dict()), word=1)
+)
+print(json.dumps({
+    "record": record.to_dict(),
+    "alternatives": len(record.alternatives),
+    "weights": len(record.words[0].attention.weights),
+    "picture": picture.payload.read(8).hex(),
+    "problem": ask(CaptionJsonBody(image="bm9uZQ==")).type_,
+}))
+"""
+    (tmp_path / "program.py").write_text(script)
+    command = [sys.executable, "program.py", shared, TOKEN, str(SAMPLES / "coffee.jpg")]
+    ran = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    form: Any = {"captions": "2", "attention": "true"}
+    answer = shop.post("/api/caption", files={"image": ("cup.jpg", PHOTO)}, data=form)
+    (wanted,) = answer.json()["records"]
+    assert said["record"]["caption"] == wanted["caption"] and said["alternatives"] == 1
+    assert said["weights"] == len(wanted["words"][0]["attention"]["weights"])
+    assert said["picture"] == b"\x89PNG\r\n\x1a\n".hex()
+    assert said["problem"] == "image-format"
 
 
 def test_every_answer_has_a_number_that_its_problem_document_names(shop: httpx.Client) -> None:
