@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -132,6 +133,8 @@ def test_metrics_count_requests_batches_and_errors(server: Server) -> None:
         client.post("/api/caption", files={"image": b"bad"})
         client.post("/api/sheet", files={"image": jpeg()})
         text = client.get("/metrics").text
+        memory = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
+        assert memory and float(memory[1]) > 1e8  # of the server, which holds torch and a model
     for line in (
         'captioner_requests_total{route="/api/caption",status="200"}',
         'captioner_requests_total{route="/api/caption",status="415"}',
