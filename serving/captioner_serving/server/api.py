@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from captioner import __version__
-from captioner.caption import Caption
+from captioner.caption import Caption, ModelName
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
@@ -63,8 +63,13 @@ router = APIRouter(generate_unique_id_function=lambda route: route.path.rpartiti
 
 
 def _service(request: Request) -> CaptionService:
-    service: CaptionService = request.app.state.service
+    service: CaptionService = next(iter(_services(request).values()))
     return service
+
+
+def _services(request: Request) -> dict[str, CaptionService]:
+    services: dict[str, CaptionService] = request.app.state.services
+    return services
 
 
 Service = Annotated[CaptionService, Depends(_service)]
@@ -79,6 +84,7 @@ class CaptionFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     image_url: str | None = None
+    model: str | None = None
     beam_size: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] | None = None
     captions: Annotated[int, Field(ge=1, le=MAX_BEAM_SIZE)] = 1
     style: str | None = None
@@ -192,6 +198,12 @@ async def caption(request: Request, service: Service) -> Response:
     `curl -F image=@photo.jpg http://127.0.0.1:7860/api/caption`.
     """
     files, fields = await _read_photos(request, service)
+    if fields.model is not None:
+        named = _services(request)
+        if fields.model not in named:
+            known = ", ".join(named)
+            raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
+        service = named[fields.model]
     config = service.captioner.generation.asked(
         beam_size=fields.beam_size, captions=fields.captions, style=fields.style
     )
@@ -335,6 +347,9 @@ async def effect(request: Request, service: Service) -> Response:
     Answers with the record, its words with their `effect`.
     """
     file, posted, _ = await _read_posted(request, service, RecordFields)
+    for each in _services(request).values():  # whose words they are
+        if ModelName(name=each.captioner.name, version=each.captioner.version) == posted.model:
+            service = each
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await _while_connected(request, work)
     visit_of(request.scope).silent = True
@@ -432,9 +447,10 @@ async def live() -> dict[str, str]:
     summary="The same as /api/ready",
     tags=["operation"],
 )
-async def health(service: Service) -> dict[str, Any]:
+async def health(request: Request, service: Service) -> dict[str, Any]:
     """Say ready when the model has just made a caption, is at work, or makes one now."""
-    await service.check()
+    for each in _services(request).values():
+        await each.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}
     return {"status": "ready", "version": __version__, "model": model}
 

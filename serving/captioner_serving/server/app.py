@@ -50,7 +50,7 @@ from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
-from captioner_serving.server.service import CaptionService
+from captioner_serving.server.service import CaptionService, name_models
 
 __all__ = ["Application"]
 
@@ -63,7 +63,7 @@ class Application:
     """A server's parts, put together; `asgi` is what an ASGI server runs.
 
     Args:
-        captioner: the model.
+        captioners: the models; the first is the one of whoever asks for none by its name.
         config: how the server listens and how much it takes on.
         threads: of torch, for the model.
         credentials: who may come in; None: everybody, if there are no tokens either.
@@ -76,9 +76,8 @@ class Application:
 
     def __init__(
         self,
-        captioner: Captioner,
+        *captioners: Captioner,
         config: ServerConfig,
-        *,
         threads: int,
         credentials: Credentials | None = None,
         tokens: Mapping[str, str] | None = None,
@@ -87,19 +86,28 @@ class Application:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.metrics = Metrics()
-        self.service = CaptionService(captioner, config, self.metrics, threads=threads, say=say)
+        self.services = {
+            name: CaptionService(captioner, config, self.metrics, threads=threads, say=say)
+            for name, captioner in name_models(captioners).items()
+        }
+        service = next(iter(self.services.values()))
         self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
         os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
         samples = samples or {}
-        first, preview = None, b""
+        first, preview = [], b""
         for name, path in list(samples.items())[:1]:
-            caption = captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
-            first = served_record(caption, name=name, attention=True)
-            preview = draw_preview(caption)
-        blocks = make_page(captioner, config, samples=samples, first=first)
-        add_endpoint(blocks, self.service)
+            captions = [
+                captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
+                for captioner in captioners
+            ]
+            first = [served_record(caption, name=name, attention=True) for caption in captions]
+            preview = draw_preview(captions[0])
+        blocks = make_page(
+            service.captioner, config, models=[*self.services], samples=samples, first=first
+        )
+        add_endpoint(blocks, service)
         if config.mcp:
-            add_assistant_function(blocks, self.service)
+            add_assistant_function(blocks, service)
         self._gradio = mount(blocks, config)
         api = FastAPIOffline(
             title="Captioner",
@@ -111,7 +119,7 @@ class Application:
         )
         plain = api.openapi
         api.openapi = lambda: describe(plain())  # type: ignore[method-assign]
-        api.state.service = self.service
+        api.state.services = self.services
         api.include_router(router)
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
@@ -141,13 +149,15 @@ class Application:
 
     def refuse(self) -> None:
         """Take on nothing more; let streams that never end by themselves end."""
-        self.service.refuse()
+        for service in self.services.values():
+            service.refuse()
         for page in self._pages:
             page.stop_event.set()
 
     def close(self) -> None:
         """Finish what was accepted, and delete what gradio_client uploaded."""
-        self.service.close()
+        for service in self.services.values():
+            service.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

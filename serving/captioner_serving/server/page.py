@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -63,17 +63,19 @@ def make_page(
     captioner: Captioner,
     config: ServerConfig,
     *,
+    models: Sequence[str],
     samples: Mapping[str, Path],
-    first: dict[str, Any] | None,
+    first: Sequence[dict[str, Any]],
 ) -> gr.Blocks:
     """Lay out the page.
 
     Args:
-        captioner: the model behind it.
+        captioner: the model behind it, whose settings it has.
         config: how much the server takes.
+        models: the names of all that caption each photo, side by side; that one's first.
         samples: photos to try, by their names.
-        first: the record of a sample that is shown before anybody has chosen a photo, named by its
-            `image`; None shows nothing yet.
+        first: the records, one of each model, of a sample that is shown before anybody has chosen
+            a photo, named by its `image`; none shows nothing yet.
 
     """
     bundled = captioner.name == "bundled"
@@ -83,13 +85,14 @@ def make_page(
     blocks = gr.Blocks(title="Captioner", analytics_enabled=False)
     with blocks:
         gr.HTML(
-            first,
+            [*first],
             html_template=html,
             js_on_load=_START,
             apply_default_css=False,
             elem_id=_ID,
             samples=[{"name": name, "data": _thumbnail(path)} for name, path in samples.items()],
             settings=_settings(captioner),
+            models=[*models],
             styles=captioner.vocabulary.styles,
             most=MAX_BEAM_SIZE,
             max_upload=config.max_upload,

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
-    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--checkpoint", action="append", metavar="FILE",
+        help="default: the bundled one; given twice, the page compares two models")  # fmt: skip
     add_machine_arguments(parser)
     add(
         "--keep",
@@ -184,15 +185,18 @@ def _load(
     from captioner_serving.server.cores import take_no_cores
 
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
-    captioner = Captioner.from_pretrained(
-        arguments.checkpoint,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        max_pixels=config.max_pixels,
-    )
+    captioners = [
+        Captioner.from_pretrained(
+            checkpoint,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            max_pixels=config.max_pixels,
+        )
+        for checkpoint in arguments.checkpoint or [None]
+    ]
     return Application(
-        captioner,
-        config,
+        *captioners,
+        config=config,
         threads=threads,
         credentials=credentials,
         tokens=tokens,

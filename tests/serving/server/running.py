@@ -41,7 +41,7 @@ class Clock:
 def serving(
     captioner: Captioner,
     config: ServerConfig | None = None,
-    *,
+    *others: Captioner,
     credentials: Credentials | None = None,
     tokens: dict[str, str] | None = None,
     samples: dict[str, Path] | None = None,
@@ -55,7 +55,8 @@ def serving(
     async def build() -> Application:  # in a loop, or Gradio makes one and leaves it open
         return Application(
             captioner,
-            config,
+            *others,
+            config=config,
             threads=1,
             credentials=credentials,
             tokens=tokens,

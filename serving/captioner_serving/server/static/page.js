@@ -19,15 +19,17 @@ const AT_ONCE = 4;  // photos under way: the server has other visitors
 
 export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
-  // What came in, oldest first: { key, name, file, sample or address, settings, record or problem, sentence, head,
-  // text }. `key` is its place in the album; the last three are what the visitor has chosen and
-  // written. What has neither record nor problem waits for one: `job` takes its request back, once
+  // What came in, oldest first: { key, name, file, sample or address, settings, records and record, or
+  // problem, sentence, head, text }. `key` is its place in the album; `record` is that of `records`, one
+  // of each model, whose words are open; the last three are what the visitor has chosen and written. What has neither record nor problem waits for one: `job` takes its request back, once
   // it is under way, and `phase` says how far it is.
   let visits = [];
   let visit = null;     // the one on the stage; a sample that nobody has touched is in no list
   let checking = null;  // takes back a check of words
 
+  const [first] = props.value;
   const viewer = new Viewer(element.querySelector(".viewer"), props.drawing, {
+    onModel: (number) => { change({ record: visit.records[number], sentence: 0, head: null }); show(); },
     onChoose: (sentence, head) => { change({ sentence, head }); check(); },
     onCorrect: (text) => { change({ text }, { soon: true }); },
     draw: async (kind, { chosen, head }, word, look) => server.draw(kind, await fileOf(visit), chosen, { word, head, look }),
@@ -71,12 +73,16 @@ export function start(element, props) {
 
   // What is known of the photo on the stage, and the strip.
   function show({ quiet } = {}) {
-    const { name, address, record, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
+    const { name, address, record, records, problem, phase, sentence, head, text } = visit, photo = photoOf(visit);
     list();
     if (problem) viewer.fail(problem, problem.again ? retry : null);
     else if (!record) viewer.wait({ photo, name, text: phase ?? "Waits its turn …", quiet });
-    else { viewer.show({ photo, name, address, record, sentence, head, text }); check(); }
+    else { viewer.show({ photo, name, address, record, sentence, head, text, compared: compared(records) }); check(); }
   }
+
+  // What each model says, where there are several.
+  const nameOf = ({ name, version }) => (props.models.includes(name) ? name : `${name} ${version}`);
+  const compared = (records) => (records?.length > 1 ? records.map((record) => ({ name: nameOf(record.model), record })) : []);
 
   // Something about the photo on the stage is another now; the first sample becomes the visitor's.
   function change(news, { soon = false } = {}) {
@@ -96,7 +102,7 @@ export function start(element, props) {
     if (!visit) return;
     visit.job?.abort();
     checking?.abort();
-    change({ job: null, record: undefined, problem: undefined, sentence: 0, head: null, settings: { ...settings } });
+    change({ job: null, record: undefined, records: undefined, problem: undefined, sentence: 0, head: null, settings: { ...settings } });
     pump();
   }
 
@@ -126,8 +132,9 @@ export function start(element, props) {
       const file = mine.address ? null : await readable(mine);
       if (signal.aborted) return;
       keep(mine);
-      const record = await server.caption({ ...mine, file }, mine.settings, { signal, follow });
-      found = record.review ? { problem: abstained(record, mine.settings.minimum_trust) } : { record };
+      const ask = (model, number) => server.caption({ ...mine, file }, number ? { ...searchOf(mine.settings), model } : mine.settings, { signal, follow });
+      const records = await Promise.all(props.models.map(ask)), [record] = records;
+      found = record.review ? { problem: abstained(record, mine.settings.minimum_trust) } : { record, records };
     } catch (problem) {
       found = { problem };
     }
@@ -138,8 +145,8 @@ export function start(element, props) {
     pump();
   }
 
-  function keep({ key, name, file, sample, address, settings, record, problem, sentence, head, text }) {
-    if (key) album.put(key, { name, file: sample || address ? undefined : file, sample, address, settings, record, problem, sentence, head, text });
+  function keep({ key, name, file, sample, address, settings, record, records, problem, sentence, head, text }) {
+    if (key) album.put(key, { name, file: sample || address ? undefined : file, sample, address, settings, record, records, problem, sentence, head, text });
   }
 
   async function fileOf(mine) {
@@ -194,7 +201,7 @@ export function start(element, props) {
     if (kept) return turnTo(kept);
     list();
     if (key) viewer.empty(NOT_KEPT);
-    else if (props.value) turnTo({ ...ofSample(props.value.image), settings: { ...props.settings }, record: props.value });
+    else if (first) turnTo({ ...ofSample(first.image), settings: { ...props.settings }, record: first, records: props.value });
     else viewer.empty();
   }
 
@@ -247,6 +254,9 @@ function known(kept, { settings, styles }) {
   const values = Object.keys(settings).map((name) => [name, kept?.[name] ?? settings[name]]);
   return { ...Object.fromEntries(values), ...(styles.includes(kept?.style) ? {} : { style: settings.style }) };
 }
+
+// Of the settings what every model has: not a style, nor a trust.
+const searchOf = ({ beam_size, captions, check_attention }) => ({ beam_size, captions, check_attention });
 
 const ofSample = (name) => ({ name, sample: name, sentence: 0, head: null });
 

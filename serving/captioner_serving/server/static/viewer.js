@@ -11,11 +11,12 @@ const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export class Viewer {
-  // root: viewer.html. drawing: the library's colours. onChoose hears of another sentence or head, onCorrect
+  // root: viewer.html. drawing: the library's colours. onModel hears of another model, by its place in
+  // `compared`; onChoose of another sentence or head, onCorrect
   // what the visitor makes of the sentence ("" of a decoration, undefined: nothing any more);
   // draw(kind, shown, word, look) gives a picture to take home, where there is somebody to draw it.
-  constructor(root, drawing, { onChoose = () => {}, onCorrect = () => {}, draw = null } = {}) {
-    Object.assign(this, { root, drawing, onChoose, onCorrect, draw, shown: null, photo: null });
+  constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, draw = null } = {}) {
+    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, draw, shown: null, photo: null });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
     this.image = this.find(".photo");
     this.status = this.find('[role="status"]');
@@ -71,17 +72,19 @@ export class Viewer {
   }
 
   // sentence: 0 for the caption, 1 for the first alternative; head: from 1, or the mean of all; text:
-  // what the visitor made of the sentence; word: the one to begin with, if not the first that names something.
-  async show({ photo, name, address, record, sentence = 0, head = null, text, word }) {
+  // what the visitor made of the sentence; compared: { name, record } of each model, where there are
+  // several; word: the one to begin with, if not the first that names something.
+  async show({ photo, name, address, record, sentence = 0, head = null, text, compared = [], word }) {
     const same = this.shown?.record === record && this.shown.sentence === sentence;  // another head of it
     const focused = same ? this.sentence.buttons.indexOf(document.activeElement) : -1;
     this.#become("shown");
     const chosen = chooseSentence(record, sentence);
-    const shown = this.shown = { photo, name, address, record, sentence, head, text, chosen };
+    const shown = this.shown = { photo, name, address, record, sentence, head, text, compared, chosen };
     this.root.toggleAttribute("data-unfamiliar", Boolean(record.unfamiliar));
     this.find(".doubt").textContent = chosen.doubt ? chosen.doubt + "." : "";
     this.sentence.set(chosen.words.map((each) => ({ ...each, text: each.word, told: tell(each, head) })));
     this.heat.attentions = [];
+    this.#listModels();
     this.#listSentences();
     this.#listHeads();
     this.#showWord(-1);
@@ -143,6 +146,22 @@ export class Viewer {
     const word = shown.sentence === sentence ? this.word : undefined;
     this.show({ ...shown, sentence, head, word });
     this.onChoose(sentence, head);
+  }
+
+  // Both sentences stay in sight; the words of one are open.
+  #listModels() {
+    const { compared, record } = this.shown, list = this.find(".models");
+    const focused = list.contains(document.activeElement);
+    list.hidden = !compared.length;
+    list.replaceChildren(...compared.map(({ name, record: each }, number) => {
+      const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
+      title.textContent = name;
+      trust.textContent = each.trust === undefined ? "" : percent(Math.max(0.01, each.trust)) + " likely right";
+      Object.assign(button, { type: "button", ariaPressed: String(each === record), onclick: () => this.onModel(number) });
+      button.append(title, each.caption, trust);
+      return button;
+    }));
+    if (focused) list.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
   }
 
   #listSentences() {

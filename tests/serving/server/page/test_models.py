@@ -1,0 +1,86 @@
+"""Two models side by side: each photo is captioned by both, and the words of one are open."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from captioner.paths import sample_photos
+from captioner.predictor import Captioner
+from captioner_serving.server.config import ServerConfig
+from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.page.conftest import visiting
+from tests.serving.server.running import serving
+
+
+@pytest.fixture(scope="module")
+def tiny(saved_tiny: Path) -> Captioner:
+    return Captioner.from_pretrained(saved_tiny)
+
+
+@pytest.fixture(scope="module")
+def two(captioner: Captioner, tiny: Captioner) -> Iterator[str]:
+    with serving(captioner, ServerConfig(), tiny, samples=sample_photos()) as url:
+        yield url
+
+
+def test_both_say_their_sentence_and_one_its_words(
+    desk: Any, two: str, captioner: Captioner, tiny: Captioner
+) -> None:
+    with visiting(desk, SimpleNamespace(url=two)) as visit:  # type: ignore[arg-type]
+        tab, models = visit.tab, visit.tab.locator(".models button")
+        photo = SAMPLES / "rocket.jpg"
+        said = [each.caption(photo).text for each in (captioner, tiny)]
+        visit.choose(photo)
+        assert models.count() == 2 and visit.posts() == 2
+        for number, name in enumerate(("bundled", "tiny")):
+            text = models.nth(number).inner_text().split("\n")
+            assert text[:2] == [name, said[number]]
+        assert models.nth(0).inner_text().endswith("likely right")
+        heats = []
+        for number in (1, 0):
+            visit.tab.evaluate("document.querySelector('.heat').dataset.word = -1")
+            models.nth(number).click()
+            tab.wait_for_selector(f".models button:nth-child({number + 1})[aria-pressed=true]")
+            visit.settled()
+            assert " ".join(visit.words()) == said[number]
+            assert visit.record()["model"]["name"] == ("bundled", "tiny")[number]
+            heats.append(visit.heat())
+        assert heats[0] != heats[1]
+        models.nth(1).click()
+        tab.reload()  # the one that was open is open again
+        visit.settled()
+        assert " ".join(visit.words()) == said[1] and models.count() == 2
+        tab.click("text=Search settings")
+        tab.check("[name=check_attention]")
+        tab.wait_for_selector(".about [data-term=effect]")
+        assert visit.posts("api/effect") == 1  # by the model whose words they are
+
+
+def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> None:
+    photo = (SAMPLES / "rocket.jpg").read_bytes()
+    with httpx.Client(base_url=two, timeout=300) as client:
+
+        def ask(**form: str) -> httpx.Response:
+            return client.post("/api/caption", files={"image": photo}, data=form)
+
+        assert ask().json()["records"][0]["model"]["name"] == "bundled"
+        (record,) = ask(model="tiny").json()["records"]
+        assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
+        answer = ask(model="no")
+        assert answer.status_code == 422 and "has bundled, tiny" in answer.json()["detail"]
+        assert client.get("/api/ready").status_code == 200
+
+
+def test_a_model_is_not_compared_with_itself(
+    run_main: Callable[..., subprocess.CompletedProcess[str]], saved_tiny: Path
+) -> None:
+    twice = ("--checkpoint", saved_tiny) * 2
+    result = run_main("serve", "--port", "0", *twice)
+    assert result.returncode == 2 and "is there twice" in result.stderr
