@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ from captioner.decoding.reader import SECONDS
 from captioner.device import add_machine_arguments
 from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
 from captioner.drawing.saving import check_suffix, is_drawn, save_animation, save_image
+from captioner.drawing.showing import open_picture, show_in_terminal
 from captioner.errors import (
     CaptionerError,
     ConfigError,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
   captioner caption photo.jpg
-  captioner caption photo.jpg --sheet sheet.png --animation words.gif
+  captioner caption photo.jpg --sheet sheet.png --animation words.gif --open
   captioner caption photo.jpg --overlay dog.png --word dog
   captioner caption *.jpg --json --attention > captions.jsonl
   captioner caption *.jpg --sheet 'sheets/{name}.png'
@@ -49,6 +51,7 @@ _UNFAMILIAR = (
     "is unlike the photos that the model has learned from: the caption may be wrong altogether"
 )
 _PICTURES = ("--sheet", "--overlay", "--animation")
+_DRAWING = (*(option[2:] for option in _PICTURES), "open", "show")
 _FIELD = re.compile(r"\{[^{}]*\}")  # of the name of a picture
 
 
@@ -81,10 +84,16 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--word",
         metavar="WORD",
-        help="for --overlay: a word of the caption or its position from 1 "
-        "(default: the word that drew most on the photo)",
+        help="for --overlay and --show: a word of the caption, or its "
+        "position from 1 (default: the one that drew most)",
     )
     output.add_argument("--animation", metavar="FILE", help="a .gif or .webp through the words")
+    output.add_argument(
+        "--open", action="store_true", help="open the sheet; without --sheet, a temporary one"
+    )
+    output.add_argument(
+        "--show", action="store_true", help="draw one word over the photo in this terminal"
+    )
     output.add_argument(
         "--head",
         type=int,
@@ -92,7 +101,7 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
         help="one head's attention, from 1, of a model with several (default: the mean of all)",
     )
     output.add_argument(
-        "--colors", choices=COLORS, metavar="NAME", help=f"{', '.join(COLORS)}; the first is usual"
+        "--colors", choices=COLORS, metavar="NAME", help=f"the usual {', '.join(COLORS)}"
     )
 
 
@@ -132,7 +141,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--minimum-trust",
         type=probability,
         metavar="P",
-        help="leave out captions that are less likely to be right, 0 to 1",
+        help="leave out captions less likely to be right, 0 to 1",
     )
     add_machine_arguments(model)
 
@@ -141,6 +150,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     _check(arguments)
     checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
+    if arguments.open and not arguments.sheet:
+        folder = tempfile.mkdtemp(prefix="captioner-")  # it is read when this has ended
+        arguments.sheet = f"{folder}/{{number}}-{{name}}.png"
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
     plan = plan_pictures(patterns, arguments.photos, inputs=[checkpoint])
     results = _captions(checkpoint, arguments)
@@ -167,9 +179,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.attention and not arguments.json:
         raise ConfigError("--attention puts weights into the records: it needs --json")
-    if arguments.word is not None and not arguments.overlay:
-        raise ConfigError("--word chooses what --overlay draws: it needs --overlay FILE")
-    drawn = any(getattr(arguments, option[2:]) for option in _PICTURES)
+    if arguments.word is not None and not (arguments.overlay or arguments.show):
+        raise ConfigError("--word chooses what --overlay draws: it needs --overlay FILE, or --show")
+    if arguments.show and not sys.stdout.isatty():
+        raise ConfigError("--show draws in a terminal, which standard output is not: use --overlay")
+    drawn = any(getattr(arguments, name) for name in _DRAWING)
     for name in ("colors", "head"):
         if getattr(arguments, name) is not None and not drawn:
             raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
@@ -246,19 +260,26 @@ def _draw(caption: Caption, files: Mapping[str, str], arguments: argparse.Namesp
     caption = replace(caption, open_photo=cache(caption.open_photo))  # once for all pictures
     if file := files.get("--sheet"):
         save_image(caption.contact_sheet(colors=colors, head=head), file)
+        if arguments.open:
+            open_picture(file)
     if file := files.get("--animation"):
         save_animation(caption.animation(colors=colors, head=head), file)
-    if file := files.get("--overlay"):
+    file = files.get("--overlay")
+    if file or arguments.show:
         try:
             found = caption.find_word(arguments.word)
         except ConfigError as error:
             raise ConfigError(f"{caption.image}: --word {arguments.word}: {error}") from error
-        save_image(caption.overlay(found + 1, colors=colors, head=head), file)
+        picture = caption.overlay(found + 1, colors=colors, head=head)
+        if arguments.show:
+            show_in_terminal(picture)
+        if file:
+            save_image(picture, file)
         word, count = caption.words[found], len(caption.words)
         doubtful = ", doubtful" if word.doubtful else ""
         of_head = f", {word.shown(head)}" if word.heads is not None else ""
         shown = f"{word.text!r}, word {found + 1} of {count}{of_head}{doubtful}"
-        print(f"{in_a_line(file)} shows {shown}", file=sys.stderr)
+        print(f"{in_a_line(file or 'the picture')} shows {shown}", file=sys.stderr)
 
 
 # --- which file each picture goes to: never onto an input, and never two into one ---

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import termios
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +87,7 @@ def test_wrong_usage_is_a_sentence(
         f"caption {name} --word dog": (2, "it needs --overlay"),
         f"caption {name} b.jpg --sheet s.png": (2, "put {name} into it"),
         f"caption {name} --colors viridis": (2, "--colors is for pictures"),
+        f"caption {name} --show": (2, "which standard output is not"),
         f"caption {name} --sheet nowhere/s.png": (2, "there is no folder nowhere"),
         f"caption {name} --sheet s.tiff": (2, ".png"),
         f"caption {name} --animation a.mp4": (2, ".gif"),
@@ -117,6 +122,56 @@ def test_wrong_usage_is_a_sentence(
         assert (result.returncode, result.stdout) == (status, ""), line
         assert message in result.stderr, line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_sheet_is_opened(
+    run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the program that the system names: here one that notes what it is to open."""
+    (opener := tmp_path / "opener").write_text('#!/bin/sh\nprintf %s "$1" > "$0.txt"\n')
+    opener.chmod(0o755)
+    for name, given in (("BROWSER", str(opener)), ("TMPDIR", str(tmp_path))):
+        monkeypatch.setenv(name, given)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for name in ("_tryorder", "_browsers"):  # what was found for an earlier test
+        monkeypatch.setattr(webbrowser, name, None if name == "_tryorder" else {})
+    sheet = tmp_path / "sheet.png"
+    for options in ((), ("--sheet", str(sheet))):
+        result = run_main("caption", photo, "--checkpoint", tiny_file, "--open", *options)
+        assert (result.returncode, result.stderr) == (0, "")
+        opened = Path(opener.with_suffix(".txt").read_text().removeprefix("file://"))
+        with Image.open(opened) as drawn:
+            assert drawn.format == "PNG" and drawn.width > 100
+        assert (opened == sheet) == bool(options) and opened.stem in ("sheet", f"1-{photo.stem}")
+    opener.write_text("#!/bin/sh\nexit 1\n")
+    result = run_main("caption", photo, "--checkpoint", tiny_file, "--open", "--sheet", sheet)
+    assert result.returncode == 1 and f"that opens {sheet}" in result.stderr
+
+
+def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
+    """In one that draws no pictures: in halves of cells, as wide as it is."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 60))
+    command = [sys.executable, "-m", "captioner", "caption", str(photo), "--show"]
+    command += ["--word", "1", "--checkpoint", str(tiny_file)]
+    variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
+    process = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=subprocess.PIPE, text=True, env=variables
+    )
+    os.close(its)
+    drawn = b""
+    try:
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    except OSError:  # what a terminal gives at the end
+        pass
+    _, said = process.communicate()
+    os.close(ours)
+    assert process.returncode == 0 and "the picture shows" in said, said
+    rows = [line for line in drawn.decode().splitlines() if "▀" in line]
+    assert len(rows) > 5 and max(row.count("▀") for row in rows) <= 60
+    assert "\x1b[38;2;" in rows[0]
 
 
 def test_many_photos_and_one_bad_one(

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
     add("--checkpoint", action="append", metavar="FILE",
-        help="default: the bundled one; given twice, the page compares two models")  # fmt: skip
+        help="default: the bundled one; two are compared")  # fmt: skip
     add_machine_arguments(parser)
     add(
         "--keep",
@@ -69,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
     add("--token-file", metavar="FILE",
-        help="let in bearer tokens: a line NAME:TOKEN each, in a file of yours alone")  # fmt: skip
+        help="let in bearer tokens: NAME:TOKEN, a line each")  # fmt: skip
     add("--hash-password", action="store_true",
-        help="read USER:PASSWORD from standard input, print USER:HASH, and end")  # fmt: skip
+        help="read USER:PASSWORD, print USER:HASH, and end")  # fmt: skip
     add("--allowed-host", action="append", default=[], metavar="NAME",
         help="answer for this name too; may be repeated")  # fmt: skip
     add(
@@ -84,11 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-urls", action="store_true",
         help="caption photos by their address too, from public hosts")  # fmt: skip
     add("--mcp", action="store_true",
-        help="let assistants describe photos over MCP, at /gradio_api/mcp/")  # fmt: skip
+        help="let assistants describe photos, over MCP")  # fmt: skip
     add("--mcp-folder", metavar="FOLDER",
-        help="they may name photos in this folder of this machine by path")  # fmt: skip
+        help="where photos lie that they may name by path")  # fmt: skip
     add("--space", action="store_true",
-        help="as a Space of Hugging Face: any name, behind its proxy, in its frame")  # fmt: skip
+        help="as a Space of Hugging Face, in its frame")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
