@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.page.conftest import Visit, visiting
+from tests.serving.server.page.states import states
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone: Visit) -> None:
@@ -98,3 +100,18 @@ def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
             "document.getAnimations().filter(a => a.playState === 'running').length"
         )
         assert moving == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("where", ["desk", "pocket"])
+def test_axe_finds_no_violation_in_any_state(
+    request: pytest.FixtureRequest, server: Server, tmp_path: Path, where: str, scheme: str
+) -> None:
+    context, axe, found = request.getfixturevalue(where), Axe(), {}
+    with visiting(context, server, color_scheme=scheme) as visit:
+        for state in states(visit, tmp_path):
+            result = axe.run(visit.tab)
+            assert result.response["passes"]
+            if result.violations_count:
+                found[state] = result.generate_report()
+    assert found == {}
