@@ -11,7 +11,7 @@ export class Strip {
     const clear = root.querySelector(".clear"), calm = () => { clear.textContent = "Empty"; };
     clear.onclick = () => {
       if (clear.textContent === "Empty") {  // a second click says that it is meant
-        clear.textContent = this.photos.length === 1 ? "Forget 1 photo?" : `Forget ${this.photos.length} photos?`;
+        clear.textContent = `Forget ${this.photos.length}?`;
         return;
       }
       calm();

@@ -7,7 +7,7 @@ import { percent, Sentence } from "./sentence.js";
 import { attentionOf, explainTerms, facts, term } from "./terms.js";
 
 // What a visitor has to see of each state without scrolling.
-const ENDS = { waiting: ".work", failed: ".failure", shown: ".sentence" };
+const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 
 export class Viewer {
@@ -118,10 +118,12 @@ export class Viewer {
     if (photo !== this.photo) {
       this.photo = photo;
       this.root.removeAttribute("data-unseen");
+      this.root.toggleAttribute("data-coming", true);
       this.staged = loadPhoto(this.image, photo, () => this.photo === photo);
     }
     const ready = await this.staged;
     if (this.photo !== photo) return false;
+    this.root.removeAttribute("data-coming");
     this.root.toggleAttribute("data-unseen", !ready);
     return ready;
   }

@@ -115,3 +115,26 @@ def test_axe_finds_no_violation_in_any_state(
             if result.violations_count:
                 found[state] = result.generate_report()
     assert found == {}
+
+
+SHIFTS = """window.shifts = []; new PerformanceObserver((list) => shifts.push(...list.getEntries()))
+  .observe({ type: 'layout-shift', buffered: true });"""
+
+
+@pytest.mark.parametrize("where", ["desk", "pocket"])
+def test_nothing_moves_while_a_caption_arrives(
+    request: pytest.FixtureRequest, server: Server, where: str
+) -> None:
+    with visiting(request.getfixturevalue(where), server, script=SHIFTS) as visit:
+        tab = visit.tab
+        for photo in ("rocket", "chelsea"):  # the list opens, and is there
+            tab.route("**/api/caption", lambda route: None)
+            visit.choose(SAMPLES / f"{photo}.jpg", state="waiting")
+            tab.wait_for_timeout(800)  # what follows a touch within half a second is forgiven
+            assert tab.evaluate("shifts.splice(0).length") > 0  # the photo's own place was made
+            tab.unroute("**/api/caption")
+            tab.wait_for_selector('.viewer[data-state="shown"]')
+            visit.settled()
+            tab.wait_for_timeout(200)
+            moved = tab.evaluate("shifts.splice(0).reduce((sum, each) => sum + each.value, 0)")
+            assert moved < 0.001  # a line in the list becomes two: 0.0001
