@@ -14,6 +14,7 @@ import httpx
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.paths import is_web_address
 from captioner_serving.batch.inputs.networks import PublicTransport
+from captioner_serving.server.problems import BusyError
 
 __all__ = ["fetch"]
 
@@ -28,12 +29,20 @@ async def fetch(address: str, *, most: int) -> bytes:
         ImageNotFoundError: it is no address of the web, leads to a private one, or does not answer
             with a file in time.
         ImageTooLargeError: it has more bytes.
+        BusyError: others are being fetched, and take their time.
 
     """
     if not is_web_address(address):
         raise ImageNotFoundError(f"{address[:200]!r} is not an http or https address")
-    async with _AT_ONCE:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await _AT_ONCE.acquire()
+    except TimeoutError as error:
+        raise BusyError(5, "too many photos are being fetched") from error
+    try:
         return await asyncio.to_thread(_fetch, address, most)
+    finally:
+        _AT_ONCE.release()
 
 
 def _fetch(address: str, most: int) -> bytes:

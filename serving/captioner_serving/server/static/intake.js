@@ -40,9 +40,9 @@ export function listen(element, onFiles, onSample, onAddress = null) {
   find(".paste").onclick = async () => {
     if (!navigator.clipboard?.read) return explain(NO_CLIPBOARD);
     try {
-      const photo = await readClipboard(), address = photo ? null : addressIn(await navigator.clipboard.readText());
+      const { photo, text } = await readClipboard(), address = onAddress && addressIn(text);
       if (photo) onFiles([photo]);
-      else if (address && onAddress) onAddress(address);
+      else if (address) onAddress(address);
       else explain(`There is no picture${onAddress ? ", nor the address of one," : ""} in the clipboard: copy one first.`);
     } catch {
       explain(CLIPBOARD_REFUSED);
@@ -75,11 +75,13 @@ export function listen(element, onFiles, onSample, onAddress = null) {
 }
 
 async function readClipboard() {
+  let text = "";
   for (const item of await navigator.clipboard.read()) {
     const type = item.types.find((name) => name.startsWith("image/"));
-    if (type) return new File([await item.getType(type)], "pasted." + type.split("/")[1], { type });
+    if (type) return { photo: new File([await item.getType(type)], "pasted." + type.split("/")[1], { type }), text };
+    if (item.types.includes("text/plain")) text = await (await item.getType("text/plain")).text();
   }
-  return null;
+  return { photo: null, text };
 }
 
 // The camera of this machine, in a dialog: a photo of what it sees, or null.

@@ -92,8 +92,10 @@ export class Viewer {
     const warnings = [record.unfamiliar && this.find(".unlike").textContent, chosen.doubt].filter(Boolean);
     if (!same) this.status.textContent = ["Caption: " + chosen.caption, ...warnings].join(". ");
     this.find(".unseen").textContent = "Your browser cannot show this photo; its words are below.";
-    const seen = await this.#stage(record.preview?.image ?? photo);
+    const picture = record.preview?.image ?? photo, isNew = picture !== this.photo, seen = await this.#stage(picture);
     if (this.shown !== shown) return;
+    // On a phone a photo that came with its words would lie over them.
+    if (isNew && getComputedStyle(this.find(".stage")).position === "sticky" && this.root.getBoundingClientRect().top < 0) this.root.scrollIntoView();
     if (seen) this.heat.attentions = chosen.words.map((each) => attentionOf(each, head));
     this.sentence.pin(word ?? firstShown(chosen.words));
     this.sentence.buttons[focused]?.focus({ preventScroll: true });

@@ -85,6 +85,15 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         assert json.loads(visit.taken_home("jsonl"))["image"] == address
         assert f'src="{address.replace("&", "&#38;")}"' in visit.taken_home("html")
         visit.forget()
+        desk.grant_permissions(["clipboard-read", "clipboard-write"])
+        tab.evaluate("address => navigator.clipboard.writeText(address)", f" {web}/coffee.jpg\n")
+        tab.click(".paste")  # a phone has no Ctrl+V
+        visit.settled()
+        assert "coffee.jpg" in tab.locator(".strip li button").last.get_attribute("title")
+        tab.evaluate("navigator.clipboard.writeText('a cat')")
+        tab.click(".paste")
+        assert "nor the address of one" in tab.inner_text(".reason")
+        visit.forget()
         paste(visit, f"{web}/no.jpg")
         assert "the answer is 404" in visit.failure()
         visit.errors.clear()  # the browser's own, about the status
