@@ -92,7 +92,7 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         assert "coffee.jpg" in tab.locator(".strip li button").last.get_attribute("title")
         tab.evaluate("navigator.clipboard.writeText('a cat')")
         tab.click(".paste")
-        assert "nor the address of one" in tab.inner_text(".reason")
+        tab.wait_for_selector(".reason >> text=nor the address of one")
         visit.forget()
         paste(visit, f"{web}/no.jpg")
         assert "the answer is 404" in visit.failure()

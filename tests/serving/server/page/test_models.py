@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,13 @@ def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> No
         assert ask().json()["records"][0]["model"]["name"] == "bundled"
         (record,) = ask(model="tiny").json()["records"]
         assert record["caption"] == tiny.caption(SAMPLES / "rocket.jpg").text
+        # Its words are checked by itself, as when they were found.
+        (checked,) = ask(model="tiny", attention="true", check_attention="true").json()["records"]
+        wanted = [word.pop("effect") for word in checked["words"]]
+        form = {"record": json.dumps({**checked, "alternatives": []})}
+        answer = client.post("/api/effect", files={"image": photo}, data=form)
+        found = [word["effect"] for word in answer.json()["records"][0]["words"]]
+        assert found == pytest.approx(wanted, abs=2e-4)
         answer = ask(model="no")
         assert answer.status_code == 422 and "has bundled, tiny" in answer.json()["detail"]
         assert client.get("/api/ready").status_code == 200
