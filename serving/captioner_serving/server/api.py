@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from captioner import __version__
-from captioner.caption import Caption, ModelName
+from captioner.caption import Caption
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
@@ -347,9 +347,7 @@ async def effect(request: Request, service: Service) -> Response:
     Answers with the record, its words with their `effect`.
     """
     file, posted, _ = await _read_posted(request, service, RecordFields)
-    for each in _services(request).values():  # whose words they are
-        if ModelName(name=each.captioner.name, version=each.captioner.version) == posted.model:
-            service = each
+    service = _services(request).get(posted.model.name, service)  # whose words they are
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await _while_connected(request, work)
     visit_of(request.scope).silent = True

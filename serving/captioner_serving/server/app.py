@@ -50,7 +50,7 @@ from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
-from captioner_serving.server.service import CaptionService, name_models
+from captioner_serving.server.service import CaptionService
 
 __all__ = ["Application"]
 
@@ -63,7 +63,7 @@ class Application:
     """A server's parts, put together; `asgi` is what an ASGI server runs.
 
     Args:
-        captioners: the models; the first is the one of whoever asks for none by its name.
+        captioners: the models, of different names; the first answers whoever names none.
         config: how the server listens and how much it takes on.
         threads: of torch, for the model.
         credentials: who may come in; None: everybody, if there are no tokens either.
@@ -87,8 +87,10 @@ class Application:
     ) -> None:
         self.metrics = Metrics()
         self.services = {
-            name: CaptionService(captioner, config, self.metrics, threads=threads, say=say)
-            for name, captioner in name_models(captioners).items()
+            captioner.name: CaptionService(
+                captioner, config, self.metrics, threads=threads, say=say
+            )
+            for captioner in captioners
         }
         service = next(iter(self.services.values()))
         self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only

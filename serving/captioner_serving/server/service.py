@@ -36,7 +36,7 @@ from captioner_serving.server.problems import (
     RefusedError,
 )
 
-__all__ = ["CaptionService", "check_sentence", "name_models"]
+__all__ = ["CaptionService", "check_sentence"]
 
 T = TypeVar("T")
 
@@ -342,18 +342,6 @@ def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
     known = set(vocabulary.ordinary_words)
     if unknown := [word.text for word in caption.words if word.text not in known]:
         raise ConfigError(f"the model does not know the word {unknown[0][:40]!r}")
-
-
-def name_models(captioners: Sequence[Captioner]) -> dict[str, Captioner]:
-    """Give models the names that they are asked for by: with the version where two share one.
-
-    Raises ConfigError: one is there twice.
-    """
-    names = [captioner.name for captioner in captioners]
-    named = {c.name if names.count(c.name) == 1 else f"{c.name} {c.version}": c for c in captioners}
-    if len(named) < len(names):
-        raise ConfigError(f"the model {names[-1]} is there twice: name another --checkpoint")
-    return named
 
 
 def check_sentence(

@@ -102,6 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.space:
         _settle_in_space(arguments)
     config = _config(arguments)
+    checkpoints: list[str] = arguments.checkpoint or []
+    if len(set(checkpoints)) < len(checkpoints):
+        raise ConfigError(f"--checkpoint {checkpoints[-1]} is there twice: name another one")
     if config.mcp:
         from captioner_serving.server.assistant import check_installed
 
@@ -185,6 +188,7 @@ def _load(
     from captioner_serving.server.cores import take_no_cores
 
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
+    checkpoints = arguments.checkpoint or [None]
     captioners = [
         Captioner.from_pretrained(
             checkpoint,
@@ -192,8 +196,11 @@ def _load(
             dtype=arguments.dtype,
             max_pixels=config.max_pixels,
         )
-        for checkpoint in arguments.checkpoint or [None]
+        for checkpoint in checkpoints
     ]
+    if len({captioner.name for captioner in captioners}) < len(captioners):  # of one recipe
+        for captioner, checkpoint in zip(captioners, checkpoints, strict=True):
+            captioner.name = checkpoint
     return Application(
         *captioners,
         config=config,

@@ -109,9 +109,9 @@ def start(tmp_path: Path, saved_tiny: Path) -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
         def run(*arguments: object, **variables: str) -> Server:
-            return stack.enter_context(
-                serve(tmp_path / "tmp", "--checkpoint", saved_tiny, *arguments, **variables)
-            )
+            if "--checkpoint" not in arguments:
+                arguments = ("--checkpoint", saved_tiny, *arguments)
+            return stack.enter_context(serve(tmp_path / "tmp", *arguments, **variables))
 
         yield run
 

@@ -81,8 +81,7 @@ export function start(element, props) {
   }
 
   // What each model says, where there are several.
-  const nameOf = ({ name, version }) => (props.models.includes(name) ? name : `${name} ${version}`);
-  const compared = (records) => (records?.length > 1 ? records.map((record) => ({ name: nameOf(record.model), record })) : []);
+  const compared = (records) => (records?.length > 1 ? records.map((record) => ({ name: record.model.name, record })) : []);
 
   // Something about the photo on the stage is another now; the first sample becomes the visitor's.
   function change(news, { soon = false } = {}) {

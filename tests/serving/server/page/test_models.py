@@ -15,7 +15,7 @@ import pytest
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 from captioner_serving.server.config import ServerConfig
-from tests.serving.server.conftest import SAMPLES
+from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.page.conftest import visiting
 from tests.serving.server.running import serving
 
@@ -84,6 +84,17 @@ def test_whoever_names_a_model_gets_its_caption(two: str, tiny: Captioner) -> No
         answer = ask(model="no")
         assert answer.status_code == 422 and "has bundled, tiny" in answer.json()["detail"]
         assert client.get("/api/ready").status_code == 200
+
+
+def test_models_of_one_recipe_have_their_files_names(
+    start: Callable[..., Server], saved_tiny: Path, tmp_path: Path
+) -> None:
+    (other := tmp_path / "other.safetensors").write_bytes(saved_tiny.read_bytes())
+    server = start("--checkpoint", saved_tiny, "--checkpoint", other)
+    with server.client() as client:
+        files = {"image": (SAMPLES / "rocket.jpg").read_bytes()}
+        answer = client.post("/api/caption", files=files, data={"model": str(other)})
+    assert answer.json()["records"][0]["model"]["name"] == str(other)
 
 
 def test_a_model_is_not_compared_with_itself(
