@@ -21,8 +21,9 @@ export function start(element, props) {
   const settings = { ...props.settings };  // beam_size, captions, style, minimum_trust, check_attention: of the next request
   // What came in, oldest first: { key, name, file, sample or address, settings, records and record, or
   // problem, sentence, head, text }. `key` is its place in the album; `record` is that of `records`, one
-  // of each model, whose words are open; the last three are what the visitor has chosen and written. What has neither record nor problem waits for one: `job` takes its request back, once
-  // it is under way, and `phase` says how far it is.
+  // of each model, whose words are open; the last three are what the visitor has chosen and written.
+  // What has neither record nor problem waits for one: `job` takes its request back, once it is under
+  // way, and `phase` says how far it is.
   let visits = [];
   let visit = null;     // the one on the stage; a sample that nobody has touched is in no list
   let checking = null;  // takes back a check of words
