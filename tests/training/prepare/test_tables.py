@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from captioner import ConfigError, DataError
-from captioner_training.prepare.caption_files import Columns, csv_rows, jsonl_rows, read_table
+from captioner_training.prepare.caption_files import csv_rows, jsonl_rows, read_table
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import Problems
 
 Found = dict[str, tuple[str, ...]]

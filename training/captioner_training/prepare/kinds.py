@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
 from captioner_training.prepare.caption_files import (
-    Columns,
     TableReader,
     coco_images,
     csv_rows,
     jsonl_rows,
     parquet_rows,
     read_table,
+    xlsx_rows,
 )
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
 from captioner_training.prepare.listing import ListedImage, Problems, read_json
 from captioner_training.prepare.originals import ImageFiles
-from captioner_training.prepare.selection import Fractions, SourceData, select
+from captioner_training.prepare.parquet import split_of
+from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
 
 __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
@@ -81,6 +83,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     files = ImageFiles(listing.places, links=not listing.from_others)
     found = select(listed, files, problems, fractions=chosen, published=listing.published)
     problems.explain("missing image", listing.missing_hint)
+    _note_unused(files, listing, problems)
     return SourceData(
         name=name, images=found, problems=problems, source=source, licence=listing.licence
     )
@@ -93,6 +96,13 @@ def _note_script(listed: Sequence[ListedImage], problems: Problems) -> None:
         problems.note(
             "the captions are written without spaces between words: train with "
             "--data.tokenizer characters"
+        )
+
+
+def _note_unused(files: ImageFiles, listing: Listing, problems: Problems) -> None:
+    for name in files.unused() if listing.from_others else ():
+        problems.note(
+            "photos without a row", name, file=name, remedy="write a row for it, or leave it out"
         )
 
 
@@ -109,7 +119,25 @@ def _of_folder(path: Path, name: str, images: list[ListedImage]) -> Listing:
 
 def _folder(request: Request, problems: Problems) -> Listing:
     path = expanded(request.paths[0])
-    return _of_folder(path, path.resolve().name, read_folder(path, problems))
+    name = path.resolve().name
+    if tables := sorted(one for way in ("", "*/") for one in path.glob(f"{way}metadata.*")):
+        images = [image for table in tables for image in _metadata(table, path, problems)]
+        return replace(_of_folder(path, name, images), from_others=True)
+    return _of_folder(path, name, read_folder(path, problems))
+
+
+def _metadata(table: Path, folder: Path, problems: Problems) -> list[ListedImage]:
+    """Read a table of Hugging Face's imagefolder: beside its photos, in the folder of a split."""
+    rows = next((one.rows for one in KINDS.values() if table.suffix in one.suffixes), None)
+    if rows is None:
+        return []
+    below = table.parent.relative_to(folder)
+    split = below.name if below.name in SPLIT_NAMES else None
+    return [
+        one._replace(id=name, file_name=name, split=one.split or split)
+        for one in read_table(table, rows, Columns(), problems)
+        for name in [(below / one.file_name).as_posix()]
+    ]
 
 
 def _flickr8k(request: Request, problems: Problems) -> Listing:
@@ -123,13 +151,27 @@ def _flickr8k(request: Request, problems: Problems) -> Listing:
     )
 
 
-def _table(read: TableReader, request: Request, problems: Problems) -> Listing:
-    path = expanded(request.paths[0])
+def _table(rows: TableReader, request: Request, problems: Problems) -> Listing:
+    """Read the tables of one data set, of which each may be a split."""
+    paths = [expanded(path) for path in request.paths]
+    beside = list(dict.fromkeys(path.parent for path in paths))
+    places: Sequence[str | Path] = request.images or beside
+    files = cache(lambda: ImageFiles(places))  # not before somebody asks
+    columns = replace(request.columns, is_photo=lambda name: files().has(name))
+    images = [
+        image if image.split else image._replace(split=split_of(path))
+        for path in paths
+        for image in read_table(path, rows, columns, problems)
+    ]
+    if images and all(image.location for image in images):
+        places = []
     return Listing(
-        name=path.stem,
-        images=read_table(path, read, request.columns, problems),
-        places=request.images or [path.parent],
-        source={"path": str(path.resolve()), "images": list(request.images)},
+        name=paths[0].stem if len(paths) == 1 else paths[0].resolve().parent.name,
+        images=images,
+        places=places,
+        source={"path": str(paths[0].resolve()), "images": list(request.images)}
+        if len(paths) == 1
+        else {"files": list(request.paths), "images": list(request.images)},
     )
 
 
@@ -161,7 +203,7 @@ class Kind:
     help: str | None = None  # of the path
     several: bool = False  # paths may be named
     suffixes: tuple[str, ...] = ()  # of such files, in small letters
-    is_table: bool = False  # its columns may be named
+    rows: TableReader | None = None  # of a table, whose columns may be named
     has_images: bool = True  # its images may lie elsewhere: --images
 
 
@@ -171,8 +213,8 @@ KINDS: Final = {
         examples=("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
         read=_folder,
         metavar="FOLDER",
-        help="photos, each with a .txt or .caption file of one caption per line; subfolders "
-        "train, val and test are splits",
+        help="photos, each with a .txt or .caption file of one caption per line, or with a "
+        "metadata.csv; subfolders train, val and test are splits",
         has_images=False,
     ),
     "csv": Kind(
@@ -183,9 +225,16 @@ KINDS: Final = {
             "      --images photos.zip --to ~/mine",
         ),
         read=partial(_table, csv_rows),
+        rows=csv_rows,
         help="with a header or without",
         suffixes=(".csv", ".tsv"),
-        is_table=True,
+    ),
+    "xlsx": Kind(
+        summary="the first sheet of a workbook, as CSV",
+        examples=("xlsx captions.xlsx --images photos --to ~/mine",),
+        read=partial(_table, xlsx_rows),
+        rows=xlsx_rows,
+        suffixes=(".xlsx", ".xlsm", ".xls", ".ods"),
     ),
     "jsonl": Kind(
         summary="a file with one JSON object per line",
@@ -193,15 +242,19 @@ KINDS: Final = {
             "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
         ),
         read=partial(_table, jsonl_rows),
+        rows=jsonl_rows,
         suffixes=(".jsonl",),
-        is_table=True,
     ),
     "parquet": Kind(
-        summary="a Parquet table, one row per caption or image",
-        examples=("parquet captions.parquet --images photos --to ~/mine",),
+        summary="Parquet tables, one row per caption or image, with the images inside or elsewhere",
+        examples=(
+            "parquet captions.parquet --images photos --to ~/mine",
+            "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
+        ),
+        several=True,
         read=partial(_table, parquet_rows),
+        rows=parquet_rows,
         suffixes=(".parquet",),
-        is_table=True,
     ),
     "coco-json": Kind(
         summary="captions in COCO's json format",

@@ -13,17 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vision.image import LARGEST_FILE
+from captioner_training.prepare.listing import Found, Location
+from captioner_training.prepare.parquet import is_parquet, photo_bytes
 
 __all__ = [
-    "Found",
     "ImageFiles",
-    "Location",
     "base_name",
     "composed",
     "equal_images",
@@ -81,28 +80,6 @@ def folders_of(path: str) -> str:
     return folded(slashed(path)).rpartition("/")[0]
 
 
-class Location(NamedTuple):
-    """The bytes of one original image."""
-
-    path: str  # of the file, or of the archive
-    offset: int
-    size: int
-    member: str | None  # of a zip file, where they may be compressed
-    stamp: int  # changes when the image does: modification time, or a zip file's own checksum
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether it is a file by itself: in archives a header comes before."""
-        return self.member is None and self.offset == 0
-
-
-class Found(NamedTuple):
-    """An original image: its path in its folder or archive, and where its bytes are."""
-
-    name: str
-    location: Location
-
-
 class ImageFiles:
     """Finds images by the names that a data set calls them.
 
@@ -121,6 +98,7 @@ class ImageFiles:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
         self._spelled: dict[tuple[int, int, str], Location] = {}
+        self._used: set[Location] = set()
         for place in places:
             pattern = expanded(place)
             # A name with brackets is itself before it is a pattern.
@@ -153,7 +131,26 @@ class ImageFiles:
         """
         found = self._called(name)
         same = bool(found) and all(_same(found[0].location, one.location) for one in found[1:])
+        self._used.update(one.location for one in found)
         return found[0] if same else None
+
+    def has(self, name: str) -> bool:
+        """Whether an image is called so, or several are."""
+        return bool(self._called(name))
+
+    def unused(self) -> list[str]:
+        """Name the images that nobody has found, in the order of their names."""
+        loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
+        return sorted(
+            name
+            for each in self._known.values()
+            for name, place in each
+            if (
+                place not in self._used
+                if isinstance(place, Location)
+                else os.path.realpath(place) not in loose
+            )
+        )
 
     def why_not(self, name: str) -> str:
         """Say what is known of an image that was not found: nothing, or why it was not taken."""
@@ -268,6 +265,8 @@ def read_location(location: Location) -> bytes:
     """
     if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are more than those of any photo")
+    if location.member is not None and is_parquet(location.path):
+        return photo_bytes(location.path, location.member, location.offset)
     if location.member is None:
         with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
             file.seek(location.offset)
