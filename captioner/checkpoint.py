@@ -96,6 +96,7 @@ class Checkpoint:
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.ordinary_words,
             "tokenizer": self.vocabulary.tokenizer,
+            "lowercase": self.vocabulary.lowercase,
             "styles": self.vocabulary.styles,
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
@@ -123,6 +124,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         vocabulary = Vocabulary(
             header["vocabulary"],
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
+            lowercase=bool(header.get("lowercase", True)),
             styles=header.get("styles", ()),  # and no styles
         )
         generation = GenerationConfig(**header.get("generation", {}))

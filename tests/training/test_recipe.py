@@ -14,7 +14,17 @@ from captioner import ConfigError
 from captioner_training.recipe_file import load_recipe
 from captioner_training.recipes import shipped_recipes
 
-SHIPPED = {"ablation", "bundled", "coco", "coco-fast", "coco-scst", "flickr8k", "own", "smoke"}
+SHIPPED = {
+    "ablation",
+    "bundled",
+    "coco",
+    "coco-fast",
+    "coco-scst",
+    "flickr8k",
+    "own",
+    "own-language",
+    "smoke",
+}
 
 
 def test_shipped_recipes_load_and_are_named_in_the_help(run_main: Callable[..., Any]) -> None:

@@ -58,6 +58,8 @@ def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
                 yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
     if (tokenizer := origin.vocabulary.tokenizer) != recipe.data.tokenizer:
         yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
+    if origin.vocabulary.lowercase != recipe.data.lowercase:
+        yield f"data.lowercase is {recipe.data.lowercase} here and not there"
 
 
 def load_encoder(recipe: Recipe) -> Encoder:

@@ -80,11 +80,12 @@ def test_columns_of_a_table_without_a_header_are_numbered(
     tmp_path: Path, problems: Problems
 ) -> None:
     table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat, black, sits\n"
-    for columns in ({}, {"image": "3"}):
-        with pytest.raises(ConfigError, match="columns are called 1, 2, 3, 4: say which ones"):
-            read(tmp_path, table, problems, **columns)
-    found = read(tmp_path, table, problems, image="3", captions=("4",), split="2")
-    assert found == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
+    for columns in ({}, {"image": "3"}, {"image": "3", "captions": ("4",), "split": "2"}):
+        found = read(tmp_path, table, problems, **columns)
+        assert found == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
+    assert "photos are named in the column 3, captions are those of 4: " in problems.notes()[0]
+    with pytest.raises(ConfigError, match=r"the columns 1, 2: which one has the captions\? --cap"):
+        read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
     with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
 

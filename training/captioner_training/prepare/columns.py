@@ -29,7 +29,7 @@ USUAL_NAMES = frozenset((*_IMAGE, *_CAPTION))
 _NUMBERED = re.compile(r"(.*?)[ _-]?\d+")  # caption_1, Beschreibung 2
 _LOOKED_AT = 200  # rows, spread over the table
 _TRIED = 20  # names that are looked for among the photos
-_SENTENCE = 3  # words that make one, on average
+_NAME = 2  # words, on average; sentences have more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def _weight(cells: Sequence[object]) -> float:
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
     # A script without spaces has some two signs a word.
     words = [max(text.count(" ") + 1, _unspaced(text) // 2) for text in texts]
-    if not words or mean(words) < _SENTENCE:
+    if not words or mean(words) <= _NAME:
         return 0.0
     return min(mean(words), 50) * len(set(texts)) / len(texts)
 

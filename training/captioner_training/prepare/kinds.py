@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
@@ -21,10 +21,19 @@ from captioner_training.prepare.caption_files import (
 )
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
-from captioner_training.prepare.listing import ListedImage, Problems, read_json
+from captioner_training.prepare.listing import (
+    OTHER_LANGUAGE,
+    ListedImage,
+    Problems,
+    read_json,
+    unknown_share,
+)
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.parquet import split_of
 from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
+
+if TYPE_CHECKING:
+    from captioner.vocabulary import Tokenizer
 
 __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
@@ -79,7 +88,7 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     source = {"kind": kind, **listing.source}
     if any(image.split is None for image in listed):
         source |= {"val": chosen.val, "test": chosen.test}
-    _note_script(listed, problems)
+    _note_language(listed, problems)
     files = ImageFiles(listing.places, links=not listing.from_others)
     found = select(listed, files, problems, fractions=chosen, published=listing.published)
     problems.explain("missing image", listing.missing_hint)
@@ -89,14 +98,34 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     )
 
 
-def _note_script(listed: Sequence[ListedImage], problems: Problems) -> None:
-    from captioner.vocabulary import has_no_spaces  # with torch, which `--help` does without
+def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
+    """Say what of the captions a model has to be told, or will not read."""
+    from captioner.checkpoint import read_header  # with torch, which `--help` does without
+    from captioner.paths import bundled_checkpoint
+    from captioner.vocabulary import has_no_spaces, tokenize
+    from captioner_training.recipe import DataConfig
 
-    if has_no_spaces(caption for image in listed[:_SAMPLE] for caption in image.captions):
+    some = [caption for image in listed[:_SAMPLE] for caption in image.captions]
+    unspaced = has_no_spaces(some)
+    tokenizer: Tokenizer = "characters" if unspaced else "words"
+    known = {*read_header(bundled_checkpoint())["vocabulary"]}
+    share = unknown_share((tokenize(caption, tokenizer) for caption in some), known)
+    if share > OTHER_LANGUAGE:
+        characters = " --data.tokenizer characters" * unspaced
         problems.note(
-            "the captions are written without spaces between words: train with "
-            "--data.tokenizer characters"
+            f"{100 * share:.0f} % of the words are none that the bundled model knows: `captioner "
+            f"train own-language` learns them from nothing{characters}"
         )
+    most = DataConfig.maximum_length
+    for image in listed:
+        for at, caption in enumerate(image.captions):
+            short = not unspaced and caption.count(" ") < most
+            if not short and (words := len(tokenize(caption, tokenizer))) > most:
+                problems.note(
+                    f"captions longer than {most} words", f"{image.file_name} has {words}",
+                    file=image.file_name, row=image.row(at),
+                    remedy="training reads the beginning: shorten it, or set --data.maximum_length",
+                )  # fmt: skip
 
 
 def _note_unused(files: ImageFiles, listing: Listing, problems: Problems) -> None:
