@@ -31,7 +31,7 @@ from captioner.errors import (
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import expanded
+from captioner.paths import checkpoint_file
 from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
@@ -114,7 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         MissingExtraError: its encoder is timm's, which is not installed.
 
     """
-    path = expanded(path)
+    path = checkpoint_file(path)
     header = read_header(path)
     try:
         # Older files repeat here what vocabulary and encoder decide, and did not scale positions.
@@ -161,7 +161,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
 
     """
-    path = expanded(path)
+    path = checkpoint_file(path)
     _check_kind(path)
     try:
         with safe_open(path, framework="np") as file:

@@ -20,7 +20,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import bundled_checkpoint, expanded, there_is_no
+from captioner.paths import bundled_checkpoint, checkpoint_file, there_is_no
 from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
@@ -161,7 +161,7 @@ def _take_over(
 
 def _weights_file(source: str) -> Path:
     """Find the file that a recipe calls by its path, or "bundled"."""
-    path = bundled_checkpoint() if source == "bundled" else expanded(source)
+    path = bundled_checkpoint() if source == "bundled" else checkpoint_file(source)
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path

@@ -166,7 +166,8 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
 
     Raises:
         ConfigError: the style of generation is not among those of the data.
-        DataError: a data set cannot be read, or there is no word that could be learned.
+        DataError: a data set cannot be read, has one photo to train on, or has no word that could
+            be learned.
 
     """
     data = recipe.data
@@ -180,6 +181,10 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         train_sets = [read_dataset(folder, split="train")]
         validation_sets = [read_dataset(folder, split="val")]
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
+    if len(train) == 1:
+        raise DataError(
+            f"there is one photo to train on, {train[0].name}: a hundred are a beginning"
+        )
     found = Vocabulary.build(
         (words for image in train for words in image.words), minimum_count=data.minimum_count
     ).ordinary_words
@@ -211,13 +216,26 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
+    test = [] if recipe.max_steps else list(chain(*_read(data, _with_test(data), "test")))
     if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
         validation = [replace(image, style="") for image in validation]
     return Corpus(
         train=_styled(train, vocabulary, usual=recipe.generation.style),
         validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
+        test=_styled(test, vocabulary, usual=recipe.generation.style),
     )
+
+
+def _with_test(data: DataConfig) -> list[str | Source]:
+    """Name the validation sets that have a split `test` beside."""
+    folders = [(one, resolve(data.root, one)) for one in data.validation if isinstance(one, str)]
+    return [
+        one
+        for one, folder in folders
+        if (is_prepared(folder) and "test" in Manifest.load(folder).splits)
+        or (folder / "captions_test.json").is_file()
+    ]
 
 
 def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:

@@ -45,7 +45,7 @@ from captioner_training.pages.plots import (
     review_plot,
 )
 
-__all__ = ["Gallery", "draw_markdown", "draw_page", "write_report"]
+__all__ = ["Gallery", "draw_markdown", "draw_page", "page_environment", "write_report"]
 
 Report = Mapping[str, Any]
 
@@ -173,7 +173,7 @@ def draw_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
     }  # fmt: skip
     scored = [name for name in SCORES if any(name in part for part in columns.values())]
     return (
-        _environment(_in_markdown)
+        page_environment(_in_markdown)
         .get_template("report.md")
         .render(**_context(report, rows, shown=5), columns=columns, parts=parts, scored=scored)
     )
@@ -188,7 +188,7 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         gallery: their photos.
 
     """
-    environment = _environment(_in_a_line)
+    environment = page_environment()
     svg = environment.get_template("plot.svg")
     model, people = main_scores(report)
     kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())
@@ -230,7 +230,7 @@ def _context(report: Report, rows: Sequence[ImageRow], *, shown: int) -> dict[st
     }  # fmt: skip
 
 
-def _environment(escape: Callable[[str], str]) -> Environment:
+def page_environment(escape: Callable[[str], str] | None = None) -> Environment:
     """Load the templates. Names and captions are strangers': all that is no Markup is escaped."""
     return Environment(
         loader=PackageLoader("captioner_training", "pages"),
@@ -239,7 +239,9 @@ def _environment(escape: Callable[[str], str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: (
-            escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+            (escape or _in_a_line)(value)
+            if isinstance(value, str) and not isinstance(value, Markup)
+            else value
         ),
     )
 
