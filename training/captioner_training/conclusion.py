@@ -62,11 +62,17 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     corpus = read_corpus(recipe, out=out, known=origin.vocabulary if origin else None)
     best = load_checkpoint(out / "best.safetensors")
     caption = partial(captions_of, recipe=recipe, autocast=autocast_of(recipe, device))
-    gain = _attempt("gain", partial(_gain, recipe, out, corpus, best, origin, caption))
+    progress = (read_json(out / "finished.json") or {}).get("progress") or {}
+    untouched = origin is not None and progress.get("best_at") is None
+    gain = None
+    if not untouched:
+        gain = _attempt("gain", partial(_gain, recipe, out, corpus, best, origin, caption))
     _attempt("trust", partial(_trust, recipe, out, corpus, device))
     _attempt(
         "report",
-        lambda: write_run(page, recipe, caption(best, some_of(corpus.validation)), gain=gain),
+        lambda: write_run(
+            page, recipe, caption(best, some_of(corpus.validation)), gain=gain, untouched=untouched
+        ),
     )
 
 
@@ -94,8 +100,7 @@ def _gain(
     if recipe.max_steps is not None:
         _say("this was a dry run: it says nothing of what a whole one gains")
         return None
-    untouched = origin is not None and (note.get("progress") or {}).get("best_at") is None
-    if untouched or (origin is None and not corpus.test):
+    if origin is None and not corpus.test:
         return None
     gain: dict[str, Any] | None = note.get("gain")
     if gain is None:

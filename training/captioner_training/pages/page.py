@@ -51,6 +51,8 @@ Report = Mapping[str, Any]
 
 _SIDE = 360  # pixels of a photo's longer side: sharp where the page shows it, 20 kB as JPEG
 _MAPS = 4  # words whose attention is drawn
+_SHOWN = 12  # of the best and of the worst: rows of two, three or four are full
+_ACROSS = 4  # photos in a row of a wide page
 _EXAMPLES = 3  # photos with the attention of their words
 _KINDS = {
     "content": "words for things, gate open",
@@ -201,9 +203,10 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         ),
         "review": review_plot((report.get("trust") or {}).get("review", ())),
         "deletion": _deletion(deletion),
+        "comparison": _comparison(part_of(report, "comparison")),
     }
     return environment.get_template("report.html").render(
-        **_context(report, rows, shown=8),
+        **_context(report, rows, shown=_SHOWN),
         deletion=deletion,
         examples=_examples(rows, gallery),
         gallery=gallery,
@@ -222,12 +225,28 @@ def _context(report: Report, rows: Sequence[ImageRow], *, shown: int) -> dict[st
     heading, lead = title(report)
     order = sorted(range(len(rows)), key=lambda at: (rows[at].cider, rows[at].rouge_l))
     shown = min(shown, len(rows) // 2)
+    shown -= shown % _ACROSS if shown > _ACROSS else 0
     return {
         "SCORES": SCORES, "best": order[::-1][:shown], "facts": list(circumstances(report)),
         "heading": heading, "lead": lead, "missing": list(missing_parts(report)),
         "notes": [report["comparable"], *report.get("problems", ())], "number": number,
-        "rows": rows, "worst": order[:shown],
+        "rows": rows, "worst": order[:shown], "changed": _changed(rows, shown=_ACROSS),
     }  # fmt: skip
+
+
+def _changed(rows: Sequence[ImageRow], *, shown: int) -> list[tuple[str, list[int]]]:
+    """Find the photos whose captions differ most from those of another report, both ways."""
+    change = {
+        at: row.cider - row.other_cider
+        for at, row in enumerate(rows)
+        if row.other_cider is not None and row.caption != row.other_caption
+    }
+    order = sorted(change, key=change.__getitem__)
+    ways = {
+        "What became better": [at for at in order[::-1][:shown] if change[at] > 0],
+        "What became worse": [at for at in order[:shown] if change[at] < 0],
+    }
+    return [(name, places) for name, places in ways.items() if places]
 
 
 def page_environment(escape: Callable[[str], str] | None = None) -> Environment:
@@ -284,6 +303,15 @@ def _scores(model: Part | None, people: Part | None) -> Plot | None:
     ]
     most = max((high for _, dots in rows for *_, high in dots), default=0.0)
     return dots_plot(rows, title="Scores of the model and of people", most=most) if rows else None
+
+
+def _comparison(part: Part | None) -> Plot | None:
+    if part is None:
+        return None
+    names = ("CIDEr", "ROUGE-L")
+    ends = [end for name in names for end in part.interval(name)]
+    rows = [(name, [_dot("model", part, name)]) for name in names]
+    return dots_plot(rows, title="Differences", most=max(*ends, 0), least=min(*ends, 0))
 
 
 def _lengths(texts: Sequence[str]) -> Plot:

@@ -26,7 +26,12 @@ Record = Mapping[str, Any]
 
 
 def write_run(
-    page: Path, recipe: Recipe, captioned: Sequence[Captioned], *, gain: Record | None
+    page: Path,
+    recipe: Recipe,
+    captioned: Sequence[Captioned],
+    *,
+    gain: Record | None,
+    untouched: bool,
 ) -> None:
     """Write report.html from the log beside it.
 
@@ -35,6 +40,7 @@ def write_run(
         recipe: of the run.
         captioned: some photos of validation, by the best checkpoint.
         gain: see measure_gain; None where nothing is claimed.
+        untouched: whether that is the model that the run began from.
 
     Raises:
         OutputError: the page cannot be written.
@@ -55,8 +61,11 @@ def write_run(
     content = environment.get_template("run.html").render(
         heading=f"The run {recipe.name}",
         lead=_lead(epochs),
-        notes=list(_notes(recipe, gain)),
-        cards=list(_cards(gain, epochs)),
+        notes=list(_notes(recipe, gain, untouched=untouched)),
+        cards=list(_cards(gain, log, epochs)),
+        kept="the model as it was, which no epoch is better than"
+        if untouched
+        else "in the best epoch",
         plots=list(_plots(log, epochs)),
         best=best,
         best_said=[join(one.words, tokenizer) for one in captioned],
@@ -95,14 +104,21 @@ def _lead(epochs: Sequence[Record]) -> str:
     )
 
 
-def _notes(recipe: Recipe, gain: Record | None) -> Iterator[str]:
+def _notes(recipe: Recipe, gain: Record | None, *, untouched: bool) -> Iterator[str]:
+    if untouched:
+        yield "No epoch was better than the model as it was: best.safetensors is that model."
     if recipe.max_steps is not None:
         yield "This was a dry run: it says nothing of what a whole one gains."
     elif gain is not None:
         yield f"{told(gain)}."
 
 
-def _cards(gain: Record | None, epochs: Sequence[Record]) -> Iterator[tuple[str, str, str]]:
+def _cards(
+    gain: Record | None, log: Sequence[Record], epochs: Sequence[Record]
+) -> Iterator[tuple[str, str, str]]:
+    if gain is None and log[0]["event"] == "origin":
+        before = log[0]["validation"]["CIDEr"]
+        yield f"{before:.1f}", "CIDEr before", "of the model as it was, on validation"
     best = max(epochs, key=lambda one: one["validation"]["CIDEr"])
     yield (
         f"{best['validation']['CIDEr']:.1f}",

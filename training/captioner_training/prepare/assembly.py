@@ -148,8 +148,8 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     _write_shards(plans, options, work)
     rows = {image.file_name: image.row for image in data.images}
     for plan in plans:
-        for name, problem in read_shard_record(work, plan).corrupt.items():
-            problems.add("corrupt image", problem, file=name, row=rows.get(name, ""))
+        for image, problem in read_shard_record(work, plan).corrupt.items():
+            problems.add("corrupt image", problem, file=image, row=rows.get(image, ""))
     table = problems.write(options.to)
     for note in problems.notes():
         print(f"note: {printable(note)}", file=sys.stderr)

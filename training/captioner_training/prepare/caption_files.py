@@ -110,13 +110,14 @@ def csv_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns,
     lines = text.splitlines(keepends=True)
     said = _SEPARATOR.fullmatch(lines[0].strip()) if lines else None  # as Excel writes and reads
     if said:
-        lines[0] = "\n"  # so that lines keep their numbers
+        del lines[0]  # spreadsheets show no such row, and count without it
     delimiter = columns.delimiter or (said[1] if said else _delimiter(lines, columns.named()))
     delimiter = _TYPED.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
     rows = list(_split_rows("".join(lines), delimiter=delimiter))
-    return _under_header(rows, path, columns, problems, delimiter)
+    unit = "row" if said else "line"
+    return _under_header(rows, path, columns, problems, unit=unit, delimiter=delimiter)
 
 
 def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
@@ -142,13 +143,22 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
         ) from error
     cells = [["" if cell is None else str(cell) for cell in row] for row in values]
     rows = [_Row(line, row, "") for line, row in enumerate(cells, 1) if any(map(str.strip, row))]
-    return _under_header(rows, path, columns, problems, "")
+    return _under_header(rows, path, columns, problems, unit="row")
 
 
 def _under_header(
-    rows: list[_Row], path: Path, columns: Columns, problems: Problems, delimiter: str
+    rows: list[_Row],
+    path: Path,
+    columns: Columns,
+    problems: Problems,
+    *,
+    unit: str,
+    delimiter: str = "",
 ) -> tuple[Columns, Rows]:
-    """Find the header, which may have titles above it, or be missing, and the columns."""
+    """Find the header, which may have titles above it, or be missing, and the columns.
+
+    `unit` is what rows are called in messages; a workbook has no delimiter.
+    """
     if not rows:
         raise DataError(f"{path} is empty")
     top = _header_at(rows, columns.named())
@@ -165,7 +175,7 @@ def _under_header(
         rows = rows[top + 1 :]
     named = [dict(zip(header, row.cells, strict=False)) for row in rows]
     columns = columns.find([name for name in dict.fromkeys(header) if name], named, path, problems)
-    return columns, _cells(rows, header, columns, problems, delimiter)
+    return columns, _cells(rows, header, columns, problems, unit=unit, delimiter=delimiter)
 
 
 def _header_at(rows: Sequence[_Row], named: Sequence[str]) -> int:
@@ -203,6 +213,8 @@ def _cells(
     names: Sequence[str],
     columns: Columns,
     problems: Problems,
+    *,
+    unit: str,
     delimiter: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Name the cells of each row; a caption in the last column may have unquoted delimiters."""
@@ -214,7 +226,7 @@ def _cells(
             "marks around it",
         )
     for line, cells, text in rows:
-        place = f"line {line}"
+        place = f"{unit} {line}"
         if any(cell.strip() for cell in cells[len(names) :]):
             if columns.captions != (names[last],) or not text:
                 problems.add("row with too many cells", f"{place} has {len(cells)}", row=place)
