@@ -35,7 +35,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def checkpoint_file(path: str | os.PathLike[str]) -> Path:
     """Find the file of a checkpoint; the folder of a run stands for its best one."""
     found = expanded(path)
-    return found / "best.safetensors" if found.is_dir() else found
+    best = found / "best.safetensors"
+    return best if best.is_file() else found
 
 
 def is_web_address(name: str) -> bool:

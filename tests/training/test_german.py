@@ -82,7 +82,7 @@ def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path:
 def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
     run_main: Main, tmp_path: Path
 ) -> None:
-    """A new word is no easier for a model that does not know it: both are compared over the same."""
+    """What a new word costs counts for the model that does not know it, too."""
     write_german(tmp_path / "data", train=24, val=12)
     result = run_main(
         "train", "own", "--data.root", tmp_path / "data", "--out", tmp_path / "run",

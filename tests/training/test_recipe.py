@@ -194,7 +194,7 @@ def test_every_field_is_listed_with_its_reason(run_main: Callable[..., Any]) -> 
     assert listed["data.minimum_count"] == [
         "data.minimum_count: 5", "Rarer words become <unk>: too few examples to learn from."
     ]  # fmt: skip
-    assert listed["data.tokenizer"][0] == "data.tokenizer: words  (words, characters)"
+    assert listed["data.tokenizer"][0] == "data.tokenizer: words  (words, unicode, characters)"
     assert listed["stages.1.epochs"][0] == "stages.1.epochs: (required)"
     bare = [name for name, lines in listed.items() if len(lines) == 1]
     assert len(bare) < 0.2 * len(listed), bare

@@ -64,14 +64,26 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     caption = partial(captions_of, recipe=recipe, autocast=autocast_of(recipe, device))
     progress = (read_json(out / "finished.json") or {}).get("progress") or {}
     untouched = origin is not None and progress.get("best_at") is None
-    gain = None
-    if not untouched:
-        gain = _attempt("gain", partial(_gain, recipe, out, corpus, best, origin, caption))
+    gain, notes = None, []
+    if recipe.max_steps is not None:
+        notes = ["this was a dry run: it says nothing of what a whole one gains"]
+    elif untouched:
+        notes = ["no epoch was better than the model as it was: best.safetensors is that model"]
+    else:
+        gain = _attempt("gain", partial(_gain, out, corpus, best, origin, caption))
+        notes = [] if gain is None else [told(gain)]
+    for note in notes:
+        _say(f"{note} ({out / 'best.safetensors'})")
     _attempt("trust", partial(_trust, recipe, out, corpus, device))
     _attempt(
         "report",
         lambda: write_run(
-            page, recipe, caption(best, some_of(corpus.validation)), gain=gain, untouched=untouched
+            page,
+            recipe,
+            caption(best, some_of(corpus.validation)),
+            gain=gain,
+            notes=notes,
+            untouched=untouched,
         ),
     )
 
@@ -89,7 +101,6 @@ def _say(text: str) -> None:
 
 
 def _gain(
-    recipe: Recipe,
     out: Path,
     corpus: Corpus,
     best: Checkpoint,
@@ -97,9 +108,6 @@ def _gain(
     caption: Callable[..., Any],
 ) -> dict[str, Any] | None:
     note = read_json(out / "finished.json") or {}
-    if recipe.max_steps is not None:
-        _say("this was a dry run: it says nothing of what a whole one gains")
-        return None
     if origin is None and not corpus.test:
         return None
     gain: dict[str, Any] | None = note.get("gain")
@@ -111,7 +119,6 @@ def _gain(
             split="test" if corpus.test else "val",
         )
         write_json(out / "finished.json", {**note, "gain": gain})
-    _say(f"{told(gain)} ({out / 'best.safetensors'})")
     return gain
 
 

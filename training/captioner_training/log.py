@@ -366,15 +366,10 @@ class Log:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
 
-    def finished(self, *, best: Path, last: Path) -> None:
-        """Log the end; say where no epoch was better than the model that the run began from."""
+    def finished(self) -> None:
+        """Log the end."""
         progress = self.progress
         self._write({"event": "finished", "steps": progress.total, "best": progress.best[0]})
-        if progress.untouched is not None and progress.best_at is None:
-            self.say(
-                f"no epoch was better than the model as it was (CIDEr {progress.untouched:.1f}): "
-                f"{best} is that model, {last} the trained one"
-            )
 
     def _epoch(self, stage: StageState, number: int) -> str:
         stages = len(self.recipe.stages)

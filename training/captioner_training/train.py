@@ -156,7 +156,7 @@ class Run:
                     self._score_origin(self.origin)
                 while progress.stage < len(self.recipe.stages):
                     self._train_stage()
-                self.log.finished(best=self.folder.best, last=self.folder.last)
+                self.log.finished()
                 progress.log_bytes = self.log.sync()
                 if self.processes.main:
                     self.folder.finish(progress, digest=self.digest)

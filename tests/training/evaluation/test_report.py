@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw
 from captioner.trust import digest_weights, trust_file
 from captioner_training.evaluation.report import ImageRow, compare_reports
 from captioner_training.pages.figures import Part
-from captioner_training.pages.page import Gallery, draw_page
+from captioner_training.pages.gallery import Gallery
+from captioner_training.pages.page import draw_page
 from captioner_training.pages.plots import dots_plot
 from tests import launcher
 from tests.conftest import make_tiny, make_trust

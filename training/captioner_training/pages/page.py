@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
-from captioner.drawing.overlay import overlay
-from captioner.errors import ImageError
 from captioner.files import replace_file
-from captioner.terminal import printable
-from captioner.vision.image import open_image
-from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
-from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.report import ImageRow, as_json
 from captioner_training.pages.figures import (
     SCORES,
@@ -37,6 +24,7 @@ from captioner_training.pages.figures import (
     part_of,
     title,
 )
+from captioner_training.pages.gallery import Gallery, in_a_line, page_environment
 from captioner_training.pages.plots import (
     Plot,
     dots_plot,
@@ -45,12 +33,10 @@ from captioner_training.pages.plots import (
     review_plot,
 )
 
-__all__ = ["Gallery", "draw_markdown", "draw_page", "page_environment", "write_report"]
+__all__ = ["draw_markdown", "draw_page", "write_report"]
 
 Report = Mapping[str, Any]
 
-_SIDE = 360  # pixels of a photo's longer side: sharp where the page shows it, 20 kB as JPEG
-_MAPS = 4  # words whose attention is drawn
 _SHOWN = 12  # of the best and of the worst: rows of two, three or four are full
 _ACROSS = 4  # photos in a row of a wide page
 _EXAMPLES = 3  # photos with the attention of their words
@@ -70,68 +56,6 @@ _IN_BOXES = {
 _DIGITS = {"cross_entropy": 3}  # models differ by hundredths of a nat
 # What begins HTML, a link, an image, code or emphasis; an underscore inside of a word does not.
 _LIVE = re.compile(r"[\\`*\[\]<>&~|]|(?<![^\W_])_|_(?![^\W_])")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """The photos of a report, drawn when they are asked for.
-
-    images: of which captions are shown; captioned: the same with what a model said, if one did;
-    framing: of that model.
-    """
-
-    images: Sequence[CaptionedImage] = ()
-    captioned: Sequence[Captioned] = ()
-    framing: Transform | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether the words of `maps` are those that drew most on the photo, or the first ones."""
-        return any(one.hypothesis.gate is not None for one in self.captioned)
-
-    def picture(self, at: int) -> str | None:
-        """Give the address of a photo by its place; None where it cannot be opened."""
-        photo = self._open(at)
-        return None if photo is None else _address(photo)
-
-    def maps(self, at: int) -> list[tuple[str, str]]:
-        """Draw the attention of some words for things: the words, with the addresses of pictures.
-
-        These are the words that drew most on the photo, as the gate says; the first ones where
-        there is no gate.
-        """
-        photo = self._open(at) if self.captioned else None
-        if photo is None or self.framing is None or self.captioned[at].attention is None:
-            return []
-        one, box = self.captioned[at], self.framing.box(*photo.size)
-        gates = one.hypothesis.gate
-        content = [place for place, word in enumerate(one.words) if word not in FUNCTION_WORDS]
-        if gates is not None:
-            content = sorted(content, key=lambda place: -float(gates[place]))
-        return [
-            (one.words[place], _address(overlay(photo, attention[place], box=box)))
-            for attention in [one.attention]
-            if attention is not None
-            for place in sorted(content[:_MAPS])
-        ]
-
-    def _open(self, at: int) -> Image.Image | None:
-        if at >= len(self.images):
-            return None
-        image = self.images[at]
-        try:
-            photo = open_image(image.store.read(image.name), at_least=_SIDE)
-        except ImageError:
-            return None
-        photo.thumbnail((_SIDE, _SIDE))
-        return photo
-
-
-def _address(picture: Image.Image) -> str:
-    """Put a picture into an address of its own, as a JPEG file."""
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
@@ -249,29 +173,8 @@ def _changed(rows: Sequence[ImageRow], *, shown: int) -> list[tuple[str, list[in
     return [(name, places) for name, places in ways.items() if places]
 
 
-def page_environment(escape: Callable[[str], str] | None = None) -> Environment:
-    """Load the templates. Names and captions are strangers': all that is no Markup is escaped."""
-    return Environment(
-        loader=PackageLoader("captioner_training", "pages"),
-        autoescape=lambda name: name != "report.md",
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            (escape or _in_a_line)(value)
-            if isinstance(value, str) and not isinstance(value, Markup)
-            else value
-        ),
-    )
-
-
-def _in_a_line(text: str) -> str:
-    """Write text in a line, with what steers a terminal made visible."""
-    return printable(" ".join(text.split()))  # captions of COCO end in line breaks
-
-
 def _in_markdown(text: str) -> str:
-    return _LIVE.sub(r"\\\g<0>", _in_a_line(text))
+    return _LIVE.sub(r"\\\g<0>", in_a_line(text))
 
 
 def _numbers(values: Report, *, digits: int) -> Markup:

@@ -15,8 +15,7 @@ from captioner.generation.hypothesis import Hypothesis
 from captioner.vision.transform import Transform
 from captioner.vocabulary import join
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.gain import told
-from captioner_training.pages.page import Gallery, page_environment
+from captioner_training.pages.gallery import Gallery, page_environment
 from captioner_training.pages.plots import Plot, curves_plot
 from captioner_training.recipe import Recipe
 
@@ -31,6 +30,7 @@ def write_run(
     captioned: Sequence[Captioned],
     *,
     gain: Record | None,
+    notes: Sequence[str],
     untouched: bool,
 ) -> None:
     """Write report.html from the log beside it.
@@ -40,6 +40,7 @@ def write_run(
         recipe: of the run.
         captioned: some photos of validation, by the best checkpoint.
         gain: see measure_gain; None where nothing is claimed.
+        notes: what is to be said of the run, above all else.
         untouched: whether that is the model that the run began from.
 
     Raises:
@@ -61,7 +62,7 @@ def write_run(
     content = environment.get_template("run.html").render(
         heading=f"The run {recipe.name}",
         lead=_lead(epochs),
-        notes=list(_notes(recipe, gain, untouched=untouched)),
+        notes=list(notes),
         cards=list(_cards(gain, log, epochs)),
         kept="the model as it was, which no epoch is better than"
         if untouched
@@ -102,15 +103,6 @@ def _lead(epochs: Sequence[Record]) -> str:
         f"{len(epochs)} epochs in {stages} {'stages' if stages > 1 else 'stage'}, "
         f"{epochs[-1]['step']:,} steps, {seconds / 60:.1f} minutes of training."
     )
-
-
-def _notes(recipe: Recipe, gain: Record | None, *, untouched: bool) -> Iterator[str]:
-    if untouched:
-        yield "No epoch was better than the model as it was: best.safetensors is that model."
-    if recipe.max_steps is not None:
-        yield "This was a dry run: it says nothing of what a whole one gains."
-    elif gain is not None:
-        yield f"{told(gain)}."
 
 
 def _cards(

@@ -17,16 +17,8 @@ from zlib import crc32
 from captioner.errors import ConfigError, DataError, MissingExtraError
 from captioner.paths import there_is_no
 from captioner_training.prepare.columns import USUAL_NAMES, Columns, cell_captions
-from captioner_training.prepare.listing import (
-    Found,
-    ListedImage,
-    Location,
-    Problems,
-    parse_json,
-    read_text,
-)
-from captioner_training.prepare.originals import image_suffix
-from captioner_training.prepare.parquet import opened
+from captioner_training.prepare.listing import ListedImage, Problems, parse_json, read_text
+from captioner_training.prepare.originals import Found, Location, image_suffix, open_parquet
 
 __all__ = [
     "TableReader",
@@ -305,7 +297,7 @@ def parquet_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Colu
     Hugging Face's tables have photos inside, a column of {bytes, path}: such a cell is a Found. The
     bytes are not kept, a Location says where they are read again.
     """
-    with opened(path) as file:
+    with open_parquet(path) as file:
         names = file.schema_arrow.names
         first = next(file.iter_batches(batch_size=_BATCH), None)
         found = columns.find(names, [] if first is None else first.to_pylist(), path, problems)

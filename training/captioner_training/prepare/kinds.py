@@ -28,8 +28,7 @@ from captioner_training.prepare.listing import (
     read_json,
     unknown_share,
 )
-from captioner_training.prepare.originals import ImageFiles
-from captioner_training.prepare.parquet import split_of
+from captioner_training.prepare.originals import ImageFiles, split_of
 from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
 
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from captioner.paths import there_is_no
 __all__ = [
     "OTHER_LANGUAGE",
     "PROBLEMS_FILE",
-    "Found",
     "ListedImage",
-    "Location",
     "Problems",
     "has_word",
     "parse_json",
@@ -48,28 +46,6 @@ _FALLBACK_NOTE = "read as Windows-1252, because it is neither UTF-8 nor UTF-16; 
 _BINARY = frozenset(map(chr, [*range(9), *range(14, 32), 127]))
 
 
-class Location(NamedTuple):
-    """The bytes of one original image."""
-
-    path: str  # of the file, or of the archive
-    offset: int  # in a Parquet file the row
-    size: int
-    member: str | None  # of a zip file, where they may be compressed; a Parquet file's column
-    stamp: int  # changes when the image does: modification time, or a zip file's own checksum
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether it is a file by itself: in archives a header comes before."""
-        return self.member is None and self.offset == 0
-
-
-class Found(NamedTuple):
-    """An original image: its path in its folder or archive, and where its bytes are."""
-
-    name: str
-    location: Location
-
-
 class ListedImage(NamedTuple):
     """An image as a table, a json file or a folder names it."""
 
@@ -79,7 +55,7 @@ class ListedImage(NamedTuple):
     split: str | None = None  # None: drawn by Fractions
     licence: str | None = None
     rows: tuple[str, ...] = ()  # where each caption stands, if that is known
-    location: Location | None = None  # None: it is looked for by its name
+    location: Any = None  # an originals.Location; None: it is looked for by its name
 
     def row(self, caption: int = 0) -> str:
         """Say where a caption stands, "" where that is not known."""

@@ -12,15 +12,11 @@ from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import is_web_address
-from captioner_training.prepare.listing import (
-    Found,
-    ListedImage,
-    Location,
-    Problems,
-    has_word,
-)
+from captioner_training.prepare.listing import ListedImage, Problems, has_word
 from captioner_training.prepare.originals import (
+    Found,
     ImageFiles,
+    Location,
     base_name,
     composed,
     equal_images,

@@ -19,7 +19,7 @@ from captioner.terminal import printable
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
     from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.report import ImageRow
-    from captioner_training.pages.page import Gallery
+    from captioner_training.pages.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -145,7 +145,7 @@ def _measure(
         compare_reports,
         measure_parts,
     )
-    from captioner_training.pages.page import Gallery
+    from captioner_training.pages.gallery import Gallery
 
     options: dict[str, Any] = {
         "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
+
+if TYPE_CHECKING:
+    from captioner_training.data.images import CaptionedImage
 
 HELP = "Let a checkpoint say how far its words can be trusted, and which photos are new to it."
 EXAMPLES = """examples:
@@ -48,15 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.predictor import Captioner
     from captioner.trust import trust_file
     from captioner_training.conclusion import write_trust
-    from captioner_training.evaluation.familiarity import some_photos
     from captioner_training.evaluation.trust import FEWEST_PHOTOS
 
     if arguments.photos < FEWEST_PHOTOS:
         raise ConfigError(f"--photos {arguments.photos} is too few to learn from: {FEWEST_PHOTOS}")
     checkpoint = load_checkpoint(arguments.checkpoint)
     folders = [expanded(folder) for folder in arguments.data]
-    train = some_photos(folders, "train", arguments.photos)
-    validation = some_photos(folders, "val", arguments.photos // 2)
+    train = _some_photos(folders, "train", arguments.photos)
+    validation = _some_photos(folders, "val", arguments.photos // 2)
     for split, photos in (("training", train), ("validation", validation)):
         if len(photos) < FEWEST_PHOTOS:
             raise DataError(
@@ -69,3 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"captioner: {line}", file=sys.stderr)
     print(trust_file(arguments.checkpoint))
     return 0
+
+
+def _some_photos(folders: Sequence[Path], split: str, count: int) -> list[CaptionedImage]:
+    """Draw as many photos from every data set, the same each time, in their order."""
+    from captioner_training.data.reading import read_dataset
+
+    found: list[CaptionedImage] = []
+    for folder in folders:
+        images = read_dataset(folder, split=split)
+        most = min(-(-count // len(folders)), len(images))
+        found += [images[at] for at in sorted(random.Random(0).sample(range(len(images)), most))]
+    return found
