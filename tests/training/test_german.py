@@ -64,7 +64,7 @@ def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path:
     write_german(tmp_path / "data", train=1000, val=60, test=60)
     result = run_main(
         "train", "own-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
-        "--data.lowercase", "false", "--stages.2.epochs", 1,
+        "--data.lowercase", "false", "--stages.1.epochs", 3, "--stages.2.epochs", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     told = re.search(

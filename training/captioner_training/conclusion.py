@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, DataError
 from captioner.familiarity import Familiarity
 from captioner.paths import checkpoint_file
 from captioner.predictor import Captioner
@@ -164,7 +164,7 @@ def write_trust(
         How well it does on the others, in sentences.
 
     Raises:
-        DataError: the captions have too few words that name something.
+        DataError: the captions have too few words that name something, or the photos look alike.
         OutputError: the file cannot be written.
 
     """
@@ -177,11 +177,17 @@ def write_trust(
         familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
     )
+    if (
+        not torch.cat([trust.word, trust.caption, trust.sight(made.pooled).flatten()])
+        .isfinite()
+        .all()
+    ):
+        raise DataError("its photos are too much alike to it to learn from when words are right")
     others = made.captioned[1::2]
     judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])
-    found = measure_trust(others, [one for (one,) in judged])
+    measured = measure_trust(others, [one for (one,) in judged])
     trust.save(trust_file(checkpoint))
-    known = ((kind, part_of(found, kind)) for kind in ("words", "captions"))
+    known = ((kind, part_of(measured, kind)) for kind in ("words", "captions"))
     return [
         f"{kind} of the other photos: {part.text('right')} % are right, AUROC "
         f"{part.text('auroc', 3)}, calibration error {part.text('error')} points"

@@ -419,8 +419,10 @@ def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]
     frozen = [stage.fine_tune_from is None for stage in recipe.stages]
     encoded = sum(one and not before for one, before in zip(frozen, [False, *frozen], strict=False))
     weights = sum(one.numel() for one in model.parameters())
-    decoder = sum(one.numel() for one in model.decoder.parameters())
-    trained = decoder if all(frozen) else weights
+    trained = 0
+    for stage in recipe.stages:
+        encoder.fine_tune(from_stage=stage.fine_tune_from)
+        trained = max(trained, sum(one.numel() for one in model.parameters() if one.requires_grad))
     return {
         "grids": encoded * images * grid,
         "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
