@@ -177,11 +177,8 @@ def write_trust(
         familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
     )
-    if (
-        not torch.cat([trust.word, trust.caption, trust.sight(made.pooled).flatten()])
-        .isfinite()
-        .all()
-    ):
+    learned = (trust.word, trust.caption, trust.sight(made.pooled))
+    if not all(bool(one.isfinite().all()) for one in learned):
         raise DataError("its photos are too much alike to it to learn from when words are right")
     others = made.captioned[1::2]
     judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])

@@ -160,7 +160,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
             "them and run the same command again, or go on without them: --skip-bad"
         )
     if table is not None:
-        print(f"note: each of these stands in {table}, with what to do", file=sys.stderr)
+        print(f"note: every photo and row that this is about stands in {table}", file=sys.stderr)
     splits = _write_indexes(plans, work)
     if not splits:
         raise DataError(f"no image of {name} can be used:\n{problems.report()}")
