@@ -53,9 +53,14 @@ def names(photos: Path) -> list[str]:
 def test_a_semicolon_export_with_a_title_and_columns_in_german(
     run_main: Run, photos: Path, tmp_path: Path
 ) -> None:
-    rows = [["Sammlung Altstadt; Export", ""], ["Nr", "Datei", "Rechte", "Titel", "Beschreibung"]]
+    # Beside it a detail that few have, a notice that all have, a remark that is longer but rare.
+    rows = [
+        ["Sammlung Altstadt; Export", "März", "2026", ""],
+        ["Nr", "Detail", "Datei", "Rechte", "Titel", "Beschreibung", "Vermerk"],
+    ]
     for n, (name, text) in enumerate(zip(names(photos), SENTENCES, strict=True)):
-        rows.append([str(n), name, NOTICE, f"Bild {n} der Reihe", text])
+        rare = ["17.jpg", f"{NOTICE}, {NOTICE}"] if n == 2 else ["", ""]
+        rows.append([str(n), rare[0], name, NOTICE, f"Bild {n} der Reihe", text, rare[1]])
     table = tmp_path / "Liste.csv"
     with table.open("w", encoding="cp1252", newline="") as file:
         file.write("sep=;\n")

@@ -171,14 +171,18 @@ def _under_header(
 
 
 def _header_at(rows: Sequence[_Row], named: Sequence[str]) -> int:
-    """Find the first row that has the named columns, or is as wide as a table: a title is not."""
+    """Find the row that has the named columns, or else the widest above the first photo.
+
+    Where no cell is the name of a photo, it is the first that is half as wide as any: titles are
+    narrower.
+    """
     filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
     for at, row in enumerate(rows[:_TOP]):
         if named and {*named} <= {cell.strip() for cell in row.cells}:
             return at
-        if filled[at] >= max(2, max(filled) / 2):
-            return at
-    return 0
+        if any(image_suffix(cell.strip()) for cell in row.cells):
+            return max(range(at), key=lambda above: (filled[above], above), default=0)
+    return next(at for at, width in enumerate(filled) if 2 * width >= max(filled))
 
 
 def _delimiter(lines: Sequence[str], named: Sequence[str]) -> str:

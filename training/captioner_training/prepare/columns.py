@@ -72,7 +72,8 @@ class Columns:
         cells = {name: [one for row in some if _is_filled(one := row.get(name))] for name in names}
         image = self.image or self._photos(cells)
         captions = self.captions or _sentences(
-            {name: each for name, each in cells.items() if name not in (image, self.split)}
+            {name: each for name, each in cells.items() if name not in (image, self.split)},
+            rows=len(some),
         )
         asked = []
         if image is None:
@@ -91,11 +92,14 @@ class Columns:
 
     def _photos(self, cells: Mapping[str, Sequence[object]]) -> str | None:
         """Find the column whose values are photos: by their suffixes, else among the photos."""
-        share = {name: mean(map(names_photo, each)) for name, each in cells.items() if each}
-        found = [name for name, part in share.items() if part > 0.5]
-        if len(found) != 1:  # all, or none, look like names of photos
+        counts = {name: sum(map(names_photo, each)) for name, each in cells.items()}
+        most = max(counts.values(), default=0)
+        found = [
+            name for name, count in counts.items() if 2 * count > max(len(cells[name]), most - 1)
+        ]
+        if len(found) != 1:  # several, or none, look like names of photos
             tried = {
-                name: [str(one).strip() for one in cells[name][:_TRIED] if _is_short(one)]
+                name: [str(one).strip() for one in cells[name] if _is_short(one)][:_TRIED]
                 for name in found or cells
             }
             there = {name: mean(map(self.is_photo, each)) for name, each in tried.items() if each}
@@ -136,7 +140,7 @@ def _first(usual: Sequence[str], names: Sequence[str]) -> str | None:
     return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
-def _sentences(cells: Mapping[str, Sequence[object]]) -> tuple[str, ...]:
+def _sentences(cells: Mapping[str, Sequence[object]], *, rows: int) -> tuple[str, ...]:
     """Find the columns of captions: those of the usual name, else of the most various sentences.
 
     A notice of rights is a sentence too, but the same in every row. What differs from the name
@@ -145,7 +149,7 @@ def _sentences(cells: Mapping[str, Sequence[object]]) -> tuple[str, ...]:
     names = [*cells]
     best = _first(_CAPTION, names) or next((one for one in names if _stem(one) in _CAPTION), None)
     if best is None:
-        weights = {name: _weight(each) for name, each in cells.items()}
+        weights = {name: _weight(each, rows) for name, each in cells.items()}
         best = max((name for name in weights if weights[name]), key=weights.__getitem__, default="")
     stem = _stem(best)
     return tuple(name for name in names if name == best or (stem and _stem(name) == stem))
@@ -156,14 +160,14 @@ def _stem(name: str) -> str:
     return (numbered[1] if numbered else name).lower()
 
 
-def _weight(cells: Sequence[object]) -> float:
-    """Say how much a column is one of captions: words a cell, by how many cells are different."""
+def _weight(cells: Sequence[object], rows: int) -> float:
+    """Say how much a column is one of captions: words a cell, by how many are different."""
     texts = [text for cell in cells for text in cell_captions(cell) if has_word(text)]
     # A script without spaces has some two signs a word.
     words = [max(text.count(" ") + 1, _unspaced(text) // 2) for text in texts]
     if not words or mean(words) <= _NAME:
         return 0.0
-    return min(mean(words), 50) * len(set(texts)) / len(texts)
+    return min(mean(words), 50) * len(set(texts)) / rows
 
 
 def _unspaced(text: str) -> int:

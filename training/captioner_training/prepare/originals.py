@@ -169,17 +169,17 @@ class ImageFiles:
         return bool(self._called(name))
 
     def unused(self) -> list[str]:
-        """Name the images that nobody has found, in the order of their names."""
+        """Name the images that nobody has looked for, in the order of their names."""
         loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
+
+        def is_used(place: Path | Location) -> bool:
+            if isinstance(place, Location):
+                return place in self._used
+            return os.path.realpath(place) in loose
+
+        each = (one for known in self._known.values() for one in known if image_suffix(one[0]))
         return sorted(
-            name
-            for each in self._known.values()
-            for name, place in each
-            if (
-                place not in self._used
-                if isinstance(place, Location)
-                else os.path.realpath(place) not in loose
-            )
+            name for name, place in each if base_name(name)[0] != "." and not is_used(place)
         )
 
     def why_not(self, name: str) -> str:
