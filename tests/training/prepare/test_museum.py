@@ -86,7 +86,7 @@ def test_a_workbook_whose_numbers_name_the_photos(
 
     book = Workbook()
     sheet = book.active
-    sheet.append(["Sammlung Altstadt"])
+    sheet.append(["Sammlung Altstadt", "Export"])
     sheet.append([])
     sheet.append([column, "Jahr", "Beschreibung 1", "Beschreibung 2"])
     for n, text in enumerate(SENTENCES):
@@ -110,7 +110,9 @@ def test_both_columns_are_asked_for_at_once(run_main: Run, photos: Path, tmp_pat
     table = tmp_path / "Liste.csv"
     table.write_text("Raum;Jahr\nHalle;1900\nKeller;1901\n")
     said = prepare(run_main, tmp_path / "no", "csv", table, "--images", photos, status=2)
-    assert "has the columns Raum, Jahr: which one names the photos? --image-column NAME" in said
+    assert (
+        "has the columns Raum, Jahr: which one names the photos? --image-column NAME, and " in said
+    )
     assert "which one has the captions? --caption-column NAME" in said
 
 

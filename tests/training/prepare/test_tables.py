@@ -122,6 +122,12 @@ def test_numbered_captions(tmp_path: Path, problems: Problems) -> None:
     assert read(tmp_path, table, problems) == {"1.jpg": ("a", "b"), "2.jpg": ("c", "d")}
 
 
+def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
+    table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
+    found = read(tmp_path, table, problems)
+    assert found == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
+
+
 def test_what_is_nested_too_deep_is_no_json_and_a_caption_in_a_cell(
     tmp_path: Path, problems: Problems
 ) -> None:

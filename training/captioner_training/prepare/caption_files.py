@@ -164,6 +164,11 @@ def _under_header(
         header = [cell.strip() for cell in cells]
         while header and not header[-1]:
             header.pop()
+        # A name that comes again would hide the column that had it first.
+        header = [
+            f"{name} {header[:at].count(name) + 1}" if name and name in header[:at] else name
+            for at, name in enumerate(header)
+        ]
         rows = rows[top + 1 :]
     named = [dict(zip(header, row.cells, strict=False)) for row in rows]
     columns = columns.find([name for name in dict.fromkeys(header) if name], named, path, problems)
@@ -173,8 +178,7 @@ def _under_header(
 def _header_at(rows: Sequence[_Row], named: Sequence[str]) -> int:
     """Find the row that has the named columns, or else the widest above the first photo.
 
-    Where no cell is the name of a photo, it is the first that is half as wide as any: titles are
-    narrower.
+    Where no cell is the name of a photo, it is the first of the widest: titles are narrower.
     """
     filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
     for at, row in enumerate(rows[:_TOP]):
@@ -182,7 +186,7 @@ def _header_at(rows: Sequence[_Row], named: Sequence[str]) -> int:
             return at
         if any(image_suffix(cell.strip()) for cell in row.cells):
             return max(range(at), key=lambda above: (filled[above], above), default=0)
-    return next(at for at, width in enumerate(filled) if 2 * width >= max(filled))
+    return filled.index(max(filled))
 
 
 def _delimiter(lines: Sequence[str], named: Sequence[str]) -> str:

@@ -81,7 +81,7 @@ class Columns:
         if not captions:
             asked.append("which one has the captions? --caption-column NAME")
         if asked:
-            raise ConfigError(f"{have}: {' '.join(asked)}")
+            raise ConfigError(f"{have}: {', and '.join(asked)}")
         if {name.lower() for name in (image, *captions) if name} - USUAL_NAMES - {*self.named()}:
             problems.note(
                 f"photos are named in the column {image}, captions are those of "
