@@ -87,6 +87,11 @@ def test_a_dry_run_claims_nothing(run_main: Main, place: Path, tmp_path: Path) -
     assert "gained" not in said and "CIDEr" not in said.splitlines()[-1]
     assert not trust_file(tmp_path / "run").exists()
     assert "gain" not in json.loads((tmp_path / "run" / "finished.json").read_text())
+    # Who has taken the log away gets no page, and the rest.
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "log.jsonl").unlink()
+    said = train(run_main, place, tmp_path / "run", "--max-steps", 2)
+    assert "report: the log of the run cannot be read" in said
 
 
 def test_without_a_model_before_the_score_is_told_and_records_say_what_is_trusted(

@@ -157,6 +157,13 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     manifest = Manifest.load(tmp_path / "to")
     assert {name: split.images for name, split in manifest.splits.items()} == {"train": 2, "val": 2}
     assert captions(tmp_path / "to")["validation/19.jpg"] == (SENTENCES[2],)
+    # What is called so and is no table hides no captions beside photos.
+    for folder in ("train", "validation"):
+        (photos / folder / "metadata.csv").rename(photos / folder / "metadata.xml")
+    for path in photos.rglob("*.jpg"):
+        path.with_suffix(".txt").write_text("ein Bild")
+    prepare(run_main, tmp_path / "beside", "folder", photos)
+    assert captions(tmp_path / "beside")["validation/19.jpg"] == ("ein Bild",)
 
 
 def test_everything_that_was_left_out_stands_in_one_file(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
+from captioner.errors import DataError
 from captioner.files import replace_file
 from captioner.generation.hypothesis import Hypothesis
 from captioner.vision.transform import Transform
@@ -44,12 +45,18 @@ def write_run(
         untouched: whether that is the model that the run began from.
 
     Raises:
+        DataError: the log is not there, or is not whole.
         OutputError: the page cannot be written.
 
     """
-    lines = (page.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    log = [json.loads(line) for line in lines]
+    try:
+        lines = (page.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        log = [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise DataError(f"the log of the run cannot be read: {error}") from error
     epochs = [one for one in log if one["event"] == "epoch"]
+    if not epochs:
+        raise DataError("the log of the run has no epoch to be drawn")
     best = Gallery(
         images=[one.image for one in captioned],
         captioned=captioned,

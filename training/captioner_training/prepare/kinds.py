@@ -148,17 +148,19 @@ def _of_folder(path: Path, name: str, images: list[ListedImage]) -> Listing:
 def _folder(request: Request, problems: Problems) -> Listing:
     path = expanded(request.paths[0])
     name = path.resolve().name
-    if tables := sorted(one for way in ("", "*/") for one in path.glob(f"{way}metadata.*")):
-        images = [image for table in tables for image in _metadata(table, path, problems)]
+    # Hugging Face's imagefolder has tables beside its photos, in the folders of its splits.
+    readers = {suffix: kind.rows for kind in KINDS.values() for suffix in kind.suffixes}
+    found = sorted(one for way in ("", "*/") for one in path.glob(f"{way}metadata.*"))
+    tables = [(one, rows) for one in found if (rows := readers.get(one.suffix))]
+    if tables:
+        images = [one for table in tables for one in _metadata(*table, path, problems)]
         return replace(_of_folder(path, name, images), from_others=True)
     return _of_folder(path, name, read_folder(path, problems))
 
 
-def _metadata(table: Path, folder: Path, problems: Problems) -> list[ListedImage]:
-    """Read a table of Hugging Face's imagefolder: beside its photos, in the folder of a split."""
-    rows = next((one.rows for one in KINDS.values() if table.suffix in one.suffixes), None)
-    if rows is None:
-        return []
+def _metadata(
+    table: Path, rows: TableReader, folder: Path, problems: Problems
+) -> list[ListedImage]:
     below = table.parent.relative_to(folder)
     split = below.name if below.name in SPLIT_NAMES else None
     return [
