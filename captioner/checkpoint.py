@@ -31,7 +31,7 @@ from captioner.errors import (
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import expanded
+from captioner.paths import checkpoint_file
 from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
@@ -96,6 +96,7 @@ class Checkpoint:
             "transform": asdict(self.transform),
             "vocabulary": self.vocabulary.ordinary_words,
             "tokenizer": self.vocabulary.tokenizer,
+            "lowercase": self.vocabulary.lowercase,
             "styles": self.vocabulary.styles,
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
@@ -113,7 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         MissingExtraError: its encoder is timm's, which is not installed.
 
     """
-    path = expanded(path)
+    path = checkpoint_file(path)
     header = read_header(path)
     try:
         # Older files repeat here what vocabulary and encoder decide, and did not scale positions.
@@ -123,6 +124,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         vocabulary = Vocabulary(
             header["vocabulary"],
             tokenizer=header.get("tokenizer", "words"),  # older checkpoints know no other
+            lowercase=bool(header.get("lowercase", True)),
             styles=header.get("styles", ()),  # and no styles
         )
         generation = GenerationConfig(**header.get("generation", {}))
@@ -159,7 +161,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
 
     """
-    path = expanded(path)
+    path = checkpoint_file(path)
     _check_kind(path)
     try:
         with safe_open(path, framework="np") as file:

@@ -11,6 +11,7 @@ from captioner.errors import CheckpointNotFoundError
 
 __all__ = [
     "bundled_checkpoint",
+    "checkpoint_file",
     "did_you_mean",
     "expanded",
     "is_web_address",
@@ -29,6 +30,13 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def checkpoint_file(path: str | os.PathLike[str]) -> Path:
+    """Find the file of a checkpoint; the folder of a run stands for its best one."""
+    found = expanded(path)
+    best = found / "best.safetensors"
+    return best if best.is_file() else found
 
 
 def is_web_address(name: str) -> bool:

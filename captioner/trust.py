@@ -31,7 +31,7 @@ from captioner.errors import CheckpointFormatError
 from captioner.familiarity import UNFAMILIAR, Familiarity
 from captioner.files import replace_file
 from captioner.generation.hypothesis import Hypothesis
-from captioner.paths import expanded
+from captioner.paths import checkpoint_file
 
 __all__ = [
     "DOUBTFUL",
@@ -145,7 +145,7 @@ class Trust:
             CheckpointFormatError: the file is damaged.
 
         """
-        checkpoint, path = expanded(path), trust_file(path)
+        checkpoint, path = checkpoint_file(path), trust_file(path)
         if not path.is_file():
             return None
         try:
@@ -203,7 +203,7 @@ def word_clues(sight: Sight, seen: Tensor, kinds: Tensor, logs: Tensor) -> Tenso
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:
     """Name the file of what is known of a checkpoint, beside it."""
-    path = expanded(checkpoint)
+    path = checkpoint_file(checkpoint)
     # A suffix of another kind may be half of a version: model-1.5 is not model-1.6.
     return path.with_name(path.name.removesuffix(".safetensors") + ".trust.safetensors")
 

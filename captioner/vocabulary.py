@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from captioner.errors import ConfigError
 
@@ -28,9 +28,10 @@ __all__ = [
     "tokenize",
 ]
 
-# "words": Treebank's, for languages that put spaces between words. "characters": each character of
-# a script without such spaces is a token; other words stay whole.
-Tokenizer = Literal["words", "characters"]
+# "words": Treebank's, for English. "unicode": words by Unicode's rules (UAX 29), for any language
+# that puts spaces between them. "characters": the same, and each character of a script without such
+# spaces is a token.
+Tokenizer = Literal["words", "unicode", "characters"]
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
@@ -41,6 +42,7 @@ _WORD = re.compile(r"\w")
 _PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
 # A word comes from whoever made the checkpoint: it must steer no terminal, and be text.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of direction
 _LONGEST_STYLE = 100  # characters: it stands in records and messages
 _PLAIN_WORD = re.compile(r"[a-z0-9]+")
 _CUT = frozenset({"cannot", "gimme", "gonna", "gotta", "lemme", "wanna"})
@@ -52,17 +54,20 @@ _UNSPACED: Final = re.compile(
 )
 
 
-def tokenize(caption: str, by: Tokenizer = "words") -> list[str]:
-    """Split a caption into lower-case tokens without punctuation.
+def tokenize(caption: str, by: Tokenizer = "words", *, lowercase: bool = True) -> list[str]:
+    """Split a caption into tokens without punctuation, in small letters unless told otherwise.
 
     >>> tokenize("A man's dog doesn't run.")
     ['a', 'man', "'s", 'dog', 'does', "n't", 'run']
     >>> tokenize("戴着LED灯的狗。", "characters")
     ['戴', '着', 'led', '灯', '的', '狗']
+    >>> tokenize("Ein Hund, »groß« wie l'arbre", "unicode", lowercase=False)
+    ['Ein', 'Hund', 'groß', 'wie', "l'arbre"]
     """
-    caption = caption.lower()
-    if by == "characters":
-        return _characters(caption)
+    if lowercase:
+        caption = caption.lower()
+    if by != "words":
+        return _unicode_words(caption, characters=by == "characters")
     if _PLAIN.fullmatch(caption):
         words = _PLAIN_WORD.findall(caption)
         if _CUT.isdisjoint(words):
@@ -70,19 +75,25 @@ def tokenize(caption: str, by: Tokenizer = "words") -> list[str]:
     return [token for token in _treebank().tokenize(caption) if _WORD.search(token)]
 
 
-def _characters(caption: str) -> list[str]:
-    tokens: list[str] = []
-    open_ = False  # whether the last token may grow
-    for character in unicodedata.normalize("NFC", caption):
-        mark = unicodedata.category(character).startswith("M")  # a vowel above, a tone
-        if not mark and not character.isalnum():
-            open_ = False
-        elif open_ and (mark or not (_UNSPACED.match(character) or _UNSPACED.match(tokens[-1]))):
-            tokens[-1] += character
-        else:
-            tokens.append(character)
-            open_ = True
-    return tokens
+def _unicode_words(caption: str, *, characters: bool) -> list[str]:
+    bounds, letter = _unicode_patterns()
+    text = _TURNS.sub("", unicodedata.normalize("NFC", caption))
+    words = [word for word in bounds.split(text) if _WORD.search(word)]
+    if not characters:
+        return words
+    return [
+        part
+        for word in words
+        for part in (letter.findall(word) if _UNSPACED.search(word) else [word])
+    ]
+
+
+@cache
+def _unicode_patterns() -> tuple[Any, Any]:
+    """Give the boundaries of words and what is one letter to a reader, by Unicode's rules."""
+    import regex  # only here: it takes longer to import than a photo to caption
+
+    return regex.compile(r"(?V1w)\b"), regex.compile(r"\X")
 
 
 def is_fit(text: str) -> bool:
@@ -115,7 +126,7 @@ def join(words: Iterable[str], by: Tokenizer = "words") -> str:
     >>> join(["狗", "和", "led", "灯"], "characters")
     '狗和led灯'
     """
-    if by == "characters":
+    if by != "words":
         text = before = ""
         for word in words:
             both = before and not _UNSPACED.match(before) and not _UNSPACED.match(word)
@@ -142,7 +153,12 @@ class Vocabulary:
     """
 
     def __init__(
-        self, words: Sequence[str], *, tokenizer: Tokenizer = "words", styles: Sequence[str] = ()
+        self,
+        words: Sequence[str],
+        *,
+        tokenizer: Tokenizer = "words",
+        lowercase: bool = True,
+        styles: Sequence[str] = (),
     ) -> None:
         if tokenizer not in get_args(Tokenizer):
             known = ", ".join(get_args(Tokenizer))
@@ -154,6 +170,7 @@ class Vocabulary:
         if not all(style and is_fit(style) and len(style) <= _LONGEST_STYLE for style in styles):
             raise ConfigError("the vocabulary has a style that is no plain name")
         self.tokenizer: Tokenizer = tokenizer
+        self.lowercase = lowercase
         self.styles = tuple(styles)
         self.words = (*SPECIAL_TOKENS, *words, *(f"<start {style}>" for style in styles))
         self._ids = {word: number for number, word in enumerate(self.words)}
@@ -221,6 +238,10 @@ class Vocabulary:
             if token not in silent:
                 words.append(self.words[token])
         return words
+
+    def tokenize(self, caption: str) -> list[str]:
+        """Split a caption as those that the words come from."""
+        return tokenize(caption, self.tokenizer, lowercase=self.lowercase)
 
     def join(self, words: Iterable[str]) -> str:
         """Write words as a sentence; U+FFFD stands for what is no part of one, such as escapes."""

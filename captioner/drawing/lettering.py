@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -13,22 +14,63 @@ __all__ = ["HAIRLINE", "INK", "MUTED", "PAPER", "Text", "dashed_rectangle", "fon
 PAPER, HAIRLINE, _FAINT, MUTED, INK = "#ffffff", "#e3e5e9", "#b4bac4", "#69707d", "#1c2027"
 _ACCENT = "#c2410c"  # from the warm end of the default scale; 5:1 against the paper
 
+# Linux's; macOS's; Windows's. Pillow looks for them where fonts are.
+_FONTS = (
+    "DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansArabic-Regular.ttf",
+    "NotoSansHebrew-Regular.ttf", "NotoSansCJK-Regular.ttc", "NotoSansThai-Regular.ttf",
+    "wqy-microhei.ttc", "Arial Unicode.ttf", "arial.ttf", "msyh.ttc", "LeelawUI.ttf",
+)  # fmt: skip
+
 _Size = tuple[int, int]
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
+def font_of(size: int, text: str = "") -> _Font:
+    """Give a font of so many pixels, of 8 at least: smaller letters cannot be read.
+
+    Pillow's own knows little beyond ASCII: for other letters it is the first of the usual ones on
+    this machine that has them all.
+    """
+    letters = {letter for letter in text if not letter.isascii() and letter.isalnum()}
+    own = _load("", max(size, 8))
+    for name in _FONTS if letters else ():
+        font = _load(name, max(size, 8))
+        if font is not None and all(_draws(name, letter) for letter in letters):
+            return font
+    return own or ImageFont.load_default()
+
+
 @cache
-def font_of(size: int) -> _Font:
-    """Give the font of so many pixels, of 8 at least: smaller letters cannot be read."""
-    return ImageFont.load_default(size=max(size, 8))
+def _load(name: str, size: int) -> _Font | None:
+    try:
+        return ImageFont.truetype(name, size) if name else ImageFont.load_default(size=size)
+    except OSError:
+        return None
 
 
-def shorten(word: str, size: int, width: float) -> tuple[str, _Font]:
-    """Make a word fit: set it smaller, down to two thirds, then cut it off with "…"."""
+@cache
+def _draws(name: str, letter: str) -> bool:
+    """Whether a font has a letter, or shows the box that stands for any."""
+    font = _load(name, 30)
+    return font is not None and bytes(font.getmask(letter)) != bytes(font.getmask("\uffff"))
+
+
+def _is_turned(words: Sequence[str]) -> bool:
+    """Whether a sentence runs from right to left, as its first letter says."""
+    kinds = (unicodedata.bidirectional(letter) for word in words for letter in word)
+    return next((kind != "L" for kind in kinds if kind in ("L", "R", "AL")), False)
+
+
+def shorten(word: str, size: int, width: float, *, beside: str = "") -> tuple[str, _Font]:
+    """Make a word fit: set it smaller, down to two thirds, then cut it off with "…".
+
+    Its font has the letters of all the text that it stands `beside`.
+    """
+    text = word + beside
     for smaller in range(size, size * 2 // 3, -1):
-        if font_of(smaller).getlength(word) <= width:
-            return word, font_of(smaller)
-    font = font_of(size * 2 // 3)
+        if font_of(smaller, text).getlength(word) <= width:
+            return word, font_of(smaller, text)
+    font = font_of(size * 2 // 3, text)
     while word and font.getlength(f"{word}…") > width:
         word = word[:-1]
     return f"{word}…", font
@@ -49,7 +91,7 @@ class Text(NamedTuple):
         placed: list[tuple[str, _Font, float, int]] = []
         ends = [0.0]  # of each line
         for word in words:
-            text, font = shorten(word, size, width)
+            text, font = shorten(word, size, width, beside="".join(words))
             length = font.getlength(text)
             x = ends[-1] + size * space if ends[-1] else 0.0
             if x and x + length > width:
@@ -57,8 +99,11 @@ class Text(NamedTuple):
                 x = 0.0
             placed.append((text, font, x, len(ends) - 1))
             ends[-1] = x + length
-        if center:
-            placed = [(t, font, x + (width - ends[n]) / 2, n) for t, font, x, n in placed]
+        if turned := _is_turned(words):
+            placed = [(t, font, ends[n] - x - font.getlength(t), n) for t, font, x, n in placed]
+        if center or turned:
+            share = 2 if center else 1
+            placed = [(t, font, x + (width - ends[n]) / share, n) for t, font, x, n in placed]
         return cls(size, placed, round(size * 1.45 * len(ends)))
 
     def draw(

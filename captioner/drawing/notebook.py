@@ -87,7 +87,8 @@ def notebook_sheet(
     meaning = "" if note is None else f'<p class="note"><b{_DOUBTFUL}>word</b> {escape(note)}.</p>'
     return (
         f'<div id="{name}"><style>{style}</style>'
-        f'<p class="sentence">{sentence} <small class="note">score {score:.2f}</small></p>'
+        f'<p class="sentence" dir="auto">{sentence} '
+        f'<small class="note">score {score:.2f}</small></p>'
         f'<div class="sheet"><img src="{_source(picture)}" alt="The photo">'
         f'<div class="words">{figures}</div></div>{others}'
         f'<p class="note">Point at a word to see where the model looked. Colour begins above an '

@@ -68,13 +68,14 @@ def contact_sheet(
     height = below + (meaning.height + gap // 2 if note else 0) + round(24 * unit) + margin
     sheet = Image.new("RGB", (width + 2 * margin, height), PAPER)
     heading.draw(sheet, (margin, margin))
+    letters = "".join(panel.word for panel in panels)
     for index in range(count):
         row, column = divmod(index, columns)
         corner = (margin + column * (cell[0] + gap), top + row * (cell[1] + gap))
         picture, panel = small, panels[index - 1] if index else None
         if panel:
             picture = overlay(small, panel.weights, box=box, **look)
-        _draw_cell(sheet, corner, cell[0], picture, unit, panel)
+        _draw_cell(sheet, corner, cell[0], picture, unit, panel, beside=letters)
     if note:
         draw = ImageDraw.Draw(sheet)
         box_of_swatch = (margin, below, margin + round(28 * unit), below + round(16 * unit))
@@ -107,6 +108,8 @@ def _draw_cell(
     picture: Image.Image,
     unit: float,
     panel: Panel | None,
+    *,
+    beside: str,
 ) -> None:
     """Draw a picture of the sheet, and below it the word and its probability; None is the photo."""
     draw, font = ImageDraw.Draw(sheet), font_of(round(15 * unit))
@@ -132,7 +135,7 @@ def _draw_cell(
         draw.rectangle((x, bar[0], x + width - 1, bar[1]), HAIRLINE)
         if (length := round(width * probability)) > 0:
             draw.rectangle((x, bar[0], x + length - 1, bar[1]), MUTED)
-    word, font = shorten(panel.word, round(21 * unit), room)
+    word, font = shorten(panel.word, round(21 * unit), room, beside=beside)
     draw.text((x, y), word, INK, font, anchor="ls")
 
 

@@ -57,7 +57,7 @@ def generate(
         maximum_length=config.maximum_length,
         minimum_length=config.minimum_length,
         no_repeat_ngram=config.no_repeat_ngram,
-        no_repeat_word=vocabulary.tokenizer == "words",
+        no_repeat_word=vocabulary.tokenizer != "characters",
         conjunction=vocabulary.encode([config.different_around])[0],
         silent=vocabulary.silent,
         device=features.device,

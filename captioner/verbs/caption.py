@@ -29,7 +29,7 @@ from captioner.errors import (
 )
 from captioner.files import identity
 from captioner.generation.config import MAX_BEAM_SIZE
-from captioner.paths import bundled_checkpoint, expanded, is_web_address
+from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
 from captioner.terminal import in_a_line, json_line, probability
 from captioner.vision.image import MAX_PIXELS
 
@@ -149,7 +149,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
     _check(arguments)
-    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
+    checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     if arguments.open and not arguments.sheet:
         folder = tempfile.mkdtemp(prefix="captioner-")  # it is read when this has ended
         arguments.sheet = f"{folder}/{{number}}-{{name}}.png"

@@ -24,7 +24,7 @@ from captioner import (
     GenerationConfig,
     OutputError,
 )
-from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint, read_header
 from captioner.vocabulary import Vocabulary
 
 
@@ -281,3 +281,16 @@ def test_a_checkpoint_says_how_it_makes_captions(
     rewrite(path, lambda document: document.update(generation={"beam_size": 0}))
     with pytest.raises(CheckpointFormatError, match="beam_size 0"):
         load_checkpoint(path)
+
+
+def test_how_captions_are_cut_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    words = tiny_checkpoint.vocabulary.ordinary_words
+    vocabulary = Vocabulary(words, tokenizer="unicode", lowercase=False)
+    replace(tiny_checkpoint, vocabulary=vocabulary).save(tmp_path / "best.safetensors")
+    found = load_checkpoint(tmp_path).vocabulary  # of the run in this folder
+    assert found.tokenize("Der Fährmann, »müde«") == ["Der", "Fährmann", "müde"]
+    # One that does not say so is of English captions.
+    tiny_checkpoint.save(tmp_path / "best.safetensors")
+    header = read_header(tmp_path)
+    assert (header["tokenizer"], header["lowercase"]) == ("words", True)
+    assert load_checkpoint(tmp_path).vocabulary.tokenize("A Dog's") == ["a", "dog", "'s"]

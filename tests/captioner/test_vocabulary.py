@@ -50,6 +50,25 @@ def test_plain_captions_are_split_as_treebank_splits_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ein großer Hund, »Max«, läuft.", ["Ein", "großer", "Hund", "Max", "läuft"]),
+        ("L’arbre d'été – 3,5 m", ["L’arbre", "d'été", "3,5", "m"]),
+        # Vowels stay with their letters; the comma and the marks of direction go.
+        ("\u200fرجلٌ يركبُ، أمامَ بيت\u200f", ["رجلٌ", "يركبُ", "أمامَ", "بيت"]),
+        ("می\u200cخواهم بروم", ["می\u200cخواهم", "بروم"]),  # a joiner belongs to the word
+        ("Fu\u0308ße", ["Füße"]),  # ü in two characters
+        ("...", []),
+    ],
+)
+def test_words_of_other_languages_are_cut_by_unicode_s_rules(text: str, words: list[str]) -> None:
+    assert tokenize(text, "unicode", lowercase=False) == words
+    assert tokenize(text, "unicode") == [word.lower() for word in words]
+    vocabulary = Vocabulary.build([words], minimum_count=1, tokenizer="unicode")
+    assert vocabulary.join(vocabulary.decode(vocabulary.encode(words))) == " ".join(words)
+
+
+@pytest.mark.parametrize(
     ("text", "tokens", "sentence"),
     [
         ("戴着LED灯的狗。", ["戴", "着", "led", "灯", "的", "狗"], "戴着led灯的狗"),
@@ -105,7 +124,9 @@ def test_only_endings_lean_on_the_word_before(caption: str, joined: str | None) 
 
 
 def test_a_vocabulary_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no tokenizer 'letters': it is one of words, characters"):
+    with pytest.raises(
+        ConfigError, match="no tokenizer 'letters': it is one of words, unicode, characters"
+    ):
         Vocabulary(["a"], tokenizer="letters")  # type: ignore[arg-type]
     for words in (["a", "a"], ["<unk>"], [""]):
         with pytest.raises(ConfigError, match="vocabulary"):

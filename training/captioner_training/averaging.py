@@ -89,7 +89,9 @@ def _differences(first: Checkpoint, other: Checkpoint) -> Iterator[str]:
 
 def _settings(checkpoint: Checkpoint) -> dict[str, object]:
     vocabulary, config = checkpoint.vocabulary, checkpoint.model.config
-    found: dict[str, object] = {"tokenizer": vocabulary.tokenizer, "styles": vocabulary.styles}
+    found: dict[str, object] = {
+        name: getattr(vocabulary, name) for name in ("tokenizer", "lowercase", "styles")
+    }
     for part, settings in (
         ("encoder", config.encoder),
         ("decoder", replace(config.decoder, dropout=0.0)),

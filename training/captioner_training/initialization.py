@@ -20,7 +20,7 @@ from captioner.errors import (
     ConfigError,
 )
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import bundled_checkpoint, expanded, there_is_no
+from captioner.paths import bundled_checkpoint, checkpoint_file, there_is_no
 from captioner.vision.encoder import Encoder
 from captioner.vocabulary import Vocabulary
 from captioner_training.recipe import Recipe
@@ -58,6 +58,8 @@ def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
                 yield f"{part}.{name} is {value!r} here and {there[name]!r} there"
     if (tokenizer := origin.vocabulary.tokenizer) != recipe.data.tokenizer:
         yield f"data.tokenizer is {recipe.data.tokenizer!r} here and {tokenizer!r} there"
+    if origin.vocabulary.lowercase != recipe.data.lowercase:
+        yield f"data.lowercase is {recipe.data.lowercase} here and not there"
 
 
 def load_encoder(recipe: Recipe) -> Encoder:
@@ -159,7 +161,7 @@ def _take_over(
 
 def _weights_file(source: str) -> Path:
     """Find the file that a recipe calls by its path, or "bundled"."""
-    path = bundled_checkpoint() if source == "bundled" else expanded(source)
+    path = bundled_checkpoint() if source == "bundled" else checkpoint_file(source)
     if not path.is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -29,11 +29,15 @@ from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes, end_silently
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.losses.objective import Objective
+from captioner_training.prepare.listing import OTHER_LANGUAGE, unknown_share
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 
-__all__ = ["Board", "Clock", "Log"]
+__all__ = ["Board", "Clock", "Log", "some_of"]
 
+T = TypeVar("T")
+
+_FOLLOWED = 10  # photos of validation in a run's report
 _LINES = 20  # of the log in a stage, at least
 _PHOTOS = 6  # of validation in TensorBoard, the same ones every time, so that they can be followed
 
@@ -87,6 +91,22 @@ class Clock:
             "captions_per_second": round(self.captions / seconds, 2),
             "waiting": round(self.waiting / seconds, 4),
         }
+
+
+def some_of(images: Sequence[T]) -> list[T]:
+    """Take the photos that a report follows, from all over the split."""
+    return list(images[:: -(-len(images) // _FOLLOWED)])
+
+
+def _told(one: Captioned) -> dict[str, Any]:
+    """Write a caption with its maps, in thousandths, as the log has it."""
+    attention, gate = one.attention, one.hypothesis.gate
+    return {
+        "image": one.image.name,
+        "words": one.words,
+        "attention": None if attention is None else (1000 * attention).round().int().tolist(),
+        "gate": None if gate is None else [round(each, 3) for each in gate.tolist()],
+    }
 
 
 class Board:
@@ -226,6 +246,13 @@ class Log:
             known = len(origin.vocabulary.ordinary_words)
             added = len(corpus.vocabulary.ordinary_words) - known
             self.say(f"{known:,} words are those of the model, {added:,} new")
+            captions = (words for image in corpus.train for words in image.words)
+            if (share := unknown_share(captions, origin.vocabulary)) > OTHER_LANGUAGE:
+                self.say(
+                    f"note: {100 * share:.0f} % of the words in your captions are none that the "
+                    "model knows: for another language `captioner train own-language` learns all "
+                    "words from nothing"
+                )
             if (styles := origin.vocabulary.styles) and not corpus.vocabulary.styles:
                 self.say(
                     f"its styles, {', '.join(styles)}, are given up: data.styles would keep them"
@@ -317,7 +344,10 @@ class Log:
         """Log the epoch just counted, and say in a line how it went; `means` are of its steps."""
         timing, progress = clock.timing(), self.progress
         place = self._place(progress.epoch)
-        self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})
+        record = {"event": "epoch", **place, **means, "validation": scores, "timing": timing}
+        if (progress.stage, progress.epoch) == (0, 1):  # what report.html begins with
+            record["photos"] = [_told(one) for one in some_of(captioned)]
+        self._write(record)
         if self._board:
             self._board.curves("validation", scores, step=progress.total)
             self._board.photos(captioned, self.recipe.transform, step=progress.total)
@@ -336,29 +366,10 @@ class Log:
             epochs = "epoch" if progress.stale == 1 else "epochs"
             self.say(f"no better score for {progress.stale} {epochs}: the stage ends here")
 
-    def finished(self, *, best: Path, last: Path) -> None:
-        """Log the end, and compare with the model that the run began from."""
+    def finished(self) -> None:
+        """Log the end."""
         progress = self.progress
-        after, before = progress.best[0], progress.untouched
-        self._write({"event": "finished", "steps": progress.total, "best": after})
-        if before is None:
-            return
-        if progress.best_at is not None and after == before:
-            self.say(
-                f"CIDEr {before:.1f}, as before the training, but a lower cross-entropy on "
-                f"validation ({best})"
-            )
-        elif progress.best_at is not None:
-            gain = f"{after - before:.1f}" if after - before > 0.05 else "less than 0.1"
-            self.say(
-                f"CIDEr {after:.1f}, before the training {before:.1f}: the run gained {gain} "
-                f"({best})"
-            )
-        else:
-            self.say(
-                f"no epoch was better than the model as it was (CIDEr {before:.1f}): {best} is "
-                f"that model, {last} the trained one"
-            )
+        self._write({"event": "finished", "steps": progress.total, "best": progress.best[0]})
 
     def _epoch(self, stage: StageState, number: int) -> str:
         stages = len(self.recipe.stages)

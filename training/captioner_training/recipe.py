@@ -22,7 +22,7 @@ from captioner.paths import expanded
 from captioner.vision.bounds import Fraction, NotNegative, Positive, PositiveFloat, Share
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
-from captioner.vocabulary import Tokenizer, is_fit
+from captioner.vocabulary import Tokenizer, is_fit, tokenize
 
 __all__ = [
     "ANY_STYLE",
@@ -96,7 +96,11 @@ class DataConfig:
     maximum_length: Length = 22
     """Words a caption; longer ones are cut, they are few and slow."""
     tokenizer: Tokenizer = "words"
-    """`characters` is for languages that are written without spaces, such as Chinese."""
+    """`words` is for English, `unicode` for any other language that has spaces between words (by
+    Unicode's rules), `characters` for those without, such as Chinese."""
+    lowercase: bool = True
+    """Whether words are learned in small letters; false where capitals belong to the language, as
+    to German nouns."""
     workers: Annotated[int, Ge(0)] = 2
     """Processes that decode images; no more than cores are used."""
 
@@ -123,6 +127,10 @@ class DataConfig:
             yield "data.styles names training sets by their folders, and two have the same name"
         if self.any_style > 0 and ANY_STYLE in names:
             yield f"data.any_style is of a style {ANY_STYLE}, and a training set has that name"
+
+    def tokenize(self, caption: str) -> list[str]:
+        """Split a caption into the words that are learned."""
+        return tokenize(caption, self.tokenizer, lowercase=self.lowercase)
 
     def style_of(self, entry: str | Source) -> str:
         """Name the style of a data set: its own, or the name of its folder."""

@@ -161,8 +161,11 @@ def _sentence(error: Mapping[str, Any]) -> str:
     place = ".".join(parts) or "recipe"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         above = ".".join("1" if part.isdigit() else part for part in parts[:-1])
-        names = [one.removeprefix(f"{above}.").partition(".")[0] for one, _, _ in _fields()]
-        return f"{place}: there is no such field{did_you_mean(parts[-1], names)}"
+        names = [name for name, _, _ in _fields()]
+        if elsewhere := [one for one in names if one.rpartition(".")[2] == parts[-1]]:
+            return f"{place}: there is no such field, did you mean {elsewhere[0]}?"
+        beside = [one.removeprefix(f"{above}.").partition(".")[0] for one in names]
+        return f"{place}: there is no such field{did_you_mean(parts[-1], beside)}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
     message = message.replace("a valid tuple", "a list")
     given = error.get("input")

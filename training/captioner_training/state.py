@@ -7,6 +7,7 @@ the end finished.json.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -337,6 +338,24 @@ class RunFolder:
         """Name the states that are there, the newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
 
+    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
+        """Refuse to begin what the disk cannot hold; what an interrupted run has written counts.
+
+        Raises:
+            OutputError: grids, states and checkpoints together are more than is free.
+
+        """
+        needed = _room(self.recipe, model, images=images)
+        there = (*self.states(), *(shared / "cache").glob(GRIDS_FILES))
+        size = sum(needed.values()) - sum(path.stat().st_size for path in there)
+        place = next(path for path in (self.out, *self.out.parents) if path.exists())
+        if (free := shutil.disk_usage(place).free) < size:
+            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
+            raise OutputError(
+                f"the run takes {sum(needed.values()) / 1e9:.2f} GB ({parts}) and {self.out} has "
+                f"{free / 1e9:.2f} GB free: make room, or choose another --out"
+            )
+
     def begin(self) -> None:
         """Write the recipe.
 
@@ -387,6 +406,28 @@ class RunFolder:
                     path.unlink(missing_ok=True)
                 with suppress(OSError):  # files of others may lie there: they stay
                     folder.rmdir()
+
+
+def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
+    """Work out what a run writes, in bytes, with the file that is written before an old one goes.
+
+    A state has the weights; of those that are trained, the average, the best and two moments.
+    """
+    encoder = model.encoder
+    side = recipe.transform.size // encoder.config.stride
+    grid = 2 * side * side * encoder.channels()
+    frozen = [stage.fine_tune_from is None for stage in recipe.stages]
+    encoded = sum(one and not before for one, before in zip(frozen, [False, *frozen], strict=False))
+    weights = sum(one.numel() for one in model.parameters())
+    trained = 0
+    for stage in recipe.stages:
+        encoder.fine_tune(from_stage=stage.fine_tune_from)
+        trained = max(trained, sum(one.numel() for one in model.parameters() if one.requires_grad))
+    return {
+        "grids": encoded * images * grid,
+        "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
+        "checkpoints": 3 * 2 * weights,
+    }
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

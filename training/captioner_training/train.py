@@ -34,6 +34,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.captioned import Captioned
+from captioner_training.evaluation.gain import new_word_nats
 from captioner_training.evaluation.split import validate
 from captioner_training.initialization import build_model, load_encoder, load_origin
 from captioner_training.interrupts import Interrupts
@@ -98,6 +99,9 @@ def _begin(
     objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
 
     model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
+    if processes.main:
+        images = len(corpus.train) + len(corpus.validation)
+        folder.check_room(model, images=images, shared=shared)
     model.to(processes.device).requires_grad_(True)
     model.encoder.to(memory_format=torch.channels_last)
     torch.backends.cudnn.benchmark = True  # the images of a stage have one size
@@ -152,7 +156,7 @@ class Run:
                     self._score_origin(self.origin)
                 while progress.stage < len(self.recipe.stages):
                     self._train_stage()
-                self.log.finished(best=self.folder.best, last=self.folder.last)
+                self.log.finished()
                 progress.log_bytes = self.log.sync()
                 if self.processes.main:
                     self.folder.finish(progress, digest=self.digest)
@@ -287,6 +291,12 @@ class Run:
             processes=self.processes,
         )
         origin.model.to("cpu")  # a GPU has better use for its memory
+        scores["cross_entropy"] += new_word_nats(
+            self.corpus.validation,
+            self.corpus.vocabulary,
+            origin.vocabulary,
+            maximum_length=self.recipe.data.maximum_length,
+        )
         progress = self.state.progress
         progress.untouched = scores["CIDEr"]
         progress.best = (scores["CIDEr"], -scores["cross_entropy"])

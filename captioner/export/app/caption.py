@@ -233,7 +233,7 @@ class Captioner:
             last = said[len(said) - n + 1 :]
             starts = range(len(said) - n + 1)
             never += [said[at + n - 1] for at in starts if said[at : at + n - 1] == last]
-            if self.about["tokenizer"] == "words":
+            if self.about["tokenizer"] != "characters":
                 never.append(said[-1])
         if len(said) > 1 and around in self.words and self.words[said[-1]] == around:
             never.append(said[-2])

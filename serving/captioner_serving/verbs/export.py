@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from captioner.errors import ConfigError
-from captioner.paths import bundled_checkpoint, expanded
+from captioner.paths import bundled_checkpoint, checkpoint_file, expanded
 
 HELP = "Export a model into a folder that captions without PyTorch, in a browser too."
 EXAMPLES = """examples:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.export.parity import check_parity
     from captioner_serving.browser.page import add_page
 
-    checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
+    checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     with new_folder(arguments.to) as folder:
         write_folder(checkpoint, folder)
         pictures = check_parity(checkpoint, folder)

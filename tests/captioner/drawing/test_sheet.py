@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageChops, ImageColor, ImageSequence
 
 from captioner.drawing.animation import animation
-from captioner.drawing.lettering import INK, PAPER
+from captioner.drawing.lettering import INK, PAPER, Text, font_of
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import save_animation
 from captioner.drawing.sheet import contact_sheet
@@ -25,6 +25,25 @@ def find(sheet: Image.Image, color: tuple[int, int, int], least: int) -> list[in
         if sum(sheet.getpixel((x, y)) == color for y in range(sheet.height)) >= least
     ]
     return [x for x in hits if x - 1 not in hits]
+
+
+def test_letters_are_drawn_that_pillows_own_font_lacks():
+    """A font that lacks a letter draws a box, the same for all that it lacks."""
+    drawn = {letter: bytes(font_of(30, letter).getmask(letter)) for letter in "ßüžжשر"}
+    assert len({*drawn.values()}) == len(drawn)
+    assert font_of(30, "A dog.").getname() == font_of(30).getname()  # as it always was
+
+
+def test_a_title_from_right_to_left_begins_at_the_right():
+    arabic = Text.flow(["رجل", "يركب", "دراجة"], 20, 300, space=0.3)
+    english = Text.flow(["one", "two", "three"], 20, 300, space=0.3)
+    starts = [[x for _, _, x, _ in each.words] for each in (arabic, english)]
+    assert starts[0] == sorted(starts[0], reverse=True) and starts[1] == sorted(starts[1])
+    _, font, x, _ = arabic.words[0]
+    assert x + font.getlength("رجل") == pytest.approx(300)
+    centred = Text.flow(["رجل", "يركب"], 20, 300, space=0.3, center=True)
+    (_, font, right, _), (_, _, left, _) = centred.words
+    assert left == pytest.approx(300 - right - font.getlength("رجل"))
 
 
 class TestContactSheet:

@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw
 from captioner.trust import digest_weights, trust_file
 from captioner_training.evaluation.report import ImageRow, compare_reports
 from captioner_training.pages.figures import Part
-from captioner_training.pages.page import Gallery, draw_page
+from captioner_training.pages.gallery import Gallery
+from captioner_training.pages.page import draw_page
 from captioner_training.pages.plots import dots_plot
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
@@ -212,6 +213,43 @@ def test_only_what_is_counted_alike_can_be_compared(evaluated: Evaluated, run_ma
     report = json.loads(evaluate(evaluated.part, "--corpus", evaluated.captions).stdout)
     assert "a part" in report["comparable"] and "of a split of 4 images" in report["comparable"]
     assert report["document_frequencies"]["images"] == 4
+
+
+def test_a_comparison_stands_side_by_side(
+    evaluated: Evaluated, run_main: Run, tmp_path: Path, browser: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    other = json.loads((evaluated.report / "report.json").read_text())
+    change = {}
+    for at, row in enumerate(other["per_image"]):
+        change[row["name"]] = 30.0 * (at - 1)
+        row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change[row["name"]]
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    command = evaluated.command(
+        evaluated.captions, "--compare", tmp_path / "other.json", "--report", tmp_path, "--open"
+    )
+    assert run_main(*command).returncode == 0
+    assert opened == [(tmp_path / "report.html").as_uri()]
+    page = browser.new_page(viewport={"width": 1180, "height": 900})
+    page.goto(opened[0])
+    differences = page.locator(".photos:not(.best):not(.worst) .cider").all_inner_texts()
+    assert differences == ["+60", "+30", "-30"]  # what became better, the most first; then worse
+    part = json.loads((tmp_path / "report.json").read_text())["comparison"]
+    low, high = part["intervals"]["CIDEr"]
+    assert part["CIDEr"] == pytest.approx(15)
+    assert f"CIDEr +15.0 [{low:.1f}, {high:.1f}]" in page.locator("main").inner_text()
+    # Arabic words run from right to left, whatever stands around them.
+    order = page.locator("em bdi").first.evaluate(
+        """(element) => { const text = element.firstChild, at = (place) => {
+             const range = document.createRange();
+             range.setStart(text, place); range.setEnd(text, place + 1);
+             return range.getBoundingClientRect().left; };
+           return [at(0), at(4), at(9)]; }"""
+    )
+    assert order == sorted(order, reverse=True)
+    page.close()
 
 
 def surprised(at: int, nats: float, tokens: int) -> ImageRow:

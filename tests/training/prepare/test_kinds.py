@@ -107,8 +107,7 @@ def test_csv_with_columns_and_delimiter_of_its_own(
     )  # fmt: skip
     assert found == {"train": [("a/0.jpg", ["one", "two", "three"])]}
     for options, message in (
-        (("--delimiter", "|"), "the columns subject, c1, c2: which one names the image?"),
-        (("--delimiter", "|", "--image-column", "subject"), "which one is the caption?"),
+        (("--delimiter", "|"), "the columns subject, c1, c2: which one has the captions?"),
         (("--image-column", "image"), "there is no column 'image'"),
         (("--delimiter", "ab"), "must be one character"),
     ):

@@ -22,7 +22,7 @@ def test_splits_by_hash_are_near_their_share_and_stay() -> None:
     for n in range(50):
         first = hashlib.sha256(names[n].encode()).hexdigest()[:8]
         share = int(first, 16) / 16**8
-        assert chosen[n] == ("test" if share < 0.2 else "val" if share < 0.3 else "train")
+        assert chosen[n] == ("val" if share < 0.1 else "test" if share < 0.3 else "train")
     others = dict(zip(names[:6_000], Fractions(val=0.1, test=0.2).draw(names[:6_000]), strict=True))
     assert all(others.get(name, split) == split for name, split in zip(names, chosen, strict=True))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from captioner import ConfigError, DataError
-from captioner_training.prepare.caption_files import Columns, csv_rows, jsonl_rows, read_table
+from captioner_training.prepare.caption_files import csv_rows, jsonl_rows, read_table
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import Problems
 
 Found = dict[str, tuple[str, ...]]
@@ -79,11 +80,12 @@ def test_columns_of_a_table_without_a_header_are_numbered(
     tmp_path: Path, problems: Problems
 ) -> None:
     table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat, black, sits\n"
-    for columns in ({}, {"image": "3"}):
-        with pytest.raises(ConfigError, match="columns are called 1, 2, 3, 4: say which ones"):
-            read(tmp_path, table, problems, **columns)
-    found = read(tmp_path, table, problems, image="3", captions=("4",), split="2")
-    assert found == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
+    for columns in ({}, {"image": "3"}, {"image": "3", "captions": ("4",), "split": "2"}):
+        found = read(tmp_path, table, problems, **columns)
+        assert found == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
+    assert "photos are named in the column 3, captions are those of 4: " in problems.notes()[0]
+    with pytest.raises(ConfigError, match=r"the columns 1, 2: which one has the captions\? --cap"):
+        read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
     with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
 
@@ -118,6 +120,12 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
 def test_numbered_captions(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption_1,Caption 2,part\n1.jpg,a,b,train\n2.jpg,c,d,\n"
     assert read(tmp_path, table, problems) == {"1.jpg": ("a", "b"), "2.jpg": ("c", "d")}
+
+
+def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
+    table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
+    found = read(tmp_path, table, problems)
+    assert found == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
 
 
 def test_what_is_nested_too_deep_is_no_json_and_a_caption_in_a_cell(

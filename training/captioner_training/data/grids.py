@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import mmap
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -107,9 +106,7 @@ class CachedGrids:
         count = -(-len(images) // GRIDS_A_FILE)
         paths = [folder / f"grids-{digest}-{number:05d}.f16" for number in range(count)]
         missing = processes.broadcast([n for n, path in enumerate(paths) if not path.exists()])
-        still = sum(len(_share(images, number)) for number in missing)
-        room = 2 * shape[1] * shape[2] * still
-        processes.main_alone(lambda: _check_room(folder, room))
+        processes.main_alone(lambda: _make(folder))
         if mine := missing[processes.rank :: processes.world]:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
             shares = {paths[number]: _share(images, number) for number in mine}
@@ -167,18 +164,11 @@ def _encode(
         yield grid.features.half().cpu().numpy()
 
 
-def _check_room(folder: Path, size: int) -> None:
-    """Refuse, by OutputError, to begin what the disk cannot hold."""
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
-    if free < size:
-        raise OutputError(
-            f"the cached grids take {size / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB "
-            "free: make room, or choose another --out"
-        )
 
 
 def _digest(

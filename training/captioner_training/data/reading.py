@@ -13,7 +13,7 @@ from pathlib import Path
 from captioner.errors import DataError
 from captioner.paths import there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner.vocabulary import Tokenizer, Vocabulary, has_no_spaces, tokenize
+from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.scenes import write_scenes
@@ -32,20 +32,20 @@ from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, res
 
 __all__ = ["read_coco", "read_corpus", "read_dataset"]
 
+Words = Callable[[str], list[str]]
+
 _DRY_VALIDATION = 50  # images that a dry run looks at after each stage
 _WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: flickr8k, say"
 _SAMPLE = 1000  # images whose captions tell in which script they are written
 _LOOKED_AT = 10_000  # files; enough to see what a folder holds
 
 
-def read_dataset(
-    folder: Path, *, split: str, tokenizer: Tokenizer = "words"
-) -> list[CaptionedImage]:
+def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[CaptionedImage]:
     """Read a split of a data set that is one folder.
 
     The folder is a data set that `captioner prepare` made; or it holds captions_SPLIT.json in
-    COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT. `tokenizer` splits
-    the captions into words.
+    COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT. `words` splits the
+    captions into words.
 
     Raises:
         DataError: it is neither, it has no such split, or files are missing or damaged.
@@ -57,7 +57,7 @@ def read_dataset(
         plain = folder / f"captions_{split}.json"
         if not plain.exists():
             raise DataError(_unprepared(folder, split))
-        return read_coco(plain, folder / f"{split}*", tokenizer=tokenizer)
+        return read_coco(plain, folder / f"{split}*", words=words)
     manifest = Manifest.load(folder)
     rows = list(manifest.rows(folder, split))
     shards = [folder / shard.file for shard in manifest.splits[split].shards]
@@ -66,11 +66,11 @@ def read_dataset(
         pattern=folder,
         identity=manifest.identity,
     )
-    return _captioned(rows, store, tokenizer)
+    return _captioned(rows, store, words)
 
 
 def _captioned(
-    rows: Sequence[IndexRow | ListedImage], store: ImageStore, tokenizer: Tokenizer
+    rows: Sequence[IndexRow | ListedImage], store: ImageStore, words: Words
 ) -> list[CaptionedImage]:
     return [
         CaptionedImage(
@@ -78,26 +78,22 @@ def _captioned(
             id=row.id,
             store=store,
             captions=row.captions,
-            words=_words(row.captions, tokenizer),
+            # Interned: COCO's six million words are thirty thousand different ones.
+            words=tuple(tuple(map(sys.intern, words(text))) for text in row.captions),
         )
         for row in rows
     ]
 
 
-def _words(captions: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[str, ...], ...]:
-    # Interned: COCO's six million words are thirty thousand different ones.
-    return tuple(tuple(map(sys.intern, tokenize(text, tokenizer))) for text in captions)
-
-
 def read_coco(
-    captions: Path, images: Path | str, *, tokenizer: Tokenizer = "words"
+    captions: Path, images: Path | str, *, words: Words = tokenize
 ) -> list[CaptionedImage]:
     """Read a data set in COCO's captions format.
 
     Args:
         captions: the json file with `images` and `annotations`.
         images: a folder or tar file (or a glob of them) that holds every `file_name`.
-        tokenizer: how captions are split into words.
+        words: splits captions into words.
 
     Raises:
         DataError: a file is missing or of another format, or an image or caption is unusable.
@@ -123,7 +119,7 @@ def read_coco(
                 f"{captions} has {problem}: {len(names)}, {names[0]} the first; `captioner prepare "
                 "coco-json` with --skip-bad leaves out what cannot be used"
             )
-    return _captioned(found, store, tokenizer)
+    return _captioned(found, store, words)
 
 
 def _unprepared(folder: Path, split: str) -> str:
@@ -170,7 +166,8 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
 
     Raises:
         ConfigError: the style of generation is not among those of the data.
-        DataError: a data set cannot be read, or there is no word that could be learned.
+        DataError: a data set cannot be read, has one photo to train on, or has no word that could
+            be learned.
 
     """
     data = recipe.data
@@ -184,6 +181,10 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         train_sets = [read_dataset(folder, split="train")]
         validation_sets = [read_dataset(folder, split="val")]
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
+    if len(train) == 1:
+        raise DataError(
+            f"there is one photo to train on, {train[0].name}: a hundred are a beginning"
+        )
     found = Vocabulary.build(
         (words for image in train for words in image.words), minimum_count=data.minimum_count
     ).ordinary_words
@@ -206,19 +207,35 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     usual = (ANY_STYLE,) if data.any_style > 0 else ()
     styles = tuple(dict.fromkeys((*usual, *styles, *learned))) if data.styles else ()
     vocabulary = Vocabulary(
-        list(dict.fromkeys((*words, *found))), tokenizer=data.tokenizer, styles=styles
+        list(dict.fromkeys((*words, *found))),
+        tokenizer=data.tokenizer,
+        lowercase=data.lowercase,
+        styles=styles,
     )
     vocabulary.start(recipe.generation.style)
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
+    test = [] if recipe.max_steps else list(chain(*_read(data, _with_test(data), "test")))
     if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
         validation = [replace(image, style="") for image in validation]
     return Corpus(
         train=_styled(train, vocabulary, usual=recipe.generation.style),
         validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
+        test=_styled(test, vocabulary, usual=recipe.generation.style),
     )
+
+
+def _with_test(data: DataConfig) -> list[str | Source]:
+    """Name the validation sets that have a split `test` beside."""
+    folders = [(one, resolve(data.root, one)) for one in data.validation if isinstance(one, str)]
+    return [
+        one
+        for one, folder in folders
+        if (is_prepared(folder) and "test" in Manifest.load(folder).splits)
+        or (folder / "captions_test.json").is_file()
+    ]
 
 
 def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
@@ -248,10 +265,10 @@ def _read(
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
             style = folder.absolute().name  # as recipe.py compares them
-            found = read_dataset(folder, split=split, tokenizer=data.tokenizer)
+            found = read_dataset(folder, split=split, words=data.tokenize)
         else:
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
             style = entry.style
-            found = read_coco(captions, files, tokenizer=data.tokenizer)
+            found = read_coco(captions, files, words=data.tokenize)
         sets.append([replace(image, style=style if data.styles else "") for image in found])
     return sets

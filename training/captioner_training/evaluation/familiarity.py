@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,26 +14,10 @@ from captioner.familiarity import pool
 from captioner.predictor import Captioner
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
-from captioner_training.data.reading import read_dataset
 
-__all__ = ["auroc", "measure_familiarity", "pooled_grids", "some_photos"]
+__all__ = ["auroc", "measure_familiarity", "pooled_grids"]
 
 _BATCH = 32  # photos that are encoded at once
-
-
-def some_photos(folders: Sequence[Path], split: str, count: int) -> list[CaptionedImage]:
-    """Draw as many photos from every data set, the same each time, in their order.
-
-    Raises:
-        DataError: a data set cannot be read.
-
-    """
-    found: list[CaptionedImage] = []
-    for folder in folders:
-        images = read_dataset(folder, split=split)
-        most = min(-(-count // len(folders)), len(images))
-        found += [images[at] for at in sorted(random.Random(0).sample(range(len(images)), most))]
-    return found
 
 
 def pooled_grids(

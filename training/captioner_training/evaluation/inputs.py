@@ -16,7 +16,7 @@ from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
 from captioner.trust import trust_file
 from captioner.vision.transform import Transform, TransformConfig
-from captioner.vocabulary import Tokenizer
+from captioner.vocabulary import tokenize
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.evaluation.boxes import Boxes, check_boxes, read_boxes
@@ -119,10 +119,9 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
         attempt.errors.append(DataError(there_is_no("folder", arguments.unlike)))
     if arguments.official:
         attempt(check_java)
-    tokenizer: Tokenizer = "words" if captioner is None else captioner.vocabulary.tokenizer
     whole = Transform(TransformConfig(mode="squash"))
     framing = whole if captioner is None else captioner.transform
-    images = attempt(partial(_images, arguments, tokenizer)) or []
+    images = attempt(partial(_images, arguments, captioner)) or []
     split = targets(images)
     if arguments.score is not None:
         if not arguments.data and not arguments.images:
@@ -157,11 +156,12 @@ def _captioner(arguments: argparse.Namespace) -> Captioner:
     return captioner
 
 
-def _images(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[CaptionedImage]:
+def _images(arguments: argparse.Namespace, captioner: Captioner | None) -> list[CaptionedImage]:
+    words = tokenize if captioner is None else captioner.vocabulary.tokenize
     if arguments.data:
-        return read_dataset(arguments.data, split=arguments.split, tokenizer=tokenizer)
+        return read_dataset(arguments.data, split=arguments.split, words=words)
     if arguments.images is not None:
-        return read_coco(arguments.captions, arguments.images, tokenizer=tokenizer)
+        return read_coco(arguments.captions, arguments.images, words=words)
     return []
 
 

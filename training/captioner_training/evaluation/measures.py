@@ -35,12 +35,12 @@ from captioner_training.evaluation.predictions import (
 )
 from captioner_training.evaluation.report import ImageRow
 from captioner_training.evaluation.scores import (
-    PLAIN_TOKENIZER,
     Tables,
     human_tables,
     model_facts,
     official_scores,
     score_tables,
+    token_name,
 )
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.trust import measure_trust
@@ -59,14 +59,15 @@ class CaptionSet:
     """Captions of a split, whoever made them, and what can be said of them without a model.
 
     targets: the images; captions: of each, as it reads; words: of each, as they are scored;
-    tokenizer: that they come from; corpus: the whole split of which these images are a part, None
-    where they are all of it.
+    tokenize: makes them; tokens: says what they are; corpus: the whole split of which these images
+    are a part, None where they are all of it.
     """
 
     targets: Sequence[Target]
     captions: Sequence[str]
     words: Sequence[Words]
-    tokenizer: Tokenizer
+    tokenize: Callable[[str], list[str]]
+    tokens: str
     corpus: Sequence[Target] | None = None
 
     @classmethod
@@ -86,7 +87,8 @@ class CaptionSet:
             targets=[target for target, _ in pairs],
             captions=[caption for _, caption in pairs],
             words=[tokenize(caption, tokenizer) for _, caption in pairs],
-            tokenizer=tokenizer,
+            tokenize=partial(tokenize, by=tokenizer),
+            tokens=token_name(tokenizer),
             corpus=None if corpus is None and len(pairs) == len(split) else whole,
         )
 
@@ -140,7 +142,7 @@ class CaptionSet:
         return rows
 
     def _tokenized(self, images: Sequence[Target]) -> list[list[list[str]]]:
-        return [[tokenize(text, self.tokenizer) for text in one.references] for one in images]
+        return [[self.tokenize(text) for text in one.references] for one in images]
 
     @cached_property
     def _score(self) -> Callable[..., Tables]:
@@ -150,7 +152,7 @@ class CaptionSet:
     def plain_scores(self) -> dict[str, object]:
         """Give the scores with their intervals, and those of people."""
         people = summary(human_tables(self.references, self._score))
-        return {"tokenizer": PLAIN_TOKENIZER, **summary(self.tables), "human": people}
+        return {"tokenizer": self.tokens, **summary(self.tables), "human": people}
 
     def _describe(
         self, training: Sequence[Target] | None, boxes: Boxes | None
@@ -266,7 +268,8 @@ class CaptionedSplit:
             targets=targets(images),
             captions=[vocabulary.join(one.words) for one in self.captioned],
             words=[one.words for one in self.captioned],
-            tokenizer=vocabulary.tokenizer,
+            tokenize=vocabulary.tokenize,
+            tokens=token_name(vocabulary.tokenizer, lowercase=vocabulary.lowercase),
             corpus=corpus,
         )
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from captioner_training.evaluation.predictions import Target
 __all__ = [
     "ImageRow",
     "as_json",
+    "beside",
     "check_comparable",
     "compare_reports",
     "describe_data",
@@ -35,7 +36,8 @@ class ImageRow:
     cider, rouge_l: in percent; score: mean log-probability, None for captions made elsewhere;
     familiarity, trust: in 0..1, None where they are not known; invented: categories that the
     caption names and no reference does; cross_entropy: of the references, in nats a token, and how
-    many tokens they have, None where nobody asked.
+    many tokens they have, None where nobody asked; other_caption, other_cider: of the report that
+    this one is compared with.
     """
 
     id: int | str
@@ -50,6 +52,8 @@ class ImageRow:
     invented: tuple[str, ...] = ()
     cross_entropy: float | None = None
     reference_tokens: int | None = None
+    other_caption: str | None = None
+    other_cider: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Give the row as JSON has it."""
@@ -209,6 +213,16 @@ def compare_reports(
     if (surprise := _surprise(report, pairs, other)) is not None:
         tables["cross_entropy"] = surprise
     return {"with": other.get("checkpoint") or other.get("predictions"), **summary(tables)}
+
+
+def beside(rows: Sequence[ImageRow], other: Mapping[str, Any]) -> list[ImageRow]:
+    """Put the captions of a report that can be compared beside those of this one."""
+    others = {str(one["id"]): one for one in other["per_image"]}
+    pairs = ((row, others[str(row.id)]) for row in rows)
+    return [
+        replace(row, other_caption=before["caption"], other_cider=before["CIDEr"])
+        for row, before in pairs
+    ]
 
 
 def _surprise(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from captioner.errors import CaptionerError
+from captioner.vocabulary import Tokenizer
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import word_distance
@@ -23,7 +24,6 @@ from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.losses.cider import CiderD
 
 __all__ = [
-    "PLAIN_TOKENIZER",
     "Tables",
     "bleu_tables",
     "common_words",
@@ -32,6 +32,7 @@ __all__ = [
     "official_scores",
     "score_split",
     "score_tables",
+    "token_name",
 ]
 
 Words = Sequence[str]
@@ -40,13 +41,22 @@ References = Sequence[Sequence[Words]]
 
 Tables = dict[str, Table]
 
-PLAIN_TOKENIZER = "Treebank, lower case, without punctuation: close to COCO's, not the same"
+_TOKENS = {
+    "words": "Treebank, {}, without punctuation: close to COCO's, not the same",
+    "unicode": "words by Unicode's rules, {}, without punctuation",
+    "characters": "characters, {}, without punctuation",
+}
 OFFICIAL_TOKENIZER = "PTB, lower case, without punctuation: COCO's"
 
 _ORDERS = (1, 2, 3, 4)
 # pycocoevalcap's: an order without a match counts as next to nothing instead of as log 0.
 _TINY, _SMALL = 1e-15, 1e-9
 _BETA = 1.2  # COCO's ROUGE-L: recall counts a little more than precision
+
+
+def token_name(tokenizer: Tokenizer, *, lowercase: bool = True) -> str:
+    """Say in a report what was scored."""
+    return _TOKENS[tokenizer].format("lower case" if lowercase else "with capitals")
 
 
 def score_tables(

@@ -34,7 +34,17 @@ from captioner_training.evaluation.content import (
 )
 from captioner_training.evaluation.hallucination import mentions, named_categories
 
-__all__ = ["fit_logistic", "fit_sight", "fit_trust", "measure_trust", "review_curve"]
+__all__ = [
+    "FEWEST_PHOTOS",
+    "fit_logistic",
+    "fit_sight",
+    "fit_trust",
+    "measure_trust",
+    "review_curve",
+]
+
+FEWEST_PHOTOS = 100
+"""Of training, and of validation: of fewer what is learned is noise."""
 
 _RARE = 600  # a word that fewer than one of so many photos have is rare
 _PHOTOS = 5  # or fewer than so many

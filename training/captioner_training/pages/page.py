@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
-from captioner.drawing.overlay import overlay
-from captioner.errors import ImageError
 from captioner.files import replace_file
-from captioner.terminal import printable
-from captioner.vision.image import open_image
-from captioner.vision.transform import Transform
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
-from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.report import ImageRow, as_json
 from captioner_training.pages.figures import (
     SCORES,
@@ -37,6 +24,7 @@ from captioner_training.pages.figures import (
     part_of,
     title,
 )
+from captioner_training.pages.gallery import Gallery, in_a_line, page_environment
 from captioner_training.pages.plots import (
     Plot,
     dots_plot,
@@ -45,12 +33,12 @@ from captioner_training.pages.plots import (
     review_plot,
 )
 
-__all__ = ["Gallery", "draw_markdown", "draw_page", "write_report"]
+__all__ = ["draw_markdown", "draw_page", "write_report"]
 
 Report = Mapping[str, Any]
 
-_SIDE = 360  # pixels of a photo's longer side: sharp where the page shows it, 20 kB as JPEG
-_MAPS = 4  # words whose attention is drawn
+_SHOWN = 12  # of the best and of the worst: rows of two, three or four are full
+_ACROSS = 4  # photos in a row of a wide page
 _EXAMPLES = 3  # photos with the attention of their words
 _KINDS = {
     "content": "words for things, gate open",
@@ -68,68 +56,6 @@ _IN_BOXES = {
 _DIGITS = {"cross_entropy": 3}  # models differ by hundredths of a nat
 # What begins HTML, a link, an image, code or emphasis; an underscore inside of a word does not.
 _LIVE = re.compile(r"[\\`*\[\]<>&~|]|(?<![^\W_])_|_(?![^\W_])")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """The photos of a report, drawn when they are asked for.
-
-    images: of which captions are shown; captioned: the same with what a model said, if one did;
-    framing: of that model.
-    """
-
-    images: Sequence[CaptionedImage] = ()
-    captioned: Sequence[Captioned] = ()
-    framing: Transform | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether the words of `maps` are those that drew most on the photo, or the first ones."""
-        return any(one.hypothesis.gate is not None for one in self.captioned)
-
-    def picture(self, at: int) -> str | None:
-        """Give the address of a photo by its place; None where it cannot be opened."""
-        photo = self._open(at)
-        return None if photo is None else _address(photo)
-
-    def maps(self, at: int) -> list[tuple[str, str]]:
-        """Draw the attention of some words for things: the words, with the addresses of pictures.
-
-        These are the words that drew most on the photo, as the gate says; the first ones where
-        there is no gate.
-        """
-        photo = self._open(at) if self.captioned else None
-        if photo is None or self.framing is None or self.captioned[at].attention is None:
-            return []
-        one, box = self.captioned[at], self.framing.box(*photo.size)
-        gates = one.hypothesis.gate
-        content = [place for place, word in enumerate(one.words) if word not in FUNCTION_WORDS]
-        if gates is not None:
-            content = sorted(content, key=lambda place: -float(gates[place]))
-        return [
-            (one.words[place], _address(overlay(photo, attention[place], box=box)))
-            for attention in [one.attention]
-            if attention is not None
-            for place in sorted(content[:_MAPS])
-        ]
-
-    def _open(self, at: int) -> Image.Image | None:
-        if at >= len(self.images):
-            return None
-        image = self.images[at]
-        try:
-            photo = open_image(image.store.read(image.name), at_least=_SIDE)
-        except ImageError:
-            return None
-        photo.thumbnail((_SIDE, _SIDE))
-        return photo
-
-
-def _address(picture: Image.Image) -> str:
-    """Put a picture into an address of its own, as a JPEG file."""
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
@@ -173,7 +99,7 @@ def draw_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
     }  # fmt: skip
     scored = [name for name in SCORES if any(name in part for part in columns.values())]
     return (
-        _environment(_in_markdown)
+        page_environment(_in_markdown)
         .get_template("report.md")
         .render(**_context(report, rows, shown=5), columns=columns, parts=parts, scored=scored)
     )
@@ -188,7 +114,7 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         gallery: their photos.
 
     """
-    environment = _environment(_in_a_line)
+    environment = page_environment()
     svg = environment.get_template("plot.svg")
     model, people = main_scores(report)
     kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())
@@ -201,9 +127,10 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         ),
         "review": review_plot((report.get("trust") or {}).get("review", ())),
         "deletion": _deletion(deletion),
+        "comparison": _comparison(part_of(report, "comparison")),
     }
     return environment.get_template("report.html").render(
-        **_context(report, rows, shown=8),
+        **_context(report, rows, shown=_SHOWN),
         deletion=deletion,
         examples=_examples(rows, gallery),
         gallery=gallery,
@@ -222,35 +149,32 @@ def _context(report: Report, rows: Sequence[ImageRow], *, shown: int) -> dict[st
     heading, lead = title(report)
     order = sorted(range(len(rows)), key=lambda at: (rows[at].cider, rows[at].rouge_l))
     shown = min(shown, len(rows) // 2)
+    shown -= shown % _ACROSS if shown > _ACROSS else 0
     return {
         "SCORES": SCORES, "best": order[::-1][:shown], "facts": list(circumstances(report)),
         "heading": heading, "lead": lead, "missing": list(missing_parts(report)),
         "notes": [report["comparable"], *report.get("problems", ())], "number": number,
-        "rows": rows, "worst": order[:shown],
+        "rows": rows, "worst": order[:shown], "changed": _changed(rows, shown=_ACROSS),
     }  # fmt: skip
 
 
-def _environment(escape: Callable[[str], str]) -> Environment:
-    """Load the templates. Names and captions are strangers': all that is no Markup is escaped."""
-    return Environment(
-        loader=PackageLoader("captioner_training", "pages"),
-        autoescape=lambda name: name != "report.md",
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
-
-
-def _in_a_line(text: str) -> str:
-    """Write text in a line, with what steers a terminal made visible."""
-    return printable(" ".join(text.split()))  # captions of COCO end in line breaks
+def _changed(rows: Sequence[ImageRow], *, shown: int) -> list[tuple[str, list[int]]]:
+    """Find the photos whose captions differ most from those of another report, both ways."""
+    change = {
+        at: row.cider - row.other_cider
+        for at, row in enumerate(rows)
+        if row.other_cider is not None and row.caption != row.other_caption
+    }
+    order = sorted(change, key=change.__getitem__)
+    ways = {
+        "What became better": [at for at in order[::-1][:shown] if change[at] > 0],
+        "What became worse": [at for at in order[:shown] if change[at] < 0],
+    }
+    return [(name, places) for name, places in ways.items() if places]
 
 
 def _in_markdown(text: str) -> str:
-    return _LIVE.sub(r"\\\g<0>", _in_a_line(text))
+    return _LIVE.sub(r"\\\g<0>", in_a_line(text))
 
 
 def _numbers(values: Report, *, digits: int) -> Markup:
@@ -282,6 +206,15 @@ def _scores(model: Part | None, people: Part | None) -> Plot | None:
     ]
     most = max((high for _, dots in rows for *_, high in dots), default=0.0)
     return dots_plot(rows, title="Scores of the model and of people", most=most) if rows else None
+
+
+def _comparison(part: Part | None) -> Plot | None:
+    if part is None:
+        return None
+    names = ("CIDEr", "ROUGE-L")
+    ends = [end for name in names for end in part.interval(name)]
+    rows = [(name, [_dot("model", part, name)]) for name in names]
+    return dots_plot(rows, title="Differences", most=max(*ends, 0), least=min(*ends, 0))
 
 
 def _lengths(texts: Sequence[str]) -> Plot:

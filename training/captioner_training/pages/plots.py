@@ -7,13 +7,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Plot", "Row", "dots_plot", "histogram", "reliability_plot", "review_plot"]
+__all__ = [
+    "Plot",
+    "Row",
+    "curves_plot",
+    "dots_plot",
+    "histogram",
+    "reliability_plot",
+    "review_plot",
+]
 
 Row = tuple[str, Sequence[tuple[str, float, float, float]]]
 """A name, and the dots of its line, each (kind, value, low, high)."""
 
 _WIDTH, _HEIGHT = 420, 300
 _LINE = 34  # pixels, from one line of dots to the next
+_DOTS = 60  # points of a curve that are marked one by one
 _LETTER = 8  # the width of one in a name
 
 
@@ -124,6 +133,32 @@ def review_plot(curve: Sequence[Mapping[str, float]]) -> Plot:
     for name, kind in (("ideal", "ideal"), ("by_score", "after"), ("found", "before")):
         points = [(100 * one["reviewed"], 100 * one[name]) for one in curve]
         plot.line([(0, 0), *points], f"curve {kind}")
+    return plot
+
+
+def curves_plot(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    ends: Sequence[float],
+    y_name: str,
+) -> Plot:
+    """Draw values over the steps of a run, a curve a kind; its stages end at dashed lines."""
+    values = [value for points in curves.values() for _, value in points] or [0.0]
+    span = max(values) - min(values)
+    plot = Plot(
+        title=title,
+        x=Scale.over(0, max(ends, default=1), start=52, end=_WIDTH - 14),
+        y=Scale.over(max(0, min(values) - 0.1 * span), max(values), start=_HEIGHT - 40, end=20),
+        x_name="steps",
+        y_name=y_name,
+    )
+    for end in ends[:-1]:
+        plot.lines.append((f"{plot.x(end)},{_HEIGHT - 40} {plot.x(end)},20", "ideal"))
+    for kind, points in curves.items():
+        plot.line(points, f"curve {kind}")
+        for x, y in points if len(points) <= _DOTS else ():
+            plot.dot(x, y, 3, kind=kind, text=f"step {x:,.0f}: {y:.4g}")
     return plot
 
 

@@ -1,6 +1,7 @@
 """A prepared data set from a source: shards, indexes, and the manifest at the very end.
 
 DIR/.prepare       work in progress: finished shards with a record each, downloads, a lock
+DIR/problems.csv   what was left out, or should be looked at, a row each
 DIR/manifest.json  written last; without it there is no data set in DIR
 
 Only when every shard is there and nothing is wrong do they move to DIR. A run that was interrupted,
@@ -28,6 +29,7 @@ from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, sync_folder
 from captioner.terminal import printable
 from captioner_training.lock import locked
+from captioner_training.prepare.listing import PROBLEMS_FILE
 from captioner_training.prepare.manifest import (
     MANIFEST,
     WORK,
@@ -84,7 +86,8 @@ def claimed(to: Path) -> Iterator[Path]:
     """Make the folder, keep other runs out of it, and yield DIR/.prepare. Raises OutputError."""
     work = to / WORK
     try:
-        if to.exists() and not (is_prepared(to) or work.exists()) and any(to.iterdir()):
+        others = {one.name for one in to.iterdir()} - {PROBLEMS_FILE} if to.exists() else set()
+        if others and not (is_prepared(to) or work.exists()):
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
     except OSError as error:
         raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
@@ -143,17 +146,21 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     if finished := find_finished(options, source=data.source, fingerprint=fingerprint):
         return finished
     _write_shards(plans, options, work)
+    rows = {image.file_name: image.row for image in data.images}
     for plan in plans:
-        for problem in read_shard_record(work, plan).corrupt:
-            problems.add("corrupt image", problem)
+        for image, problem in read_shard_record(work, plan).corrupt.items():
+            problems.add("corrupt image", problem, file=image, row=rows.get(image, ""))
+    table = problems.write(options.to)
     for note in problems.notes():
         print(f"note: {printable(note)}", file=sys.stderr)
     if problems and not options.skip_bad:
         raise DataError(
             f"the data set {name} has problems, and nothing was prepared from it:\n"
-            f"{problems.report()}\ncorrect them and run the same command again, or go on without "
-            "them: --skip-bad"
+            f"{problems.report()}\nall of them, each with its row and what to do: {table}\ncorrect "
+            "them and run the same command again, or go on without them: --skip-bad"
         )
+    if table is not None:
+        print(f"note: every photo and row that this is about stands in {table}", file=sys.stderr)
     splits = _write_indexes(plans, work)
     if not splits:
         raise DataError(f"no image of {name} can be used:\n{problems.report()}")

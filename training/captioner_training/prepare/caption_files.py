@@ -1,46 +1,43 @@
-"""Files of captions: tables (CSV, a JSON object a line, Parquet) and COCO's json."""
+"""Files of captions: tables (CSV, workbooks, a JSON object a line, Parquet) and COCO's json."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
+from zlib import crc32
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
-from captioner.paths import did_you_mean, there_is_no
+from captioner.paths import there_is_no
+from captioner_training.prepare.columns import USUAL_NAMES, Columns, cell_captions
 from captioner_training.prepare.listing import ListedImage, Problems, parse_json, read_text
-from captioner_training.prepare.originals import image_suffix
+from captioner_training.prepare.originals import Found, Location, image_suffix, open_parquet
 
 __all__ = [
-    "Columns",
     "TableReader",
     "coco_images",
     "csv_rows",
     "jsonl_rows",
     "parquet_rows",
     "read_table",
+    "xlsx_rows",
 ]
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 """Where each row stands, for messages, and its cells by their columns."""
 
-# What tables call these columns when the user does not say; capitals do not matter.
-_IMAGE = (
-    "image", "file_name", "filename", "image_path", "filepath", "path", "image_name", "image_file",
-    "file", "photo", "img",
-)  # fmt: skip
-_CAPTION = (
-    "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
-    "alt_text",
-)  # fmt: skip
-_NUMBERED = re.compile(r"(caption|comment|sentence)[ _-]?\d+", re.IGNORECASE)  # caption_1, ...
 _DELIMITERS = (",", ";", "\t", "|")
+_SEPARATOR = re.compile(r"\ufeff?sep=(.)", re.IGNORECASE)
+_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+_BATCH = 256  # rows of Parquet that are in memory at once
+_TOP = 10  # rows, among which the header is
 _TYPED = {"\\t": "\t", "tab": "\t"}  # as a tab is typed in a shell
 _LONGEST_CELL = 1_000_000  # characters; a quotation mark that is never closed shows earlier
 
@@ -53,53 +50,8 @@ class _Row(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns to read; None: found by their usual names.
-
-    delimiter: between the cells of a CSV file; None: found by its first row.
-    """
-
-    image: str | None = None
-    captions: tuple[str, ...] = ()
-    split: str | None = None
-    delimiter: str | None = None
-
-    def named(self) -> list[str]:
-        """List the columns that the user has named."""
-        return [name for name in (self.image, *self.captions, self.split) if name]
-
-    def find(self, names: Sequence[str], path: Path) -> Columns:
-        """Choose among the columns that there are.
-
-        Raises:
-            ConfigError: a named column is not there, or none has a usual name.
-
-        """
-        have = f"{path} has the columns {', '.join(names)}"
-        for name in self.named():
-            if name not in names:
-                near = did_you_mean(name, names)
-                raise ConfigError(f"there is no column {name!r}{near or ':'} {have}")
-        image = self.image or _first(_IMAGE, names, ())
-        caption = _first(_CAPTION, names, (image, self.split))
-        numbered = tuple(name for name in names if _NUMBERED.fullmatch(name))
-        captions = self.captions or numbered or ((caption,) if caption else ())
-        if image is None:
-            raise ConfigError(f"{have}: which one names the image? --image-column NAME")
-        if not captions:
-            raise ConfigError(f"{have}: which one is the caption? --caption-column NAME")
-        split = self.split or _first(("split",), names, (image, *captions))
-        return Columns(image=image, captions=captions, split=split)
-
-
 TableReader = Callable[[Path, Columns, Problems], tuple[Columns, Rows]]
 """Gives the columns that were found, and the rows."""
-
-
-def _first(usual: Sequence[str], names: Sequence[str], but: Sequence[str | None]) -> str | None:
-    by_lower = {name.lower(): name for name in reversed(names) if name not in but}
-    return next((by_lower[name] for name in usual if name in by_lower), None)
 
 
 def read_table(
@@ -110,71 +62,148 @@ def read_table(
     Raises:
         ConfigError: the columns are not there, or the delimiter is not one character.
         DataError: the file cannot be read as such a table.
-        MissingExtraError: Parquet without pyarrow.
+        MissingExtraError: Parquet without pyarrow, a workbook without openpyxl.
 
     """
     columns, rows = read(path, columns, problems)
-    captions = defaultdict[tuple[str, str | None], list[str]](list)
+    found = defaultdict[tuple[str, str | None], list[tuple[str, str]]](list)
+    inside: dict[str, Location] = {}
     for place, row in rows:
         image = row.get(columns.image or "")
-        if not isinstance(image, str) or not image.strip():
-            problems.add("incomplete row", f"{place} names no image")
+        if isinstance(image, Found):
+            name, inside[image.name] = image
+        else:
+            name = str(image).strip() if isinstance(image, str | int) else ""
+        if not name:
+            problems.add("incomplete row", f"{place} names no image", row=place)
             continue
         split = row.get(columns.split) if columns.split else None
         split = split.strip() if isinstance(split, str) else ""
-        found = [one for name in columns.captions for one in _captions(row.get(name))]
-        captions[image.strip(), split or None] += found or [""]
+        texts = [one for column in columns.captions for one in cell_captions(row.get(column))]
+        found[name, split or None] += [(text, place) for text in texts or [""]]
     return [
-        ListedImage(id=image, file_name=image, captions=tuple(texts), split=split)
-        for (image, split), texts in captions.items()
+        ListedImage(
+            id=image,
+            file_name=image,
+            captions=tuple(text for text, _ in each),
+            split=split,
+            rows=tuple(place for _, place in each),
+            location=inside.get(image),
+        )
+        for (image, split), each in found.items()
     ]
-
-
-def _captions(value: object) -> list[str]:
-    """Read one caption, or a list of them; a CSV cell may hold a JSON list."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, value)
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [one if isinstance(one, str) else "" for one in value]
-    return []
 
 
 def csv_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
     """Read CSV as people write it: any delimiter, with a header or without."""
+    if path.suffix.lower() in _WORKBOOKS:
+        return xlsx_rows(path, columns, problems)
     text = read_text(path, problems)
-    delimiter = columns.delimiter
-    if delimiter is None:
-        names = {*_IMAGE, *_CAPTION, *map(str.lower, columns.named())}
-        delimiter = _delimiter(text, names)
+    lines = text.splitlines(keepends=True)
+    said = _SEPARATOR.fullmatch(lines[0].strip()) if lines else None  # as Excel writes and reads
+    if said:
+        del lines[0]  # spreadsheets show no such row, and count without it
+    delimiter = columns.delimiter or (said[1] if said else _delimiter(lines, columns.named()))
     delimiter = _TYPED.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
-    rows = list(_split_rows(text, delimiter=delimiter))
+    rows = list(_split_rows("".join(lines), delimiter=delimiter))
+    unit = "row" if said else "line"
+    return _under_header(rows, path, columns, problems, unit=unit, delimiter=delimiter)
+
+
+def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+    """Read the first sheet of a workbook."""
+    if path.suffix.lower() in (".xls", ".ods"):
+        raise DataError(f"{path} is no .xlsx: open it, and export it as CSV or .xlsx")
+    try:
+        from openpyxl import load_workbook
+        from openpyxl.utils.exceptions import InvalidFileException
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {path} (or export it as CSV, which needs nothing: `captioner prepare csv`)",
+            "xlsx",
+        ) from error
+    if not path.is_file():
+        raise DataError(there_is_no("file", path))
+    try:
+        with closing(load_workbook(path, read_only=True, data_only=True)) as book:
+            values = list(book.worksheets[0].iter_rows(values_only=True))
+    except (InvalidFileException, BadZipFile, KeyError, IndexError, ValueError, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read as a workbook: {error}; export it as CSV"
+        ) from error
+    cells = [["" if cell is None else str(cell) for cell in row] for row in values]
+    rows = [_Row(line, row, "") for line, row in enumerate(cells, 1) if any(map(str.strip, row))]
+    return _under_header(rows, path, columns, problems, unit="row")
+
+
+def _under_header(
+    rows: list[_Row],
+    path: Path,
+    columns: Columns,
+    problems: Problems,
+    *,
+    unit: str,
+    delimiter: str = "",
+) -> tuple[Columns, Rows]:
+    """Find the header, which may have titles above it, or be missing, and the columns.
+
+    `unit` is what rows are called in messages; a workbook has no delimiter.
+    """
     if not rows:
         raise DataError(f"{path} is empty")
-    if any(image_suffix(cell.strip()) for cell in rows[0].cells):
-        header = [str(number + 1) for number in range(min(len(row.cells) for row in rows))]
-        if not (columns.image and columns.captions):
-            raise ConfigError(
-                f"{path} has no header, so its columns are called {', '.join(header)}: say which "
-                "ones to read: --image-column 1 --caption-column 2"
-            )
+    top = _header_at(rows, columns.named())
+    if top:
+        problems.note(f"lines above the header, passed over: {top}")
+    cells = rows[top].cells
+    if any(image_suffix(cell.strip()) for cell in cells):
+        header = [str(number + 1) for number in range(min(len(row.cells) for row in rows[top:]))]
+        rows = rows[top:]
     else:
-        header = [name.strip() for name in rows.pop(0).cells]
-    columns = columns.find(header, path)
-    return columns, _cells(rows, header, columns, problems, delimiter)
+        header = [cell.strip() for cell in cells]
+        while header and not header[-1]:
+            header.pop()
+        # A name that comes again would hide the column that had it first.
+        header = [
+            f"{name} {header[:at].count(name) + 1}" if name and name in header[:at] else name
+            for at, name in enumerate(header)
+        ]
+        rows = rows[top + 1 :]
+    named = [dict(zip(header, row.cells, strict=False)) for row in rows]
+    columns = columns.find([name for name in dict.fromkeys(header) if name], named, path, problems)
+    return columns, _cells(rows, header, columns, problems, unit=unit, delimiter=delimiter)
 
 
-def _delimiter(text: str, names: Container[str]) -> str:
-    """Choose the delimiter under which the first row has usual names, or that of an image."""
-    first = next(filter(str.strip, text.splitlines()), "")
+def _header_at(rows: Sequence[_Row], named: Sequence[str]) -> int:
+    """Find the row that has the named columns, or else the widest above the first photo.
 
-    def fits(delimiter: str) -> tuple[int, int]:
-        cells = [cell.strip(' "') for cell in first.split(delimiter)]
-        known = sum(cell.lower() in names or bool(image_suffix(cell)) for cell in cells)
-        return known * (len(cells) > 1), len(cells)
+    Where no cell is the name of a photo, it is the first of the widest: titles are narrower.
+    """
+    filled = [sum(bool(cell.strip()) for cell in row.cells) for row in rows[:_TOP]]
+    for at, row in enumerate(rows[:_TOP]):
+        if named and {*named} <= {cell.strip() for cell in row.cells}:
+            return at
+        if any(image_suffix(cell.strip()) for cell in row.cells):
+            return max(range(at), key=lambda above: (filled[above], above), default=0)
+    return filled.index(max(filled))
+
+
+def _delimiter(lines: Sequence[str], named: Sequence[str]) -> str:
+    """Choose the delimiter under which rows have photos, or usual names, or are of one width.
+
+    csv.Sniffer looks at quotation marks and frequent signs alone: in sentences that is the comma.
+    """
+    usual = USUAL_NAMES | {name.lower() for name in named}
+    some = [line for line in lines[: 5 * _TOP] if line.strip()]
+
+    def fits(delimiter: str) -> tuple[float, ...]:
+        split = [[cell.strip(' "') for cell in line.split(delimiter)] for line in some]
+        wide = [cells for cells in split if len(cells) > 1]
+        photos = sum(any(image_suffix(cell.strip()) for cell in cells) for cells in wide)
+        known = sum(cell.lower() in usual for cells in wide[:_TOP] for cell in cells)
+        widths = Counter(map(len, wide)).most_common(1)
+        return photos, known, widths[0][1] if widths else 0
 
     return max(_DELIMITERS, key=fits)  # of equals the first
 
@@ -184,20 +213,23 @@ def _cells(
     names: Sequence[str],
     columns: Columns,
     problems: Problems,
+    *,
+    unit: str,
     delimiter: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Name the cells of each row; a caption in the last column may have unquoted delimiters."""
     last = len(names) - 1
-    problems.explain(
-        "row with too many cells",
-        f"there are {len(names)} columns; a text with {delimiter!r} in it needs quotation marks "
-        "around it",
-    )
+    if delimiter:
+        problems.explain(
+            "row with too many cells",
+            f"there are {len(names)} columns; a text with {delimiter!r} in it needs quotation "
+            "marks around it",
+        )
     for line, cells, text in rows:
-        place = f"line {line}"
+        place = f"{unit} {line}"
         if any(cell.strip() for cell in cells[len(names) :]):
-            if columns.captions != (names[last],):
-                problems.add("row with too many cells", f"{place} has {len(cells)}")
+            if columns.captions != (names[last],) or not text:
+                problems.add("row with too many cells", f"{place} has {len(cells)}", row=place)
                 continue
             cells = [*cells[:last], _tail(text, delimiter, last)]
         yield place, dict(zip(names, cells, strict=False))
@@ -262,26 +294,41 @@ def jsonl_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Column
         raise DataError(f"{path} has no JSON objects: one a line is expected, or a list of them")
     for place, row in places:
         if not isinstance(row, dict):
-            problems.add("incomplete row", f"{place} is not a JSON object")
+            problems.add("incomplete row", f"{place} is not a JSON object", row=place)
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    return columns.find(names, path), rows
+    return columns.find(names, [row for _, row in rows], path, problems), rows
 
 
-def parquet_rows(path: Path, columns: Columns, _: Problems) -> tuple[Columns, Rows]:
-    """Read the columns of a Parquet file that are asked for."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("reading Parquet", "parquet") from error
-    if not path.is_file():
-        raise DataError(there_is_no("file", path))
-    try:
-        columns = columns.find(parquet.read_schema(path).names, path)
-        rows = parquet.read_table(path, columns=columns.named()).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-    return columns, ((f"row {number}", row) for number, row in enumerate(rows, 1))
+def parquet_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:
+    """Read the columns that are asked for.
+
+    Hugging Face's tables have photos inside, a column of {bytes, path}: such a cell is a Found. The
+    bytes are not kept, a Location says where they are read again.
+    """
+    with open_parquet(path) as file:
+        names = file.schema_arrow.names
+        first = next(file.iter_batches(batch_size=_BATCH), None)
+        found = columns.find(names, [] if first is None else first.to_pylist(), path, problems)
+        return found, list(_parquet_rows(file, path, found))
+
+
+def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
+    stamps = dict[str, int]()  # of the photos, by their names
+    wanted = [name for name in file.schema_arrow.names if name in columns.named()]
+    batches = file.iter_batches(batch_size=_BATCH, columns=wanted)
+    for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+        image = row[columns.image]
+        if isinstance(image, Mapping):
+            photo, name = image.get("bytes"), image.get("path")
+            row[columns.image] = name
+            if isinstance(photo, bytes):
+                stamp = crc32(photo)
+                name = f"{path.stem}/{name or f'{number}.jpg'}"
+                if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
+                    name = f"{path.stem}/{number}/{image['path']}"
+                place = Location(str(path), number, len(photo), columns.image, stamp)
+                row[columns.image] = Found(name, place)
+        yield f"row {number + 1}", row
 
 
 def coco_images(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner_training.prepare.caption_files import Columns, csv_rows, read_table
+from captioner_training.prepare.caption_files import csv_rows, read_table
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_json, read_text
 from captioner_training.prepare.originals import composed, folded, walk
 from captioner_training.prepare.selection import SPLIT_NAMES

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
 from captioner_training.prepare.caption_files import (
-    Columns,
     TableReader,
     coco_images,
     csv_rows,
     jsonl_rows,
     parquet_rows,
     read_table,
+    xlsx_rows,
 )
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
-from captioner_training.prepare.listing import ListedImage, Problems, read_json
-from captioner_training.prepare.originals import ImageFiles
-from captioner_training.prepare.selection import Fractions, SourceData, select
+from captioner_training.prepare.listing import (
+    OTHER_LANGUAGE,
+    ListedImage,
+    Problems,
+    read_json,
+    unknown_share,
+)
+from captioner_training.prepare.originals import ImageFiles, split_of
+from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
+
+if TYPE_CHECKING:
+    from captioner.vocabulary import Tokenizer
 
 __all__ = ["KINDS", "Kind", "Request", "read_source"]
 
@@ -77,22 +87,50 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     source = {"kind": kind, **listing.source}
     if any(image.split is None for image in listed):
         source |= {"val": chosen.val, "test": chosen.test}
-    _note_script(listed, problems)
+    _note_language(listed, problems)
     files = ImageFiles(listing.places, links=not listing.from_others)
     found = select(listed, files, problems, fractions=chosen, published=listing.published)
     problems.explain("missing image", listing.missing_hint)
+    _note_unused(files, listing, problems)
     return SourceData(
         name=name, images=found, problems=problems, source=source, licence=listing.licence
     )
 
 
-def _note_script(listed: Sequence[ListedImage], problems: Problems) -> None:
-    from captioner.vocabulary import has_no_spaces  # with torch, which `--help` does without
+def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
+    """Say what of the captions a model has to be told, or will not read."""
+    from captioner.checkpoint import read_header  # with torch, which `--help` does without
+    from captioner.paths import bundled_checkpoint
+    from captioner.vocabulary import has_no_spaces, tokenize
+    from captioner_training.recipe import DataConfig
 
-    if has_no_spaces(caption for image in listed[:_SAMPLE] for caption in image.captions):
+    some = [caption for image in listed[:_SAMPLE] for caption in image.captions]
+    unspaced = has_no_spaces(some)
+    tokenizer: Tokenizer = "characters" if unspaced else "words"
+    known = {*read_header(bundled_checkpoint())["vocabulary"]}
+    share = unknown_share((tokenize(caption, tokenizer) for caption in some), known)
+    if share > OTHER_LANGUAGE:
+        characters = " --data.tokenizer characters" * unspaced
         problems.note(
-            "the captions are written without spaces between words: train with "
-            "--data.tokenizer characters"
+            f"{100 * share:.0f} % of the words are none that the bundled model knows: `captioner "
+            f"train own-language` learns them from nothing{characters}"
+        )
+    most = DataConfig.maximum_length
+    for image in listed:
+        for at, caption in enumerate(image.captions):
+            short = not unspaced and caption.count(" ") < most
+            if not short and (words := len(tokenize(caption, tokenizer))) > most:
+                problems.note(
+                    f"captions longer than {most} words", f"{image.file_name} has {words}",
+                    file=image.file_name, row=image.row(at),
+                    remedy="training reads the beginning: shorten it, or set --data.maximum_length",
+                )  # fmt: skip
+
+
+def _note_unused(files: ImageFiles, listing: Listing, problems: Problems) -> None:
+    for name in files.unused() if listing.from_others else ():
+        problems.note(
+            "photos without a row", name, file=name, remedy="write a row for it, or leave it out"
         )
 
 
@@ -109,7 +147,27 @@ def _of_folder(path: Path, name: str, images: list[ListedImage]) -> Listing:
 
 def _folder(request: Request, problems: Problems) -> Listing:
     path = expanded(request.paths[0])
-    return _of_folder(path, path.resolve().name, read_folder(path, problems))
+    name = path.resolve().name
+    # Hugging Face's imagefolder has tables beside its photos, in the folders of its splits.
+    readers = {suffix: kind.rows for kind in KINDS.values() for suffix in kind.suffixes}
+    found = sorted(one for way in ("", "*/") for one in path.glob(f"{way}metadata.*"))
+    tables = [(one, rows) for one in found if (rows := readers.get(one.suffix))]
+    if tables:
+        images = [one for table in tables for one in _metadata(*table, path, problems)]
+        return replace(_of_folder(path, name, images), from_others=True)
+    return _of_folder(path, name, read_folder(path, problems))
+
+
+def _metadata(
+    table: Path, rows: TableReader, folder: Path, problems: Problems
+) -> list[ListedImage]:
+    below = table.parent.relative_to(folder)
+    split = below.name if below.name in SPLIT_NAMES else None
+    return [
+        one._replace(id=name, file_name=name, split=one.split or split)
+        for one in read_table(table, rows, Columns(), problems)
+        for name in [(below / one.file_name).as_posix()]
+    ]
 
 
 def _flickr8k(request: Request, problems: Problems) -> Listing:
@@ -123,13 +181,27 @@ def _flickr8k(request: Request, problems: Problems) -> Listing:
     )
 
 
-def _table(read: TableReader, request: Request, problems: Problems) -> Listing:
-    path = expanded(request.paths[0])
+def _table(rows: TableReader, request: Request, problems: Problems) -> Listing:
+    """Read the tables of one data set, of which each may be a split."""
+    paths = [expanded(path) for path in request.paths]
+    beside = list(dict.fromkeys(path.parent for path in paths))
+    places: Sequence[str | Path] = request.images or beside
+    files = cache(lambda: ImageFiles(places))  # not before somebody asks
+    columns = replace(request.columns, is_photo=lambda name: files().has(name))
+    images = [
+        image if image.split else image._replace(split=split_of(path))
+        for path in paths
+        for image in read_table(path, rows, columns, problems)
+    ]
+    if images and all(image.location for image in images):
+        places = []
     return Listing(
-        name=path.stem,
-        images=read_table(path, read, request.columns, problems),
-        places=request.images or [path.parent],
-        source={"path": str(path.resolve()), "images": list(request.images)},
+        name=paths[0].stem if len(paths) == 1 else paths[0].resolve().parent.name,
+        images=images,
+        places=places,
+        source={"path": str(paths[0].resolve()), "images": list(request.images)}
+        if len(paths) == 1
+        else {"files": list(request.paths), "images": list(request.images)},
     )
 
 
@@ -161,7 +233,7 @@ class Kind:
     help: str | None = None  # of the path
     several: bool = False  # paths may be named
     suffixes: tuple[str, ...] = ()  # of such files, in small letters
-    is_table: bool = False  # its columns may be named
+    rows: TableReader | None = None  # of a table, whose columns may be named
     has_images: bool = True  # its images may lie elsewhere: --images
 
 
@@ -171,8 +243,8 @@ KINDS: Final = {
         examples=("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
         read=_folder,
         metavar="FOLDER",
-        help="photos, each with a .txt or .caption file of one caption per line; subfolders "
-        "train, val and test are splits",
+        help="photos, each with a .txt or .caption file of one caption per line, or with a "
+        "metadata.csv; subfolders train, val and test are splits",
         has_images=False,
     ),
     "csv": Kind(
@@ -183,9 +255,16 @@ KINDS: Final = {
             "      --images photos.zip --to ~/mine",
         ),
         read=partial(_table, csv_rows),
+        rows=csv_rows,
         help="with a header or without",
         suffixes=(".csv", ".tsv"),
-        is_table=True,
+    ),
+    "xlsx": Kind(
+        summary="the first sheet of a workbook, as CSV",
+        examples=("xlsx captions.xlsx --images photos --to ~/mine",),
+        read=partial(_table, xlsx_rows),
+        rows=xlsx_rows,
+        suffixes=(".xlsx", ".xlsm", ".xls", ".ods"),
     ),
     "jsonl": Kind(
         summary="a file with one JSON object per line",
@@ -193,15 +272,19 @@ KINDS: Final = {
             "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
         ),
         read=partial(_table, jsonl_rows),
+        rows=jsonl_rows,
         suffixes=(".jsonl",),
-        is_table=True,
     ),
     "parquet": Kind(
-        summary="a Parquet table, one row per caption or image",
-        examples=("parquet captions.parquet --images photos --to ~/mine",),
+        summary="Parquet tables, one row per caption or image, with the images inside or elsewhere",
+        examples=(
+            "parquet captions.parquet --images photos --to ~/mine",
+            "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
+        ),
+        several=True,
         read=partial(_table, parquet_rows),
+        rows=parquet_rows,
         suffixes=(".parquet",),
-        is_table=True,
     ),
     "coco-json": Kind(
         summary="captions in COCO's json format",

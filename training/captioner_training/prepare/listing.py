@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import json
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioner.errors import DataError
+from captioner.files import replace_file
 from captioner.paths import there_is_no
 
-__all__ = ["ListedImage", "Problems", "has_word", "parse_json", "read_json", "read_text"]
+__all__ = [
+    "OTHER_LANGUAGE",
+    "PROBLEMS_FILE",
+    "ListedImage",
+    "Problems",
+    "has_word",
+    "parse_json",
+    "read_json",
+    "read_text",
+    "unknown_share",
+]
+
+OTHER_LANGUAGE = 0.5
+"""Captions of which a larger share of words is not known are in another language."""
+
+
+PROBLEMS_FILE = "problems.csv"
+"""Beside the manifest: everything that was left out or should be looked at, a row each."""
 
 _EXAMPLES = 5  # enough to see what they have in common
 _MARKS = {
@@ -33,14 +54,44 @@ class ListedImage(NamedTuple):
     captions: tuple[str, ...]
     split: str | None = None  # None: drawn by Fractions
     licence: str | None = None
+    rows: tuple[str, ...] = ()  # where each caption stands, if that is known
+    location: Any = None  # an originals.Location; None: it is looked for by its name
+
+    def row(self, caption: int = 0) -> str:
+        """Say where a caption stands, "" where that is not known."""
+        return self.rows[caption] if caption < len(self.rows) else ""
+
+
+class _Problem(NamedTuple):
+    """One thing: what is said of it, the file that it is about, where that file is named."""
+
+    example: str
+    file: str
+    row: str
+
+
+# What to do, as problems.csv says it.
+_REMEDIES = {
+    "missing image": "put the photo where the row says, or correct its name there",
+    "corrupt image": "copy or download the photo again, or take it out",
+    "image without caption": "write a caption, or take the photo out",
+    "empty caption": "write the caption, or delete the row",
+    "incomplete row": "name the photo in this row, or delete the row",
+    "row with too many cells": "put quotation marks around the text",
+    "caption that is no text": "write it as text",
+    "caption of an unknown image": "add the photo, or delete the caption",
+    "unreadable captions": "save the file again as UTF-8",
+    "duplicate id": "give each photo an id of its own",
+    "image in two splits": "leave it in one of them",
+}
 
 
 class Problems:
     """Problems by kind, which stop the preparation, and notes, which do not."""
 
     def __init__(self) -> None:
-        self._problems: dict[str, list[str]] = {}
-        self._notes: dict[str, list[str]] = {}
+        self._problems: dict[str, list[_Problem]] = {}
+        self._notes: dict[str, list[_Problem]] = {}
         self._hints: dict[str, str] = {}
 
     def __bool__(self) -> bool:
@@ -49,23 +100,30 @@ class Problems:
     @property
     def counts(self) -> dict[str, int]:
         """The number of problems of each kind."""
-        return {kind: len(examples) for kind, examples in self._problems.items()}
+        return {kind: len(each) for kind, each in self._problems.items()}
 
-    def add(self, kind: str, example: str, *, count: int = 1) -> None:
-        """Count a problem, or several; `example` names the file, id or line."""
-        self._problems.setdefault(kind, []).extend([example] * count)
+    def add(self, kind: str, example: str, *, file: str = "", row: str = "") -> None:
+        """Count a problem; `example` says it in the terminal, of the file that a row names."""
+        self._problems.setdefault(kind, []).append(_Problem(example, file or example, row))
 
     def explain(self, kind: str, hint: str) -> None:
         """Say what may help against a kind of problem."""
         self._hints[kind] = f"{self._hints[kind]}; {hint}" if kind in self._hints else hint
 
-    def note(self, kind: str, example: str = "") -> None:
-        """Say something that a reader should know, though nothing is wrong with the data."""
-        self._notes.setdefault(kind, []).append(example)
+    def note(
+        self, kind: str, example: str = "", *, file: str = "", row: str = "", remedy: str = ""
+    ) -> None:
+        """Say something that a reader should know, though nothing is left out.
+
+        What is of a `file` stands in problems.csv too, with its `remedy`.
+        """
+        self._notes.setdefault(kind, []).append(_Problem(example, file, row))
+        if remedy:
+            self._hints[kind] = remedy
 
     def notes(self) -> list[str]:
         """Give all notes, a line a kind."""
-        return [_line(kind, examples) for kind, examples in self._notes.items()]
+        return [_line(kind, each) for kind, each in self._notes.items()]
 
     def refuse(self, kind: str, name: str) -> None:
         """Raise DataError for a file, called `name`, that has a kind of problem."""
@@ -75,19 +133,56 @@ class Problems:
     def report(self) -> str:
         """Give all problems, a line a kind, each with its hint below."""
         lines = []
-        for kind, examples in self._problems.items():
-            lines.append(f"  {_line(kind, examples)}")
+        for kind, each in self._problems.items():
+            lines.append(f"  {_line(kind, each)}")
             if kind in self._hints:
                 lines.append(f"    {self._hints[kind]}")
         return "\n".join(lines)
 
+    def write(self, folder: Path) -> Path | None:
+        """Write problems.csv, for a spreadsheet; None, and no such file, where there is nothing.
 
-def _line(kind: str, examples: list[str]) -> str:
-    different = list(dict.fromkeys(filter(None, examples)))
+        Raises:
+            OutputError: it cannot be written.
+
+        """
+        rows = [
+            (one.row, one.file, kind if one.example in ("", one.file) else f"{kind}: {one.example}",
+             _REMEDIES.get(kind) or self._hints.get(kind, ""))
+            for kind, each in (*self._problems.items(), *self._notes.items())
+            for one in each
+            if one.file
+        ]  # fmt: skip
+        path = folder / PROBLEMS_FILE
+        if not rows:
+            path.unlink(missing_ok=True)
+            return None
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["row", "file", "what", "what to do"])
+        table.writerows([_harmless(cell) for cell in row] for row in rows)
+        with replace_file(path) as file:  # with the mark by which spreadsheets know UTF-8
+            file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))
+        return path
+
+
+def _harmless(cell: str) -> str:
+    """Write a cell so that no spreadsheet takes it for a formula: names are strangers'."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def _line(kind: str, problems: list[_Problem]) -> str:
+    different = list(dict.fromkeys(one.example for one in problems if one.example))
     if not different:
         return kind
     more = "; ..." if len(different) > _EXAMPLES else ""
-    return f"{kind}: {len(examples):,} ({'; '.join(different[:_EXAMPLES])}{more})"
+    return f"{kind}: {len(problems):,} ({'; '.join(different[:_EXAMPLES])}{more})"
+
+
+def unknown_share(captions: Iterable[Sequence[str]], known: Container[str]) -> float:
+    """Count what share of the words of captions is not known; 0 where there are none."""
+    words = [word for caption in captions for word in caption]
+    return sum(word not in known for word in words) / max(1, len(words))
 
 
 def has_word(text: str) -> bool:

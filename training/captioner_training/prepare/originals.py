@@ -1,9 +1,10 @@
-"""Where the original images lie: loose in folders, or inside tar and zip files; their names."""
+"""Where the original images lie: loose in folders, or inside tar, zip and Parquet files; names."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import tarfile
 import unicodedata
@@ -11,11 +12,13 @@ import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from captioner.errors import DataError
+from captioner.errors import DataError, MissingExtraError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vision.image import LARGEST_FILE
@@ -30,12 +33,16 @@ __all__ = [
     "folded",
     "folders_of",
     "image_suffix",
+    "open_parquet",
     "read_location",
+    "split_of",
     "stem",
     "walk",
 ]
 
 _ARCHIVES = (".tar", ".zip")
+# Hugging Face's tables begin with the split: train-00000-of-00002.parquet.
+_PART = re.compile(r"(\w+?)-\d+-of-\d+\.parquet")
 _NAMED = 5  # places; a data set in a hundred tar files would fill the screen
 _SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
 
@@ -85,9 +92,9 @@ class Location(NamedTuple):
     """The bytes of one original image."""
 
     path: str  # of the file, or of the archive
-    offset: int
+    offset: int  # in a Parquet file the row
     size: int
-    member: str | None  # of a zip file, where they may be compressed
+    member: str | None  # of a zip file, where they may be compressed; a Parquet file's column
     stamp: int  # changes when the image does: modification time, or a zip file's own checksum
 
     @property
@@ -121,6 +128,7 @@ class ImageFiles:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
         self._spelled: dict[tuple[int, int, str], Location] = {}
+        self._used: set[Location] = set()
         for place in places:
             pattern = expanded(place)
             # A name with brackets is itself before it is a pattern.
@@ -153,7 +161,26 @@ class ImageFiles:
         """
         found = self._called(name)
         same = bool(found) and all(_same(found[0].location, one.location) for one in found[1:])
+        self._used.update(one.location for one in found)
         return found[0] if same else None
+
+    def has(self, name: str) -> bool:
+        """Whether an image is called so, or several are."""
+        return bool(self._called(name))
+
+    def unused(self) -> list[str]:
+        """Name the images that nobody has looked for, in the order of their names."""
+        loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
+
+        def is_used(place: Path | Location) -> bool:
+            if isinstance(place, Location):
+                return place in self._used
+            return os.path.realpath(place) in loose
+
+        each = (one for known in self._known.values() for one in known if image_suffix(one[0]))
+        return sorted(
+            name for name, place in each if base_name(name)[0] != "." and not is_used(place)
+        )
 
     def why_not(self, name: str) -> str:
         """Say what is known of an image that was not found: nothing, or why it was not taken."""
@@ -268,6 +295,8 @@ def read_location(location: Location) -> bytes:
     """
     if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are more than those of any photo")
+    if location.member is not None and location.path.lower().endswith(".parquet"):
+        return _parquet_photo(location.path, location.member, location.offset)
     if location.member is None:
         with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
             file.seek(location.offset)
@@ -277,6 +306,59 @@ def read_location(location: Location) -> bytes:
             return member.read(location.size)  # without a size, all that a bomb unpacks to
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise OSError(str(error)) from error  # RuntimeError: it is encrypted
+
+
+def split_of(path: Path) -> str | None:
+    """Give the split that the name of a file of Hugging Face's begins with."""
+    named = _PART.fullmatch(path.name)
+    return named[1] if named else None
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a file, as pyarrow's ParquetFile.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+        MissingExtraError: pyarrow is not installed.
+
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", "parquet") from error
+    if not path.is_file():
+        raise DataError(there_is_no("file", path))
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _parquet_photo(path: str, column: str, row: int) -> bytes:
+    """Read a photo inside a table; its row group is kept for the next one."""
+    ends = _group_ends(path)
+    group = next(at for at, end in enumerate(ends) if row < end)
+    first = ends[group - 1] if group else 0
+    photo: bytes = _photos(path, column, group)[row - first].as_py()["bytes"]
+    return photo
+
+
+@lru_cache(maxsize=2)
+def _photos(path: str, column: str, group: int) -> Sequence[Any]:
+    with open_parquet(Path(path)) as file:
+        # Not columns=[column]: that of a structure is called by its parts.
+        photos: Sequence[Any] = file.read_row_group(group).column(column)
+        return photos
+
+
+@lru_cache(maxsize=4)
+def _group_ends(path: str) -> list[int]:
+    with open_parquet(Path(path)) as file:
+        groups = range(file.metadata.num_row_groups)
+        return list(accumulate(file.metadata.row_group(one).num_rows for one in groups))
 
 
 @lru_cache(maxsize=4)

@@ -27,6 +27,9 @@ from captioner_training.prepare.originals import (
 __all__ = ["SPLIT_NAMES", "Fractions", "SelectedImage", "SourceData", "select"]
 
 _OTHER_NAMES = "images found by another name"
+_OTHER_REMEDY = "nothing, if it is the right photo: it is used"
+_FOR_TEST = 200  # images, from which on some are kept for a test unless the user says otherwise
+_COPIES = "copies of another photo"
 # What others call the three splits.
 _SPLITS = {
     "training": "train",
@@ -41,13 +44,17 @@ SPLIT_NAMES = frozenset({"train", "val", "test", *_SPLITS})
 
 @dataclass(frozen=True, kw_only=True)
 class Fractions:
-    """The shares of a data set without splits that become val and test."""
+    """The shares of a data set without splits that become val and test.
+
+    test: None is a tenth from 200 images up, of which what is gained can be told, else nothing.
+    """
 
     val: float = 0.1
-    test: float = 0.0
+    test: float | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
+        test = self.test or 0
+        if not (0 <= self.val < 1 and 0 <= test < 1 and self.val + test < 1):
             raise ConfigError(
                 f"--val {self.val} --test {self.test}: give fractions from 0 to 1, less than 1 "
                 "together"
@@ -60,15 +67,16 @@ class Fractions:
         hashes come next are taken too: half of what the fraction promises, and two of ten images
         or more, are certain.
         """
+        test = (0.1 if len(keys) >= _FOR_TEST else 0.0) if self.test is None else self.test
         chances = [_chance(key) for key in keys]
-        tests = sum(chance < self.test for chance in chances)
-        vals = sum(chance < self.test + self.val for chance in chances) - tests
-        tests = max(tests, _least(self.test, len(keys)))
-        scored = tests + max(vals, _least(self.val, len(keys)))
+        vals = sum(chance < self.val for chance in chances)
+        tests = sum(chance < self.val + test for chance in chances) - vals
+        vals = max(vals, _least(self.val, len(keys)))
+        scored = vals + max(tests, _least(test, len(keys)))
         splits = ["train"] * len(keys)
         order = sorted(range(len(keys)), key=chances.__getitem__)
         for rank, index in enumerate(order[:-1][:scored]):  # something is left to train on
-            splits[index] = "test" if rank < tests else "val"
+            splits[index] = "val" if rank < vals else "test"
         return splits
 
 
@@ -91,6 +99,7 @@ class SelectedImage:
     captions: tuple[str, ...]
     split: str
     licence: str | None
+    row: str = ""  # where its first caption stands
 
     def identity(self) -> tuple[object, ...]:
         """All that decides what is stored of it; not the folder, which may have another name."""
@@ -126,7 +135,7 @@ def select(
 
     """
     checked = list(_checked(listed, problems))
-    by_name = _find((image.file_name for image in checked), files, problems)
+    by_name = _find(checked, files, problems)
     images = [image for image in checked if image.file_name in by_name and image.captions]
     found = [by_name[image.file_name] for image in images]
     groups = equal_images([one.location for one in found])
@@ -138,12 +147,14 @@ def select(
             captions=image.captions,
             split=split,
             licence=image.licence,
+            row=image.row(),
         )
         for image, one, split in zip(
             images, found, _splits(images, found, groups, fractions), strict=True
         )
     ]
     left_out = _in_two_splits(selected, groups, problems, published=published)
+    _note_copies(images, found, groups, left_out, problems)
     return _one_record_each(one for at, one in enumerate(selected) if at not in left_out)
 
 
@@ -152,17 +163,23 @@ def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterator[List
     ids: set[tuple[str | None, int | str]] = set()
     for image in listed:
         split = image.split and _split_name(image.split, image.file_name)
+        name = image.file_name
         if (split, image.id) in ids:
-            problems.add("duplicate id", f"{image.id} in {split}" if split else str(image.id))
+            example = f"{image.id} in {split}" if split else str(image.id)
+            problems.add("duplicate id", example, file=name, row=image.row())
             continue
         ids.add((split, image.id))
         captions = [" ".join(_valid(caption).split()) for caption in image.captions]
-        worded = tuple(filter(has_word, captions))
+        worded = [at for at, caption in enumerate(captions) if has_word(caption)]
         if not captions:
-            problems.add("image without caption", image.file_name)
-        elif empty := len(captions) - len(worded):
-            problems.add("empty caption", image.file_name, count=empty)
-        yield image._replace(captions=worded, split=split)
+            problems.add("image without caption", name, row=image.row())
+        for at in sorted({*range(len(captions))} - {*worded}):
+            problems.add("empty caption", name, row=image.row(at))
+        yield image._replace(
+            captions=tuple(captions[at] for at in worded),
+            split=split,
+            rows=tuple(image.row(at) for at in worded) or image.rows,
+        )
 
 
 def _split_name(name: str, file_name: str) -> str:
@@ -178,9 +195,15 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[str, Found]:
+def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
     """Find the images by their names; report those that are missing, note what was not exact."""
-    found = {name: files.find(name) for name in dict.fromkeys(names)}
+    rows = {image.file_name: image.row() for image in images}
+    found = {
+        image.file_name: Found(image.file_name, image.location)
+        if image.location
+        else files.find(image.file_name)
+        for image in images
+    }
     claims = Counter(
         place for _, place in {(composed(name), one.location) for name, one in found.items() if one}
     )
@@ -190,11 +213,13 @@ def _find(names: Iterable[str], files: ImageFiles, problems: Problems) -> dict[s
         if one and moved and folders_of(name) and claims[one.location] > 1:
             found[name] = one = None
         if one is None:
-            problems.add("missing image", name + files.why_not(name))
+            problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
         elif one.location.is_loose and moved:  # in archives that is usual
-            problems.note(_OTHER_NAMES, f"{name} at {one.location.path}")
+            found_as = f"{name} at {one.location.path}"
+            problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
         elif composed(base_name(one.name)) != composed(base_name(name)):
-            problems.note(_OTHER_NAMES, f"{name} is {one.name}")
+            found_as = f"{name} is {one.name}"
+            problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
     hint = f"looked in {files}"
     if any(map(is_web_address, found)):
         hint += "; what is named by URL has to be downloaded before"
@@ -257,10 +282,30 @@ def _in_two_splits(
         if published:
             problems.note("the same image in two splits, kept as published", example)
             continue
-        problems.add("image in two splits", example)
+        problems.add("image in two splits", example, file=images[group[0]].file_name)
         keeper = min(names, key=_keep_rank)
         left_out.update(index for index in group if images[index].split != keeper)
     return left_out
+
+
+def _note_copies(
+    images: Sequence[ListedImage],
+    found: Sequence[Found],
+    groups: Sequence[Sequence[int]],
+    left_out: set[int],
+    problems: Problems,
+) -> None:
+    for group in groups:
+        first, *others = [at for at in group if at not in left_out] or group
+        for at in others:
+            if found[at].location != found[first].location:
+                problems.note(
+                    _COPIES,
+                    f"{images[at].file_name} is {images[first].file_name}",
+                    file=images[at].file_name,
+                    row=images[at].row(),
+                    remedy="nothing: both are used, in the same split; or take one of them out",
+                )
 
 
 def _one_record_each(images: Iterable[SelectedImage]) -> list[SelectedImage]:

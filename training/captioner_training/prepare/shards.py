@@ -154,7 +154,7 @@ class Plan:
     def fingerprint(self) -> str:
         """Digest all that decides what is in the shard."""
         images = [image.identity() for image in self.images]
-        about = (1, asdict(self.image_format), self.split, self.number, self.first, images)
+        about = (2, asdict(self.image_format), self.split, self.number, self.first, images)
         return hashlib.sha256(repr(about).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -165,7 +165,7 @@ class Record:
     fingerprint: str
     shard: ShardFile
     rows: tuple[IndexRow, ...]
-    corrupt: tuple[str, ...]  # what is wrong with the images that could not be read
+    corrupt: dict[str, str]  # what is wrong with the images that could not be read
 
 
 def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) -> None:
@@ -174,7 +174,7 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
     The same plan and images give the same bytes. Raises OutputError.
     """
     rows: list[IndexRow] = []
-    corrupt: list[str] = []
+    corrupt: dict[str, str] = {}
     with (
         replace_file(folder / plan.file) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
@@ -182,7 +182,7 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
         for position, image in enumerate(plan.images, plan.first):
             resized = next(results)
             if resized.problem is not None:
-                corrupt.append(resized.problem)
+                corrupt[image.file_name] = resized.problem
                 continue
             key = f"{plan.split}-{position:07d}"
             row = IndexRow(
@@ -203,7 +203,7 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
         fingerprint=plan.fingerprint(),
         shard=ShardFile.of(folder / plan.file, images=len(rows)),
         rows=tuple(rows),
-        corrupt=tuple(corrupt),
+        corrupt=corrupt,
     )
     with replace_file(folder / plan.record) as file:  # after the shard: it vouches for it
         file.write(TypeAdapter(Record).dump_json(record))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.errors import ConfigError, OutputError
-from captioner.paths import expanded
+from captioner.paths import checkpoint_file, expanded
 
 HELP = "Average the weights of checkpoints that went on from the same one (a model soup)."
 EXAMPLES = """examples:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if os.path.lexists(out):
         raise OutputError(f"{out} is there already: choose another name, or remove it")
     paths = [
-        bundled_checkpoint() if name == "bundled" else expanded(name)
+        bundled_checkpoint() if name == "bundled" else checkpoint_file(name)
         for name in arguments.checkpoints
     ]
     mean = average_checkpoints(paths, arguments.shares)

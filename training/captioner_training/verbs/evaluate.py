@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
@@ -18,7 +19,7 @@ from captioner.terminal import printable
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
     from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.report import ImageRow
-    from captioner_training.pages.page import Gallery
+    from captioner_training.pages.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -78,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print all numbers, for programs")
     file("--predictions", help="write the captions there; .json: as COCO results")
     file("--report", metavar="DIR", help="write report.html, report.md and report.json there")
-    file("--compare", help="another report.json: the differences of the scores")
+    file("--compare", help="another report.json: the differences, in the report side by side")
+    add("--open", action="store_true", help="show the report of --report")
     # fmt: on
     add_machine_arguments(parser)
 
@@ -108,7 +110,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(as_json(report), indent=2) if arguments.json else draw_table(report))
     if arguments.report is not None:
         write_report(arguments.report, report, rows, gallery)
-        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
+        page = arguments.report / "report.html"
+        print(f"captioner: the report is {page}", file=sys.stderr)
+        if arguments.open:
+            webbrowser.open(page.resolve().as_uri())
     return int(failed or inputs.scored < len(inputs.split))
 
 
@@ -117,6 +122,8 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
+    if arguments.open and arguments.report is None:
+        raise ConfigError("--open shows what --report DIR writes: name a folder")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
@@ -133,11 +140,12 @@ def _measure(
     from captioner_training.evaluation.measures import CaptionedSplit, CaptionSet
     from captioner_training.evaluation.predictions import Predictions
     from captioner_training.evaluation.report import (
+        beside,
         check_comparable,
         compare_reports,
         measure_parts,
     )
-    from captioner_training.pages.page import Gallery
+    from captioner_training.pages.gallery import Gallery
 
     options: dict[str, Any] = {
         "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,
@@ -175,4 +183,6 @@ def _measure(
     if other is not None:
         comparison = partial(compare_reports, report, images, other)
         failed |= measure_parts(report, {"comparison": comparison})
+        if "error" not in cast(dict[str, Any], report["comparison"]):
+            images = beside(images, other)
     return failed, images, gallery

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.paths import expanded
-from captioner_training.prepare.caption_files import Columns
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.kinds import KINDS, Kind, Request, read_source
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     add = parser.add_argument
     add("paths", metavar=kind.metavar, nargs="+" if kind.several else 1, help=kind.help)
     if name == "csv":
-        add("--delimiter", metavar="CHAR", help="default: found by the first row")
-    if kind.is_table:
+        add("--delimiter", metavar="CHAR", help="default: found by the first rows")
+    if kind.rows:
         add("--image-column", metavar="NAME", help="the image's file name")
         add(
             "--caption-column",
@@ -94,7 +94,12 @@ def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
         )
     group = parser.add_argument_group("splits, for images that the data set puts into none")
     group.add_argument("--val", type=float, metavar="FRACTION", help="share for val; default: 0.1")
-    group.add_argument("--test", type=float, metavar="FRACTION", help="share for test; default: 0")
+    group.add_argument(
+        "--test",
+        type=float,
+        metavar="FRACTION",
+        help="share for test; default: 0.1 from 200 images up, else 0",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +161,7 @@ def _prepare_own(arguments: argparse.Namespace, options: Options) -> Manifest:
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
     request = Request(paths=arguments.paths, images=getattr(arguments, "images", ()))
-    if KINDS[arguments.kind].is_table:
+    if KINDS[arguments.kind].rows:
         columns = Columns(
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),

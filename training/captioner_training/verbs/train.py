@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import webbrowser
 from pathlib import Path
 
 from captioner.device import add_machine_arguments
@@ -21,7 +22,7 @@ EXAMPLES = """examples:
 The same command again goes on with a run that was interrupted, from its last state in DIR.
 Any field of the recipe can be set: --FIELD VALUE, with dots inside (--data.workers 4); stages are
 counted from 1; --fields lists them all. The path of the best checkpoint is printed on standard
-output."""
+output; DIR/report.html shows how the run went."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=known)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
+    parser.add_argument("--open", action="store_true", help="show the run's report at the end")
     parser.add_argument("--show", action="store_true", help="print the recipe's file, and end")
     parser.add_argument(
         "--fields",
@@ -52,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(recipe_text(arguments.recipe), end="")
         return 0
 
+    from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
     from captioner_training.train import train
 
@@ -59,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
         out = expanded(arguments.out or Path("runs") / recipe.name)
         best = train(recipe, out=out, processes=processes)
-        if processes.main:
-            print(best)
+    if processes.main:
+        conclude(recipe, out=out, device=processes.device)
+        print(best)
+        if arguments.open:
+            webbrowser.open((out / "report.html").resolve().as_uri())
     return 0

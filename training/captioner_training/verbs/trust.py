@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
+
+if TYPE_CHECKING:
+    from captioner_training.data.images import CaptionedImage
 
 HELP = "Let a checkpoint say how far its words can be trusted, and which photos are new to it."
 EXAMPLES = """examples:
@@ -20,8 +26,6 @@ and the path is printed. From then on records have `trust`, the probability that
 caption is right, and `familiarity`, the share of validation photos that are less like the training
 photos than this one. It is learned from photos of the training and from every second one of
 validation; how well it does on the others is said on standard error."""
-
-_FEWEST = 100  # photos: of fewer what is learned is noise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,52 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Encode photos, caption those of validation, and write what is learned of them."""
     from captioner.checkpoint import load_checkpoint
-    from captioner.familiarity import Familiarity
     from captioner.predictor import Captioner
-    from captioner.trust import digest_weights, trust_file
-    from captioner_training.evaluation.familiarity import pooled_grids, some_photos
-    from captioner_training.evaluation.measures import CaptionedSplit
-    from captioner_training.evaluation.trust import fit_sight, fit_trust, measure_trust
+    from captioner.trust import trust_file
+    from captioner_training.conclusion import write_trust
+    from captioner_training.evaluation.trust import FEWEST_PHOTOS
 
-    if arguments.photos < _FEWEST:
-        raise ConfigError(f"--photos {arguments.photos} is too few to learn from: {_FEWEST}")
+    if arguments.photos < FEWEST_PHOTOS:
+        raise ConfigError(f"--photos {arguments.photos} is too few to learn from: {FEWEST_PHOTOS}")
     checkpoint = load_checkpoint(arguments.checkpoint)
     folders = [expanded(folder) for folder in arguments.data]
-    train = some_photos(folders, "train", arguments.photos)
-    validation = some_photos(folders, "val", arguments.photos // 2)
+    train = _some_photos(folders, "train", arguments.photos)
+    validation = _some_photos(folders, "val", arguments.photos // 2)
     for split, photos in (("training", train), ("validation", validation)):
-        if len(photos) < _FEWEST:
+        if len(photos) < FEWEST_PHOTOS:
             raise DataError(
                 f"{' '.join(map(str, folders))}: {len(photos)} {split} photos are too few to learn "
-                f"from: {_FEWEST}"
+                f"from: {FEWEST_PHOTOS}"
             )
     # Not from_pretrained: it reads the file that is there, which may be damaged.
     captioner = Captioner(checkpoint, device=arguments.device, dtype=arguments.dtype)
-    seen = pooled_grids(captioner, train)
-    made = CaptionedSplit(captioner, validation)
-    trust = fit_trust(
-        made.captioned[::2],
-        made.pooled[::2],
-        sight=fit_sight(seen, train, captioner.vocabulary),
-        familiarity=Familiarity.fit(seen, made.pooled),
-        weights=digest_weights(expanded(arguments.checkpoint)),
-    )
-    others = made.captioned[1::2]
-    judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])
-    found = measure_trust(others, [one for (one,) in judged])
-    for kind in ("words", "captions"):
-        _tell(kind, found[kind])
-    trust.save(path := trust_file(arguments.checkpoint))
-    print(path)
+    for line in write_trust(captioner, arguments.checkpoint, train, validation):
+        print(f"captioner: {line}", file=sys.stderr)
+    print(trust_file(arguments.checkpoint))
     return 0
 
 
-def _tell(kind: str, part: object) -> None:
-    from captioner_training.pages.figures import part_of
+def _some_photos(folders: Sequence[Path], split: str, count: int) -> list[CaptionedImage]:
+    """Draw as many photos from every data set, the same each time, in their order."""
+    from captioner_training.data.reading import read_dataset
 
-    if (known := part_of({kind: part}, kind)) is not None:
-        print(
-            f"captioner: {kind} of the other photos: {known.text('right')} % are right, "
-            f"AUROC {known.text('auroc', 3)}, calibration error {known.text('error')} points",
-            file=sys.stderr,
-        )
+    found: list[CaptionedImage] = []
+    for folder in folders:
+        images = read_dataset(folder, split=split)
+        most = min(-(-count // len(folders)), len(images))
+        found += [images[at] for at in sorted(random.Random(0).sample(range(len(images)), most))]
+    return found

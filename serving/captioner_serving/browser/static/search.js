@@ -61,7 +61,7 @@ export class Search {
     if (n && said.length) {
       const last = said.slice(said.length - n + 1);
       for (let at = 0; at + n <= said.length; at++) if (last.every((word, i) => said[at + i] === word)) never.push(said[at + n - 1]);
-      if (tokenizer === "words") never.push(said.at(-1));
+      if (tokenizer !== "characters") never.push(said.at(-1));
     }
     if (said.length > 1 && said.at(-1) === this.around) never.push(said.at(-2));
     return never;

@@ -87,7 +87,8 @@ export class Sentence {
 
   #walk(event) {
     const last = this.buttons.length - 1;
-    const to = { ArrowRight: this.current + 1, ArrowLeft: this.current - 1, Home: 0, End: last }[event.key];
+    const on = getComputedStyle(this.row).direction === "rtl" ? -1 : 1;
+    const to = { ArrowRight: this.current + on, ArrowLeft: this.current - on, Home: 0, End: last }[event.key];
     if (event.key === "Escape") { this.stop(); this.pin(-1); event.preventDefault(); }
     if (to === undefined || last < 0) return;
     event.preventDefault();

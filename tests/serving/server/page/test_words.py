@@ -161,6 +161,18 @@ OUTLINED = """() => [...document.querySelectorAll('.word')].filter(word => {
 }).map(word => word.textContent)"""
 
 
+def test_a_sentence_from_right_to_left_runs_so(visit: Visit) -> None:
+    tab = visit.tab
+    tab.evaluate("document.querySelectorAll('.word').forEach(one => one.textContent = 'كلمة')")
+    first, second = (tab.locator(".word").nth(at).bounding_box()["x"] for at in (0, 1))
+    assert first > second
+    tab.locator(".word").nth(0).focus()
+    tab.keyboard.press("ArrowLeft")  # as it reads
+    assert (
+        tab.evaluate("[...document.querySelectorAll('.word')].indexOf(document.activeElement)") == 1
+    )
+
+
 @pytest.mark.parametrize("forced", ["none", "active"])
 def test_one_word_is_outlined_at_a_time(visit: Visit, forced: str) -> None:
     tab, words = visit.tab, visit.words()

@@ -1,0 +1,200 @@
+"""What a run says when it is over: what it gained, on which photos, and a page to look at."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioner.checkpoint import load_checkpoint
+from captioner.trust import trust_file
+from captioner_training import conclusion, state
+from captioner_training.data.scenes import write_scenes
+from captioner_training.evaluation.gain import told
+from captioner_training.state import RunFolder
+from tests.training.runs import records, write_photos
+
+Main = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+name: own
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 32}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
+data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
+generation: {beam_size: 1}
+stages:
+  - {epochs: 2, batch_size: 10, learning_rate: 1.0e-2, warmup: 2}
+  - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its data: of val and test together trust can be learned."""
+    place = tmp_path_factory.mktemp("place")
+    write_scenes(place / "data", splits={"train": 110, "val": 60, "test": 50})
+    (place / "own.yaml").write_text(RECIPE)
+    return place
+
+
+def train(run: Main, place: Path, out: Path, *fields: object) -> str:
+    result = run("train", place / "own.yaml", "--data.root", place, "--out", out, *fields)
+    assert (result.returncode, result.stdout) == (0, f"{out / 'best.safetensors'}\n"), result.stderr
+    return result.stderr
+
+
+def test_the_gain_is_told_on_photos_kept_apart_and_what_is_missing_is_made_again(
+    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    said = train(run_main, place, out, "--weights", tiny_file)
+    gain = json.loads((out / "finished.json").read_text())["gain"]
+    assert (gain["split"], gain["images"]) == ("test", 50)
+    assert gain["gain"] == pytest.approx(gain["after"] - gain["before"])
+    low, high = gain["intervals"]["gain"]
+    assert low < gain["gain"] < high
+    assert f"{told(gain)} ({out}/best.safetensors)\n" in said
+    assert f"the run gained {gain['gain']:.1f} (between {low:.1f} and {high:.1f}" in said
+    assert "on 50 photos kept apart for it (test)" in said
+    # The same photos, scored by `evaluate` in its own arithmetic.
+    for checkpoint, name in ((out, "after"), (tiny_file, "before")):
+        result = run_main(
+            "evaluate", place / "data", "--split", "test", "--checkpoint", checkpoint, "--json",
+            "--beam-size", 1,
+        )  # fmt: skip
+        assert json.loads(result.stdout)["nltk"]["CIDEr"] == pytest.approx(gain[name], abs=5)
+    page = (out / "report.html").read_text()
+    assert told(gain) in page
+
+    monkeypatch.setattr(conclusion, "measure_gain", pytest.fail)  # it is known
+    (out / "report.html").unlink()
+    assert told(gain) in train(run_main, place, out, "--weights", tiny_file)
+    assert (out / "report.html").is_file()
+
+
+def test_a_dry_run_claims_nothing(run_main: Main, place: Path, tmp_path: Path) -> None:
+    said = train(run_main, place, tmp_path / "run", "--max-steps", 2)
+    assert "this was a dry run: it says nothing of what a whole one gains" in said
+    assert "gained" not in said and "CIDEr" not in said.splitlines()[-1]
+    assert not trust_file(tmp_path / "run").exists()
+    assert "gain" not in json.loads((tmp_path / "run" / "finished.json").read_text())
+    # Who has taken the log away gets no page, and the rest.
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "log.jsonl").unlink()
+    said = train(run_main, place, tmp_path / "run", "--max-steps", 2)
+    assert "report: the log of the run cannot be read" in said
+
+
+def test_without_a_model_before_the_score_is_told_and_records_say_what_is_trusted(
+    run_main: Main, place: Path, tmp_path: Path, photo: Path, browser: Any
+) -> None:
+    out = tmp_path / "run"
+    said = train(
+        run_main, place, out, "--encoder.name", "efficientnet_v2_b0",
+        "--encoder_weights", "bundled", "--stages.1.epochs", 4, "--data.minimum_count", 1,
+    )  # fmt: skip
+    assert trust_file(out).is_file() and "words of the other photos: " in said
+    record = json.loads(run_main("caption", photo, "--checkpoint", out, "--json").stdout)
+    assert {"trust", "familiarity"} <= record.keys()
+    assert re.search(r"CIDEr [\d.]+ \(between [\d.]+ and [\d.]+\), on 50 photos kept apart", said)
+    page = browser.new_page(viewport={"width": 1180, "height": 900})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((out / "report.html").as_uri())
+    assert page.locator("svg.plot").count() == 4
+    assert page.locator(".said").count() == 10
+    first, best = (
+        page.locator(".said").first.locator(".looks").nth(at).inner_text() for at in (0, 1)
+    )
+    assert first.startswith("after the first epoch") and best.startswith("in the best epoch")
+    (told_first,) = [one["photos"] for one in records(out) if one.get("photos")]
+    assert " ".join(told_first[0]["words"]) in first.replace("\n", " ")
+    assert page.evaluate("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert problems == []
+    page.close()
+
+
+def test_the_report_is_shown_to_who_asks(
+    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    train(run_main, place, tmp_path / "run", "--max-steps", 1, "--open")
+    assert opened == [(tmp_path / "run" / "report.html").as_uri()]
+
+
+def test_room_is_asked_for_everything_that_a_run_writes(
+    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what lies there at its fullest: grids, states and checkpoints."""
+    out = tmp_path / "run"
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(state.shutil, "disk_usage", lambda _: usage(1, 1, 1_000_000))
+        result = run_main("train", place / "own.yaml", "--data.root", place, "--out", out)
+    assert result.returncode == 1 and not (out / "recipe.json").exists()
+    found = re.search(
+        r"the run takes ([\d.]+) GB \(grids ([\d.]+), states ([\d.]+), checkpoints ([\d.]+)\) and "
+        r".* has 0\.00 GB free: make room",
+        result.stderr,
+    )
+    assert found is not None, result.stderr
+    fullest = 0  # bytes, while a state is written beside those that are kept
+
+    def save(folder: RunFolder, *arguments: Any, **more: Any) -> None:
+        nonlocal fullest
+        saved(folder, *arguments, **more)
+        sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
+        fullest = max(fullest, sum(sizes) + folder.states()[0].stat().st_size)
+
+    saved = RunFolder.save
+    monkeypatch.setattr(RunFolder, "save", save)
+    train(run_main, place, out, "--save_every_steps", 1)
+    assert fullest < float(found[1]) * 1e9 + 5e6 < 1.5 * fullest + 5e6  # told to 10 MB
+
+
+def test_one_photo_is_too_few_to_train_on(run_main: Main, tmp_path: Path, place: Path) -> None:
+    write_photos(tmp_path / "data", "train", [["a grey square"]])
+    write_photos(tmp_path / "data", "val", [["a grey square"]] * 2)
+    shutil.copy(place / "own.yaml", tmp_path)
+    out = tmp_path / "run"
+    result = run_main("train", tmp_path / "own.yaml", "--data.root", tmp_path, "--out", out)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "there is one photo to train on, 0.png: a hundred are a beginning" in result.stderr
+
+
+def test_a_run_s_folder_is_its_best_checkpoint(
+    run_main: Main, place: Path, tmp_path: Path, photo: Path
+) -> None:
+    out = tmp_path / "run"
+    train(run_main, place, out, "--max-steps", 1)
+    texts = [
+        run_main("caption", photo, "--checkpoint", one).stdout
+        for one in (out, out / "best.safetensors")
+    ]
+    assert texts[0] == texts[1] != ""
+    assert (
+        load_checkpoint(out).fingerprint()
+        == load_checkpoint(out / "best.safetensors").fingerprint()
+    )
+    said = train(run_main, place, tmp_path / "more", "--max-steps", 1, "--weights", out)
+    assert "words are those of the model" in said
+    result = run_main("caption", photo, "--checkpoint", place / "data")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+
+
+def test_a_stage_s_field_is_found_where_it_is(run_main: Main) -> None:
+    result = run_main("train", "own", "--epochs", 3)
+    assert result.returncode == 2
+    assert "epochs: there is no such field, did you mean stages.1.epochs?" in result.stderr

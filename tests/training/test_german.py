@@ -1,0 +1,101 @@
+"""Another language: drawn scenes with German captions, learned from nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captioner.checkpoint import load_checkpoint
+from captioner_training.data.scenes import COLORS, RELATIONS, SHAPES, write_scenes
+from tests.training.runs import records
+
+Main = Callable[..., subprocess.CompletedProcess[str]]
+
+# The scenes' grammar in German: nouns with their gender, adjectives that agree, datives.
+NOUNS = {
+    "circle": ("Kreis", "m"), "square": ("Quadrat", "n"), "triangle": ("Dreieck", "n"),
+    "star": ("Stern", "m"), "heart": ("Herz", "n"), "cross": ("Kreuz", "n"),
+}  # fmt: skip
+ADJECTIVES = {
+    "red": "rot", "orange": "orangefarben", "yellow": "gelb", "green": "grün", "blue": "blau",
+    "purple": "violett", "white": "weiß", "black": "schwarz", "large": "groß", "small": "klein",
+}  # fmt: skip
+PLACES = {"above": "über", "below": "unter", "left of": "links von", "right of": "rechts von"}
+NOMINATIVE = {"m": "er", "n": "es"}
+ONE = r"a (\w+) (\w+) (\w+)"
+
+
+def german(caption: str) -> str:
+    found = re.fullmatch(rf"{ONE} (.+) {ONE}", caption)
+    assert found is not None
+    size, color, shape, place, *second = found.groups()
+    noun, gender = NOUNS[shape]
+    ending = NOMINATIVE[gender]
+    first = f"ein {ADJECTIVES[size]}{ending} {ADJECTIVES[color]}{ending} {noun}"
+    other = f"einem {ADJECTIVES[second[0]]}en {ADJECTIVES[second[1]]}en {NOUNS[second[2]][0]}"
+    return f"{first} {PLACES[place]} {other}"
+
+
+def write_german(folder: Path, **splits: int) -> None:
+    write_scenes(folder, splits=splits)
+    for split in splits:
+        path = folder / f"captions_{split}.json"
+        content = json.loads(path.read_text())
+        for one in content["annotations"]:
+            one["caption"] = german(one["caption"])
+        path.write_text(json.dumps(content))
+
+
+def test_the_grammar_agrees() -> None:
+    assert NOUNS.keys() == {*SHAPES} and PLACES.keys() == {*RELATIONS}
+    assert {*COLORS} <= ADJECTIVES.keys()
+    assert german("a large red circle above a small blue square") == (
+        "ein großer roter Kreis über einem kleinen blauen Quadrat"
+    )
+
+
+@pytest.mark.slow
+def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path: Path) -> None:
+    write_german(tmp_path / "data", train=1000, val=60, test=60)
+    result = run_main(
+        "train", "own-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
+        "--data.lowercase", "false", "--stages.1.epochs", 3, "--stages.2.epochs", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    told = re.search(
+        r"CIDEr ([\d.]+) \(between [\d.]+ and [\d.]+\), on 60 photos kept", result.stderr
+    )
+    assert told is not None, result.stderr
+    assert float(told[1]) > 100
+    vocabulary = load_checkpoint(tmp_path / "run").vocabulary  # a run's folder is its best
+    assert {"Kreis", "großer", "großes", "weißen"} <= {*vocabulary.words}
+    assert (vocabulary.tokenizer, vocabulary.lowercase) == ("unicode", False)
+    last = [one for one in records(tmp_path / "run") if one["event"] == "epoch"][-1]
+    assert last["validation"]["CIDEr"] > 100
+
+
+def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
+    run_main: Main, tmp_path: Path
+) -> None:
+    """What a new word costs counts for the model that does not know it, too."""
+    write_german(tmp_path / "data", train=24, val=12)
+    result = run_main(
+        "train", "own", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
+        "--data.minimum_count", 1, "--stages.1.epochs", 2, "--stages.1.learning_rate", "1e-3",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "of the words in your captions are none that the model knows" in result.stderr
+    assert "`captioner train own-language`" in result.stderr
+    origin, *_ = records(tmp_path / "run")
+    epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
+    # Of thirty new words each costs at least log 30 nats where it is only known as <unk>.
+    assert origin["validation"]["cross_entropy"] > min(
+        one["validation"]["cross_entropy"] for one in epochs
+    )
+    assert load_checkpoint(tmp_path / "run").name == "own"  # and not the bundled one
+    assert "on the 12 photos that chose the epoch: likely less on others" in result.stderr
