@@ -33,6 +33,7 @@ from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
+    from captioner.captioning import BaseCaptioner
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -182,16 +183,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _captions(
     checkpoint: Path, arguments: argparse.Namespace
 ) -> Iterator[Caption | CaptionerError]:
-    from captioner.predictor import BATCH, Captioner
+    from captioner.captioning import BATCH
 
-    captioner = Captioner.from_pretrained(
-        checkpoint,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        max_pixels=arguments.max_pixels,
-        seconds=arguments.seconds,
-        in_process=arguments.in_process,
-    )
+    captioner = _captioner(checkpoint, arguments)
     config = captioner.generation.asked(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
@@ -214,6 +208,19 @@ def _captions(
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
             yield result
+
+
+def _captioner(checkpoint: Path, arguments: argparse.Namespace) -> BaseCaptioner:
+    """Take the exported model, which starts at once, or torch's."""
+    from captioner.export.engine import ExportedCaptioner, find_export
+
+    machine = {"device": arguments.device, "dtype": arguments.dtype}
+    reading = {name: getattr(arguments, name) for name in ("max_pixels", "seconds", "in_process")}
+    if not arguments.check_attention and (folder := find_export(checkpoint, **machine)):
+        return ExportedCaptioner(folder, checkpoint, **reading)
+    from captioner.predictor import Captioner
+
+    return Captioner.from_pretrained(checkpoint, **machine, **reading)
 
 
 def _piped() -> bytes:
