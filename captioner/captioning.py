@@ -275,7 +275,7 @@ class BaseCaptioner(ABC):
         effects: Sequence[float] | None,
         judgement: Judgement | None,
     ) -> Alternative:
-        """Give the T words of a hypothesis with all that is known of them; effects (T,), or none."""
+        """Give the T words of a hypothesis with what is known of them; effects (T,), or none."""
         texts = self.vocabulary.decode(hypothesis.tokens)
         unknown = [None] * len(texts)
         places = written.rows, written.columns
@@ -312,7 +312,7 @@ class BaseCaptioner(ABC):
             trust=None if judgement is None else judgement.caption,
         )
 
-    def _read_words(self, caption: Caption) -> torch.Tensor:
+    def _read_words(self, caption: Caption) -> torch.Tensor:  # noqa: ARG002
         """Read a caption of ours again: Caption.word_attention."""
         raise ConfigError(
             f"the words of the model {self.name} do not look at each other: those of a transformer "

@@ -81,7 +81,8 @@ class Sight:
     def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
         seen: NDArray[Any] = (pooled[:, :-1] - self.middle) @ self.slopes.astype(np.float32)
-        return seen + self.shares
+        seen += self.shares
+        return seen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

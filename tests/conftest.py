@@ -67,7 +67,8 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the nursery before the workers, who share it."""
+    """Keep no exports for later; start the nursery before the workers, who share it."""
+    os.environ["CAPTIONER_CACHE"] = ""
     if config.getoption("numprocesses", default=None):
         launcher.prepare()
 

@@ -1,7 +1,8 @@
 """The bundled checkpoint in onnxruntime: captions without waiting for PyTorch.
 
-The export is kept in a folder of the user's cache, whose name is the checkpoint's digest. The
-search is that of every exported folder (captioner/export/app/caption.py).
+The export is kept in a folder of the user's cache (or of CAPTIONER_CACHE, unless that is empty),
+whose name is the checkpoint's digest. The search is that of every exported folder
+(captioner/export/app/caption.py). docs/export.md has what it is worth.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import copy
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from numpy.typing import NDArray
 
 from captioner.captioning import BaseCaptioner, Written
 from captioner.device import cores
+from captioner.errors import CaptionerError, ConfigError
 from captioner.files import file_digest
 from captioner.generation.config import GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
@@ -63,13 +68,14 @@ class ExportedModel:
 
 def _hypothesis(sentence: Any, config: GenerationConfig) -> Hypothesis:
     total = sentence.score * len(sentence.tokens) ** config.length_penalty
-    parts: dict[str, Any] = {"attention": sentence.attention, "gate": sentence.gates}
+    looks = {"attention": sentence.attention, "gate": sentence.gates}
+    parts: dict[str, Any] = {name: np.array(each) for name, each in looks.items() if each}
     logs: Any = np.array([*sentence.logs, total - sum(sentence.logs)], np.float32)
     return Hypothesis(
         tokens=list(sentence.tokens[:-1]),
         score=sentence.score,
         log_probabilities=logs,
-        **{name: np.array(part) for name, part in parts.items() if part},
+        **parts,
     )
 
 
@@ -102,12 +108,14 @@ class ExportedCaptioner(BaseCaptioner):
     def write(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
     ) -> Written:
-        """See BaseCaptioner; attention is never checked."""
+        """See BaseCaptioner."""
+        if check_attention or config.sample:
+            raise ConfigError("the exported model neither samples nor checks attention: use torch")
         return self.model.write(pixels, config)
 
 
 def find_export(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
-    """Find the export that takes torch's place: where `captioner caption` is asked for no more.
+    """Find the export that may take torch's place.
 
     None: it was not kept yet, there is a GPU, another checkpoint, device or dtype is asked for, or
     the extra `onnx` is not installed.
@@ -116,23 +124,37 @@ def find_export(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
     return folder if folder and folder.is_dir() else None
 
 
-def keep_export(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
-    """Export the checkpoint for `find_export`; returns the folder, None where it is not wanted.
+def keep_export(
+    checkpoint: Path, *, device: str, dtype: str, say: Callable[[str], None]
+) -> Path | None:
+    """Find the export, or make it, in a process of its own; None as for `find_export`.
 
-    Raises:
-        CaptionerError: it cannot be exported or written, or says something else than torch.
-
+    None also where nothing can be written; another reason why not it says.
     """
     folder = _place(checkpoint, device=device, dtype=dtype)
     if folder is None or folder.is_dir():
         return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    say(f"once, for every start after this: a model for onnxruntime, in {folder.parent} (20 s)")
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+            apart.submit(_export, checkpoint, folder).result()
+    except (CaptionerError, BrokenExecutor) as error:
+        say(f"there is none ({error}): PyTorch goes on")
+        return None
+    return folder
+
+
+def _export(checkpoint: Path, folder: Path) -> None:
     from captioner.export.folder import new_folder, write_folder
     from captioner.export.parity import check_parity
 
     with new_folder(folder) as made:
         write_folder(checkpoint, made)
         check_parity(checkpoint, made)
-    return folder
 
 
 def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
@@ -143,5 +165,6 @@ def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
         return None
     if not all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         return None
-    cache = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return cache / "captioner" / f"{file_digest(checkpoint)[:16]}-{_GRAPHS}"
+    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "captioner")
+    cache = os.environ.get("CAPTIONER_CACHE", str(own))
+    return expanded(cache) / f"{file_digest(checkpoint)[:16]}-{_GRAPHS}" if cache else None

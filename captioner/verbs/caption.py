@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,6 +141,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
+    from captioner.export.engine import keep_export
+
     _check(arguments)
     checkpoint = expanded(arguments.checkpoint or bundled_checkpoint())
     patterns = {option: file for option in _PICTURES if (file := getattr(arguments, option[2:]))}
@@ -154,15 +157,20 @@ def run(arguments: argparse.Namespace) -> int:
                 raise result
             _print(result, arguments)
             if result.unfamiliar:
-                print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
+                _say(f"{in_a_line(photo)} {_UNFAMILIAR}")
             if result.doubt:
-                doubt = in_a_line(f"{photo}: {result.doubt}")
-                print(f"captioner: {doubt}", file=sys.stderr)
+                _say(in_a_line(f"{photo}: {result.doubt}"))
             _draw(result, files, arguments)
         except CaptionerError as error:
-            print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
+            _say(in_a_line(str(error)))
             status = 1
+    with suppress(KeyboardInterrupt):  # the captions are there
+        keep_export(checkpoint, device=arguments.device, dtype=arguments.dtype, say=_say)
     return status
+
+
+def _say(text: str) -> None:
+    print(f"captioner: {text}", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> None:
