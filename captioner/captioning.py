@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from math import exp
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from captioner.generation.hypothesis import Hypothesis
 
-__all__ = ["BATCH", "BaseCaptioner", "Written"]
+__all__ = ["BATCH", "BaseCaptioner", "Writer", "Written"]
 
 BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
 
@@ -47,6 +47,13 @@ class Written(NamedTuple):
     features: torch.Tensor | NDArray[np.float32]
     rows: int
     columns: int
+
+
+class Writer(Protocol):
+    """A model, whatever runs it, that captions squares by greedy or beam search."""
+
+    def write(self, pixels: NDArray[np.uint8], config: GenerationConfig) -> Written:
+        """Caption squares, uint8 (B, 3, size, size)."""
 
 
 class BaseCaptioner(ABC):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from captioner.captioning import BATCH, BaseCaptioner, Written
+from captioner.captioning import BATCH, BaseCaptioner, Writer, Written
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import SECONDS
@@ -27,7 +27,6 @@ from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
-    from captioner.export.engine import ExportedModel
 
 __all__ = ["BATCH", "Captioner", "PreparedImage"]
 
@@ -50,7 +49,7 @@ class Captioner(BaseCaptioner):
         seconds: that one photo may take to be decoded.
         in_process: open photos in this process, without its limits; see Reader.
         trust: what is known of when the checkpoint is right, and of its photos.
-        exported: the same model in onnxruntime, to be used where it is the faster one.
+        exported: the same model in onnxruntime, for what that is faster in.
 
     """
 
@@ -64,7 +63,7 @@ class Captioner(BaseCaptioner):
         seconds: float = SECONDS,
         in_process: bool = False,
         trust: Trust | None = None,
-        exported: ExportedModel | None = None,
+        exported: Writer | None = None,
     ) -> None:
         super().__init__(
             transform=checkpoint.transform,
@@ -95,7 +94,7 @@ class Captioner(BaseCaptioner):
         max_pixels: int = MAX_PIXELS,
         seconds: float = SECONDS,
         in_process: bool = False,
-        exported: ExportedModel | None = None,
+        exported: Writer | None = None,
     ) -> Captioner:
         """Load a checkpoint file, or the one that comes with Captioner; arguments as above.
 
