@@ -85,12 +85,15 @@ class ExportedCaptioner(BaseCaptioner):
     Args:
         folder: an export.
         checkpoint: that it was made of.
+        threads: of onnxruntime; None: as many as there are cores.
         reading: max_pixels, seconds and in_process; see BaseCaptioner.
 
     """
 
-    def __init__(self, folder: Path, checkpoint: Path, **reading: Any) -> None:
-        self.model = ExportedModel(folder, threads=cores())
+    def __init__(
+        self, folder: Path, checkpoint: Path, *, threads: int | None = None, **reading: Any
+    ) -> None:
+        self.model = ExportedModel(folder, threads=threads or cores())
         about = self.model.app.about
         words, styles = about["vocabulary"][len(SPECIAL_TOKENS) :], about["styles"]
         super().__init__(

@@ -18,12 +18,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from captioner import Captioner
+from captioner.export.engine import ExportedCaptioner
 from captioner.export.folder import write_folder
-from captioner.export.parity import load_app
 from captioner.export.quantization import quantize
 from captioner.paths import bundled_checkpoint
 from tests.benchmarks.measuring import in_turns, photos, reached
@@ -42,11 +41,9 @@ def with_torch(dtype: str, place: Path, count: int) -> Way:
 
 def with_onnxruntime(folder: Path, place: Path, count: int, threads: int) -> Way:
     """Caption photos one after the other."""
-    captioner = load_app(folder).Captioner(folder, threads=threads)
-    squares = [np.asarray(captioner.square(photo)) for photo in photos(place, count)]
-    pixels = [np.ascontiguousarray(each.transpose(2, 0, 1)[np.newaxis]) for each in squares]
-    beam = captioner.settings["beam_size"]
-    return lambda: [captioner.search(each, beam, 1, None) for each in pixels]
+    captioner = ExportedCaptioner(folder, bundled_checkpoint(), threads=threads, in_process=True)
+    images = [captioner.prepare(photo) for photo in photos(place, count)]
+    return lambda: captioner.caption_prepared(images)
 
 
 def main() -> int:
