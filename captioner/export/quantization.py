@@ -14,6 +14,7 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,19 @@ def quantize(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, _quietly():
         ready, half = Path(scratch, "ready.onnx"), Path(scratch, "half.onnx")
         quant_pre_process(encoder, ready, skip_symbolic_shape=True)
-        quantize_static(
+        static = partial(
+            quantize_static,
             ready,
             half,
-            _Squares(folder),
             op_types_to_quantize=_STATIC,
             activation_type=QuantType.QUInt8,
-            calibrate_method=CalibrationMethod.Percentile,
             extra_options={"CalibPercentile": _SEEN},
             **options,
         )
+        try:
+            static(_Squares(folder), calibrate_method=CalibrationMethod.Percentile)
+        except ValueError:  # numbers that are all but equal, as of an untrained model, have no bins
+            static(_Squares(folder), calibrate_method=CalibrationMethod.MinMax)
         quantize_dynamic(half, encoder, op_types_to_quantize=["MatMul"], **options)
         quant_pre_process(step, ready, skip_symbolic_shape=True)
         quantize_dynamic(

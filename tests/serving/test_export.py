@@ -134,6 +134,17 @@ def test_the_folder_draws_what_the_library_draws(
     assert far.max() <= 2  # the record's weights have six digits
 
 
+def test_nothing_is_told_to_anybody(
+    exported: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime keeps a number of the device, and what it tells its maker, in the home folder."""
+    (home := tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # captioner.export sets it here
+    assert alone(exported, photo).returncode == 0
+    assert not [path for path in home.rglob("*") if path.is_file()]
+
+
 def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no photo")
     done = alone(exported, tmp_path / "text.jpg", tmp_path / "none.jpg", photo)
@@ -165,9 +176,8 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
             grid = checkpoint.model.encode(Transform(checkpoint.transform).normalize(pixels))
             state = checkpoint.model.decoder.start(grid.features)
             found = encoder.run(None, {"pixels": pixels.numpy()})
-            for got, part in zip(
-                found, (*state.image.values(), *state.hypothesis.values()), strict=True
-            ):
+            parts = (*state.image.values(), *state.hypothesis.values(), grid.features)
+            for got, part in zip(found, parts, strict=True):
                 assert np.allclose(got, part, atol=1e-4)
             many = {
                 name: part.expand(-1, count, -1) + 0.1 * torch.randn(images, count, 1)
@@ -192,8 +202,17 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
 
 
 @pytest.mark.slow
-def test_another_decoder_with_heads_and_styles(tmp_path: Path, photo: Path, run_main: Run) -> None:
-    decoder = {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"}
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"},
+        {"value_dim": 24, "encoder_layers": 2, "heads": 2},
+    ],
+    ids=["top_down", "encoder_layers"],
+)
+def test_another_decoder_with_heads_and_styles(
+    decoder: dict[str, Any], tmp_path: Path, photo: Path, run_main: Run
+) -> None:
     other = tmp_path / "other.safetensors"
     make_styled(with_decoder(decoder)).save(other)
     done = run_main("export", other, "--to", tmp_path / "folder")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -24,8 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from PIL import Image, ImageChops, ImageOps
+
+# It would keep a number of this device in ~/.cache, and tell its maker what is run.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+import onnxruntime
 
 __all__ = ["Captioner", "Sentence", "main"]
 
