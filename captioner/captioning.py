@@ -212,7 +212,7 @@ class BaseCaptioner(ABC):
         if isinstance(source, Image.Image):
             open_photo = partial(open_image, source, max_pixels=self.max_pixels)
             photo = open_photo()
-            pixels = np.asarray(self.transform.square(photo)).transpose(2, 0, 1)
+            pixels = np.array(self.transform.square(photo)).transpose(2, 0, 1)
             box = self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
         decoded = self.reader.read(source)
