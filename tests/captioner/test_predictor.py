@@ -160,4 +160,5 @@ def test_settings_are_given_by_name(captioner: Captioner, photo: Path) -> None:
 
 
 def test_it_says_which_model_it_is_and_where(captioner: Captioner) -> None:
-    assert repr(captioner) == "Captioner('tiny', version='1', cpu, float32)"
+    dtype = str(best_dtype(torch.device("cpu"))[0]).removeprefix("torch.")
+    assert repr(captioner) == f"Captioner('tiny', version='1', cpu, {dtype})"

@@ -7,7 +7,7 @@ import { boxOf, openPhoto, squareOf } from "./square.js";
 const here = (name) => new URL(name, import.meta.url).href;
 // The scripts that are written without spaces between words.
 const UNSPACED = /^[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\u{20000}-\u{3ffff}]/u;
-let ready = null;  // the model, once it is asked for
+let ready = null, wanted = 0;  // the model, once it is asked for; how many photos came
 
 async function fetchBytes(name) {
   const answer = await fetch(here("../" + name));
@@ -30,7 +30,8 @@ async function load() {
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
   const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor) };
-  await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);  // the first run takes twice as long: not a visitor's
+  // The first run takes twice as long: where nobody waits, it is not a visitor's.
+  if (!wanted) await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);
   return model;
 }
 
@@ -75,6 +76,7 @@ function join(tokenizer, words) {
 let before = Promise.resolve();
 onmessage = ({ data }) => {
   const follow = (news) => postMessage({ key: data.key, ...news });
+  if (data.photo) wanted++;
   before = before.then(async () => {
     try {
       if (data.photo) follow({ record: await caption(data, follow) });
