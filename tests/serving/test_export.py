@@ -31,7 +31,7 @@ from captioner.decoders.config import DecoderConfig
 from captioner.export.folder import new_folder
 from captioner.export.parity import check_parity
 from captioner.model import CaptionModel, ModelConfig
-from tests.conftest import ROOT, make_styled, make_tiny
+from tests.conftest import ROOT, WORDS, make_styled, make_tiny
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
@@ -376,8 +376,17 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
     chance = np.random.default_rng(0)
     Image.fromarray(chance.integers(0, 256, (150, 220, 3), dtype=np.uint8)).save(photo)
     wanted = json.loads(alone(exported, photo, "--json", "--attention").stdout)
+    page.evaluate(
+        """() => {
+            window.grown = [];
+            const phase = document.querySelector(".phase");
+            new MutationObserver(() => grown.push(phase.textContent)).observe(phase, {childList: true});
+        }"""
+    )
     page.set_input_files(".file", photo)
     page.wait_for_selector(".viewer[data-state=shown]")
+    grown = [said.split()[:-1] for said in page.evaluate("grown")]
+    assert {len(said) for said in grown if {*said} <= {*WORDS}} >= {1, 2}
     assert page.locator(".sentence .word").all_inner_texts() == [
         word["word"] for word in wanted["words"]
     ]
