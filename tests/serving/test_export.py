@@ -380,7 +380,8 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
         """() => {
             window.grown = [];
             const phase = document.querySelector(".phase");
-            new MutationObserver(() => grown.push(phase.textContent)).observe(phase, {childList: true});
+            const note = () => grown.push(phase.textContent);
+            new MutationObserver(note).observe(phase, {childList: true});
         }"""
     )
     page.set_input_files(".file", photo)
