@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from operator import index
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from captioner.drawing.animation import animation
 from captioner.drawing.notebook import notebook_sheet
@@ -23,6 +21,9 @@ from captioner.familiarity import UNFAMILIAR
 from captioner.record import WordRecord, read_record
 from captioner.trust import DOUBTFUL, DOUBTFUL_CAPTION
 from captioner.vision.transform import Box
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Alternative", "Caption", "ModelName", "Word"]
 
@@ -481,6 +482,7 @@ def _read_word(read: WordRecord) -> Word:
     )
     if (seen := read.attention) is None:
         return word
+    import torch  # not in every command that captions
 
     def table(weights: Iterable[float]) -> Tensor:
         return torch.tensor(weights).view(seen.rows, seen.columns)

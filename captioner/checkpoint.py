@@ -28,7 +28,7 @@ from captioner.errors import (
     CheckpointVersionError,
     ConfigError,
 )
-from captioner.files import replace_file
+from captioner.files import HEADER_KEY, replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
 from captioner.paths import checkpoint_file
@@ -38,7 +38,6 @@ from captioner.vocabulary import Vocabulary, is_fit
 
 __all__ = [
     "FORMAT_VERSION",
-    "HEADER_KEY",
     "Checkpoint",
     "load_checkpoint",
     "read_header",
@@ -46,9 +45,6 @@ __all__ = [
 
 FORMAT_VERSION = 1
 """Goes up when a file of the new kind would be misread by the old code."""
-
-HEADER_KEY = "captioner"
-"""Under which the header stands in the file's metadata."""
 
 
 @dataclass(frozen=True, kw_only=True)

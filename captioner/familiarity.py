@@ -17,10 +17,13 @@ The statistics are in the file that captioner.trust reads.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["UNFAMILIAR", "Familiarity", "pool"]
 
@@ -34,7 +37,7 @@ _FLAT = 10  # times
 _DIRECTIONS = 64  # 160 kB
 
 
-def pool(features: Tensor) -> Tensor:
+def pool(features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
     """Pool grids (B, L, D) to what familiarity and trust see of them.
 
     Returns:
@@ -42,9 +45,10 @@ def pool(features: Tensor) -> Tensor:
         the mean of all features' standard deviations.
 
     """
-    features = features.float()
-    spread = features.std(dim=1, correction=0).mean(dim=1, keepdim=True)
-    return torch.cat([features.mean(dim=1), spread], dim=1).cpu()
+    if not isinstance(features, np.ndarray):
+        features = features.float().cpu().numpy()
+    spread = features.std(axis=1).mean(axis=1, keepdims=True)
+    return np.concatenate([features.mean(axis=1), spread], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,47 +61,51 @@ class Familiarity:
     of these differ, rising too.
     """
 
-    mean: Tensor
-    directions: Tensor
-    widths: Tensor
-    rest: Tensor
-    quantiles: Tensor
-    spreads: Tensor
+    mean: NDArray[Any]
+    directions: NDArray[Any]
+    widths: NDArray[Any]
+    rest: NDArray[Any]
+    quantiles: NDArray[Any]
+    spreads: NDArray[Any]
 
     @classmethod
-    def fit(cls, seen: Tensor, kept_back: Tensor) -> Familiarity:
+    def fit(cls, seen: NDArray[Any], kept_back: NDArray[Any]) -> Familiarity:
         """Describe the cloud of `seen` (N, D + 1), see pool; `kept_back` (M, D + 1) are others."""
-        seen = seen[:, :-1].double()
-        mean = seen.mean(dim=0)
-        values, vectors = torch.linalg.eigh(torch.cov((seen - mean).T))
+        seen = seen[:, :-1].astype(np.float64)
+        mean = seen.mean(axis=0)
+        values, vectors = np.linalg.eigh(np.cov((seen - mean).T))
         # Of N photos the widths of the last of N - 1 directions are noise: half of them are kept.
         count = max(1, min(_DIRECTIONS, len(values) - 1, (len(seen) - 1) // 2))
         cloud = cls(
-            mean=mean.half(),
-            directions=vectors[:, -count:].half(),
-            widths=values[-count:].clamp(min=1e-12).float(),
-            rest=values[:-count].mean().clamp(min=1e-12).float(),
-            quantiles=torch.zeros(1),
-            spreads=torch.zeros(1),
+            mean=mean.astype(np.float16),
+            directions=vectors[:, -count:].astype(np.float16),
+            widths=values[-count:].clip(min=1e-12).astype(np.float32),
+            rest=values[:-count].mean().clip(min=1e-12).astype(np.float32),
+            quantiles=np.zeros(1, np.float32),
+            spreads=np.zeros(1, np.float32),
         )
-        steps = torch.linspace(0, 1, min(201, len(kept_back)))
-        quantiles = torch.quantile(cloud.distances(kept_back), steps)
-        return replace(cloud, quantiles=quantiles, spreads=torch.quantile(kept_back[:, -1], steps))
+        steps = np.linspace(0, 1, min(201, len(kept_back)))
+        quantiles, spreads = (
+            np.quantile(each, steps).astype(np.float32)
+            for each in (cloud.distances(kept_back), kept_back[:, -1])
+        )
+        return replace(cloud, quantiles=quantiles, spreads=spreads)
 
-    def distances(self, pooled: Tensor) -> Tensor:
+    def distances(self, pooled: NDArray[Any]) -> NDArray[np.float32]:
         """Measure how far out photos lie, from their pooled grids (B, D + 1): (B,)."""
-        offset = pooled[:, :-1] - self.mean.float()
-        along = offset @ self.directions.float()
-        beside = offset.square().sum(dim=-1) - along.square().sum(dim=-1)
-        squares = (along.square() / self.widths).sum(dim=-1) + beside.clamp(min=0) / self.rest
-        return squares.sqrt()
+        offset = pooled[:, :-1] - self.mean.astype(np.float32)
+        along = offset @ self.directions.astype(np.float32)
+        beside = (offset**2).sum(axis=-1) - (along**2).sum(axis=-1)
+        squares = (along**2 / self.widths).sum(axis=-1) + beside.clip(min=0) / self.rest
+        found: NDArray[np.float32] = np.sqrt(squares)
+        return found
 
-    def of(self, pooled: Tensor) -> list[float]:
+    def of(self, pooled: NDArray[Any]) -> list[float]:
         """Give the familiarity of photos from their pooled grids (B, D + 1)."""
-        far = self.distances(pooled).numpy()
+        far = self.distances(pooled)
         shares = np.linspace(0, 1, len(self.quantiles))
-        farther = 1 - np.interp(far, self.quantiles.numpy(), shares, right=1)
-        flatter = np.interp(pooled[:, -1].numpy(), self.spreads.numpy(), shares, left=0)
+        farther = 1 - np.interp(far, self.quantiles, shares, right=1)
+        flatter = np.interp(pooled[:, -1], self.spreads, shares, left=0)
         least = np.minimum(farther, _FLAT * flatter)
         found: list[float] = np.nan_to_num(least, nan=0).tolist()
         return found

@@ -19,6 +19,7 @@ from typing import BinaryIO
 from captioner.errors import ConfigError, OutputError
 
 __all__ = [
+    "HEADER_KEY",
     "digest",
     "file_digest",
     "identity",
@@ -27,6 +28,9 @@ __all__ = [
     "replace_file",
     "sync_folder",
 ]
+
+HEADER_KEY = "captioner"
+"""Under which a checkpoint's header stands in the metadata of its file."""
 
 
 @contextmanager

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import numpy as np
-import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner.errors import ImageEmptyError, ImageNotFoundError, ImageTooLargeError, ImageTypeError
 from captioner.vision.image import FileSource
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["ImageSource", "NamedBytes", "as_source", "image_name", "is_many", "split_batch"]
 
@@ -54,8 +57,13 @@ class _OpenedFile(bytes):
 
 def is_many(images: object) -> bool:
     """Whether these are several images: a list, a generator; not an array, which is one."""
-    one = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, torch.Tensor, Mapping)
-    if isinstance(images, one) or hasattr(images, "__array__") or hasattr(images, "read"):
+    one = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping)
+    if (
+        isinstance(images, one)
+        or _is_tensor(images)
+        or hasattr(images, "__array__")
+        or hasattr(images, "read")
+    ):
         return False
     return isinstance(images, Iterable)
 
@@ -68,12 +76,18 @@ def split_batch(images: Any) -> Any:
     """
     if getattr(images, "ndim", None) != 4:
         return images
-    if isinstance(images, torch.Tensor):
+    if _is_tensor(images):
         return list(images)
     batch = np.asarray(images)
     if batch.shape[3] not in (1, 3, 4) and batch.shape[1] in (1, 3, 4):
         batch = batch.transpose(0, 2, 3, 1)
     return list(batch)
+
+
+def _is_tensor(image: object) -> bool:
+    """Whether it is torch's; where torch was not imported, nobody has one."""
+    module = sys.modules.get("torch")
+    return module is not None and isinstance(image, module.Tensor)
 
 
 def image_name(source: object) -> str | None:
@@ -97,7 +111,7 @@ def as_source(image: Any, *, follow_links: bool = True) -> FileSource | Image.Im
     Raises ImageError: it is none of these, an array of another shape or range, a file that cannot
     be read, or a download that failed or is too large.
     """
-    if isinstance(image, torch.Tensor):
+    if _is_tensor(image):
         return _from_tensor(image)
     if hasattr(image, "__array__"):
         return _from_array(np.asarray(image), "array", tuple(np.shape(image)))

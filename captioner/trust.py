@@ -19,19 +19,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from safetensors.numpy import save
 
-from captioner.checkpoint import HEADER_KEY
 from captioner.errors import CheckpointFormatError
 from captioner.familiarity import UNFAMILIAR, Familiarity
-from captioner.files import replace_file
-from captioner.generation.hypothesis import Hypothesis
+from captioner.files import HEADER_KEY, replace_file
 from captioner.paths import checkpoint_file
+
+if TYPE_CHECKING:
+    from captioner.generation.hypothesis import Hypothesis
 
 __all__ = [
     "DOUBTFUL",
@@ -72,14 +73,16 @@ class Sight:
     word of this kind of any photo.
     """
 
-    kinds: Tensor
-    middle: Tensor
-    slopes: Tensor
-    shares: Tensor
+    kinds: NDArray[Any]
+    middle: NDArray[Any]
+    slopes: NDArray[Any]
+    shares: NDArray[Any]
 
-    def __call__(self, pooled: Tensor) -> Tensor:
+    def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
-        return (pooled[:, :-1] - self.middle) @ self.slopes.float() + self.shares
+        seen: NDArray[Any] = (pooled[:, :-1] - self.middle) @ self.slopes.astype(np.float32)
+        seen += self.shares
+        return seen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,12 +95,13 @@ class Trust:
 
     familiarity: Familiarity
     sight: Sight
-    word: Tensor
-    caption: Tensor
+    word: NDArray[Any]
+    caption: NDArray[Any]
     weights: str
 
-    @torch.inference_mode()
-    def judge(self, pooled: Tensor, made: Sequence[Sequence[Hypothesis]]) -> list[list[Judgement]]:
+    def judge(
+        self, pooled: NDArray[Any], made: Sequence[Sequence[Hypothesis]]
+    ) -> list[list[Judgement]]:
         """Judge sentences, one list a photo, by the photos' pooled grids (B, D + 1).
 
         What trust is was learned from photos like those of the training. Where familiarity is
@@ -109,10 +113,11 @@ class Trust:
             for each, seen, known in parts
         ]
 
-    def _judge(self, hypothesis: Hypothesis, seen: Tensor, most: float) -> Judgement:
+    def _judge(self, hypothesis: Hypothesis, seen: NDArray[Any], most: float) -> Judgement:
         kinds = self.sight.kinds[hypothesis.tokens]
-        clues = word_clues(self.sight, seen, kinds, hypothesis.log_probabilities[:-1])
-        trusts = (self.word[0] + clues @ self.word[1:]).sigmoid()
+        logs = np.asarray(hypothesis.log_probabilities[:-1])
+        clues = word_clues(self.sight, seen, kinds, logs)
+        trusts = _sigmoid(self.word[0] + clues @ self.word[1:])
         named = kinds >= 0
         words = [
             one if names else None
@@ -120,8 +125,8 @@ class Trust:
         ]
         if not named.any():
             return Judgement(words, None)
-        whole = self.caption[0] + self.caption[1] * trusts[named].log().sum()
-        return Judgement(words, min(float(whole.sigmoid()), most))
+        whole = self.caption[0] + self.caption[1] * np.log(trusts[named]).sum()
+        return Judgement(words, min(float(_sigmoid(whole)), most))
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -133,7 +138,7 @@ class Trust:
         parts = {f"familiarity.{name}": one for name, one in asdict(self.familiarity).items()}
         parts |= {f"sight.{name}": one for name, one in asdict(self.sight).items()}
         parts |= {"word": self.word, "caption": self.caption}
-        tensors = {name: one.contiguous() for name, one in parts.items()}
+        tensors = {name: np.ascontiguousarray(one) for name, one in parts.items()}
         with replace_file(path) as file:
             file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
 
@@ -149,16 +154,16 @@ class Trust:
         if not path.is_file():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:
                 weights = json.loads((file.metadata() or {})[_KEY])["weights"]
                 if weights != digest_weights(checkpoint):
                     return None
 
-                def part(name: str, kind: type) -> dict[str, Tensor]:
+                def part(name: str, kind: type) -> dict[str, NDArray[Any]]:
                     """Read in float32, once; most of the file is in half precision."""
                     read = {one.name: file.get_tensor(f"{name}.{one.name}") for one in fields(kind)}
                     return {
-                        key: one.float() if one.is_floating_point() else one
+                        key: one.astype(np.float32) if one.dtype.kind == "f" else one
                         for key, one in read.items()
                     }
 
@@ -183,7 +188,13 @@ class Trust:
             ) from error
 
 
-def word_clues(sight: Sight, seen: Tensor, kinds: Tensor, logs: Tensor) -> Tensor:
+def _sigmoid(values: Any) -> Any:
+    return (1 + np.tanh(values / 2)) / 2  # so written, nothing overflows
+
+
+def word_clues(
+    sight: Sight, seen: NDArray[Any], kinds: NDArray[Any], logs: NDArray[Any]
+) -> NDArray[Any]:
     """Gather what tells whether words are right.
 
     Args:
@@ -197,8 +208,8 @@ def word_clues(sight: Sight, seen: Tensor, kinds: Tensor, logs: Tensor) -> Tenso
         share who say it of any, and of its probability.
 
     """
-    shares = torch.stack([seen, sight.shares])[:, kinds].clamp(min=_LEAST)
-    return torch.cat([shares.log(), logs.unsqueeze(0)]).T
+    shares = np.stack([seen, sight.shares])[:, kinds].clip(min=_LEAST)
+    return np.concatenate([np.log(shares), logs[np.newaxis]]).T
 
 
 def trust_file(checkpoint: str | os.PathLike[str]) -> Path:

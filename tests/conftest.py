@@ -66,7 +66,8 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the nursery before the workers, who share it."""
+    """Keep no exports for later; start the nursery before the workers, who share it."""
+    os.environ["CAPTIONER_CACHE"] = ""
     if config.getoption("numprocesses", default=None):
         launcher.prepare()
 
@@ -129,27 +130,27 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Trust:
     """Make up what is known of a checkpoint: every word but the special ones names something."""
-    import torch
+    import numpy as np
 
     from captioner.familiarity import Familiarity
     from captioner.trust import Sight, Trust
 
-    chance = torch.Generator().manual_seed(0)
-    cloud = torch.randn(9, grid_dim + 1, generator=chance)
+    chance = np.random.default_rng(0)
+    cloud = chance.normal(size=(9, grid_dim + 1)).astype(np.float32)
     familiarity = replace(  # every photo is familiar
-        Familiarity.fit(cloud, cloud), quantiles=torch.full((2,), 1e6), spreads=torch.zeros(2) - 1
+        Familiarity.fit(cloud, cloud), quantiles=np.full(2, 1e6), spreads=np.full(2, -1.0)
     )
-    kinds = torch.arange(words) - 4
+    kinds = np.arange(words) - 4
     return Trust(
         familiarity=familiarity,
         sight=Sight(
-            kinds=kinds.clamp(min=-1),
-            middle=torch.zeros(grid_dim),
-            slopes=(torch.randn(grid_dim, words - 4, generator=chance) / 100).half(),
-            shares=torch.full((words - 4,), 0.5),
+            kinds=kinds.clip(min=-1),
+            middle=np.zeros(grid_dim, np.float32),
+            slopes=(chance.normal(size=(grid_dim, words - 4)) / 100).astype(np.float16),
+            shares=np.full(words - 4, 0.5, np.float32),
         ),
-        word=torch.tensor([1.0, 1.0, 0.0, 0.5]),
-        caption=torch.tensor([0.0, 0.05]),  # of gibberish all words are doubted
+        word=np.array([1.0, 1.0, 0.0, 0.5], np.float32),
+        caption=np.array([0.0, 0.05], np.float32),  # of gibberish all words are doubted
         weights=weights,
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.decoding.decoded import Decoded
@@ -30,7 +31,7 @@ class PreparedImage:
     """
 
     image: str | None
-    pixels: torch.Tensor
+    pixels: NDArray[np.uint8]
     box: Box
     open_photo: Callable[[], Image.Image] = _not_kept
 
@@ -47,8 +48,8 @@ def prepared_images(decoded: Iterable[tuple[str, Decoded]]) -> list[PreparedImag
     ]
 
 
-def square_pixels(decoded: Decoded) -> torch.Tensor:
+def square_pixels(decoded: Decoded) -> NDArray[np.uint8]:
     """Give the pixels of a square as uint8 (3, size, size)."""
     # A bytearray, since torch warns about memory that it may not write to.
-    pixels = torch.frombuffer(bytearray(decoded.pixels), dtype=torch.uint8)
-    return pixels.view(decoded.shape[1], decoded.shape[0], 3).permute(2, 0, 1)
+    pixels = np.frombuffer(bytearray(decoded.pixels), np.uint8)
+    return pixels.reshape(decoded.shape[1], decoded.shape[0], 3).transpose(2, 0, 1)

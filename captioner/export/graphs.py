@@ -1,6 +1,7 @@
 """The two graphs of an exported model: from squares to a decoder's state, and a step of the search.
 
-encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the state of one hypothesis an image, by name
+encoder.onnx    pixels, uint8 (B, 3, size, size)  ->  the state of one hypothesis an image, by name,
+                and the features (B, L, D) that it is made of
 step.onnx       tokens, totals, forbidden, beam and the state  ->  the fields of `Step`, attention,
                 gate and heads where the decoder has them, and the hypotheses' state; what is an
                 input too is called next_NAME
@@ -55,7 +56,7 @@ class _Encoder(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         features = self.model.encode(self.transform.normalize(pixels)).features
         image, hypothesis, _ = self.model.decoder.start(features)
-        return (*image.values(), *hypothesis.values())
+        return (*image.values(), *hypothesis.values(), features)
 
 
 class _Step(nn.Module):
@@ -119,7 +120,7 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
         _Encoder(checkpoint),
         {"pixels": pixels},
         ({0: images},),
-        outputs=names,
+        outputs=(*names, "features"),
         path=folder / "encoder.onnx",
         part=f"the encoder {model.config.encoder.name}",
     )

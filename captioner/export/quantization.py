@@ -1,48 +1,113 @@
-"""The graphs of an exported model in whole numbers of 8 bits: a quarter of the size.
+"""The graphs of an exported model in whole numbers of 8 bits: a quarter of the size, and faster.
 
-The encoder keeps its weights so, and computes in floats with them: with whole numbers inside, its
-features are wrong by a third (docs/export.md). The step multiplies whole numbers, for which what a
-hypothesis is at is rounded anew at every word.
+The encoder's convolutions, and what comes between them, compute with whole numbers whose ranges
+were seen on a few squares (static quantisation). A range leaves out one number in 100,000 on each
+side: before a SiLU a channel reaches far for the sake of very few. The products of encoder and step
+find the range of what comes in each time (dynamic quantisation).
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+
+from captioner.paths import sample_photos
 
 __all__ = ["quantize"]
 
 _SMALL = 1024  # numbers: below it nothing is saved
+_STATIC = ["Conv", "Sigmoid", "Mul"]  # a SiLU is the last two
+_SEEN = 99.999  # percent of the numbers that are inside of their range
+_CROPS = (1.0, 0.8, 0.6)  # of a photo's sides
 
 
 def quantize(folder: Path) -> None:
     """Replace encoder.onnx and step.onnx of an exported folder by their quantised selves."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import (
+        CalibrationMethod,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     encoder, step = folder / "encoder.onnx", folder / "step.onnx"
+    options: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8}
+    with tempfile.TemporaryDirectory() as scratch, _quietly():
+        ready, half = Path(scratch, "ready.onnx"), Path(scratch, "half.onnx")
+        quant_pre_process(encoder, ready, skip_symbolic_shape=True)
+        static = partial(
+            quantize_static,
+            ready,
+            half,
+            op_types_to_quantize=_STATIC,
+            activation_type=QuantType.QUInt8,
+            extra_options={"CalibPercentile": _SEEN},
+            **options,
+        )
+        try:
+            static(_Squares(folder), calibrate_method=CalibrationMethod.Percentile)
+        except ValueError:  # numbers that are all but equal, as of an untrained model, have no bins
+            static(_Squares(folder), calibrate_method=CalibrationMethod.MinMax)
+        quantize_dynamic(half, encoder, op_types_to_quantize=["MatMul"], **options)
+        quant_pre_process(step, ready, skip_symbolic_shape=True)
+        quantize_dynamic(
+            ready,
+            step,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=_without_channels(ready),
+            **options,
+        )
     _keep_whole_numbers(encoder)
+    _embed_from_scores(step)
+
+
+class _Squares:
+    """Squares for the calibration: corners and, mirrored, middles of the sample photos."""
+
+    def __init__(self, folder: Path) -> None:
+        from captioner.export.parity import load_app
+
+        self.app = load_app(folder).Captioner(folder)
+        self.left = self._all()
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Give the next one, as onnxruntime asks for it."""
+        return next(self.left, None)
+
+    def _all(self) -> Iterator[dict[str, Any]]:
+        for path in sample_photos().values():
+            photo = self.app.open(path)
+            for part in _CROPS:
+                width, height = (round(part * side) for side in photo.size)
+                x, y = photo.width - width, photo.height - height
+                corner = photo.crop((0, y, width, y + height))
+                middle = photo.crop((x // 2, y // 2, x // 2 + width, y // 2 + height))
+                for image in (corner, middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)):
+                    pixels = np.asarray(self.app.square(image)).transpose(2, 0, 1)
+                    yield {"pixels": np.ascontiguousarray(pixels[np.newaxis])}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Let the quantiser keep its progress to itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            ready = Path(scratch) / "ready.onnx"
-            quant_pre_process(step, ready, skip_symbolic_shape=True)
-            quantize_dynamic(
-                ready,
-                step,
-                per_channel=True,
-                weight_type=QuantType.QInt8,
-                op_types_to_quantize=["MatMul", "Gemm"],
-                nodes_to_exclude=_without_channels(ready),
-            )
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
-    _embed_from_scores(step)
 
 
 def _keep_whole_numbers(path: Path) -> None:

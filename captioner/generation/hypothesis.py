@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Hypothesis"]
 
@@ -18,7 +19,7 @@ class Hypothesis(NamedTuple):
     log_probabilities: (T + 1,), of the words and <end>.
     attention: (T, L), gate: (T,) and heads: (T, H, L), or None where the decoder has none.
 
-    All tensors are on the CPU, in float32.
+    All are on the CPU, in float32; of an exported model they are arrays of numpy.
     """
 
     tokens: list[int]

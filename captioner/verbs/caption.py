@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
+    from captioner.captioning import BaseCaptioner
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -148,6 +150,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
+    from captioner.export.engine import keep_export
+
     _check(arguments)
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     if arguments.open and not arguments.sheet:
@@ -165,15 +169,20 @@ def run(arguments: argparse.Namespace) -> int:
                 raise result
             _print(result, arguments)
             if result.unfamiliar:
-                print(f"captioner: {in_a_line(photo)} {_UNFAMILIAR}", file=sys.stderr)
+                _say(f"{in_a_line(photo)} {_UNFAMILIAR}")
             if result.doubt:
-                doubt = in_a_line(f"{photo}: {result.doubt}")
-                print(f"captioner: {doubt}", file=sys.stderr)
+                _say(in_a_line(f"{photo}: {result.doubt}"))
             _draw(result, files, arguments)
         except CaptionerError as error:
-            print(f"captioner: {in_a_line(str(error))}", file=sys.stderr)
+            _say(in_a_line(str(error)))
             status = 1
+    with suppress(KeyboardInterrupt):  # the captions are there
+        keep_export(checkpoint, device=arguments.device, dtype=arguments.dtype, say=_say)
     return status
+
+
+def _say(text: str) -> None:
+    print(f"captioner: {text}", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -196,16 +205,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _captions(
     checkpoint: Path, arguments: argparse.Namespace
 ) -> Iterator[Caption | CaptionerError]:
-    from captioner.predictor import BATCH, Captioner
+    from captioner.captioning import BATCH
 
-    captioner = Captioner.from_pretrained(
-        checkpoint,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        max_pixels=arguments.max_pixels,
-        seconds=arguments.seconds,
-        in_process=arguments.in_process,
-    )
+    captioner = _captioner(checkpoint, arguments)
     config = captioner.generation.asked(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
@@ -228,6 +230,19 @@ def _captions(
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
             yield result
+
+
+def _captioner(checkpoint: Path, arguments: argparse.Namespace) -> BaseCaptioner:
+    """Take the exported model, which starts at once, or torch's."""
+    from captioner.export.engine import ExportedCaptioner, find_export
+
+    machine = {"device": arguments.device, "dtype": arguments.dtype}
+    reading = {name: getattr(arguments, name) for name in ("max_pixels", "seconds", "in_process")}
+    if not arguments.check_attention and (folder := find_export(checkpoint, **machine)):
+        return ExportedCaptioner(folder, checkpoint, **reading)
+    from captioner.predictor import Captioner
+
+    return Captioner.from_pretrained(checkpoint, **machine, **reading)
 
 
 def _piped() -> bytes:

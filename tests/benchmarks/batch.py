@@ -67,7 +67,7 @@ def in_memory(captioner: Captioner, photos: list[PreparedImage], *, streams: int
 
     @torch.inference_mode()
     def work(part: list[PreparedImage]) -> None:
-        grid = captioner.encode(torch.stack([photo.pixels for photo in part]))
+        grid = captioner.encode(np.stack([photo.pixels for photo in part]))
         vocabulary = captioner.vocabulary
         generate(
             captioner.model.decoder, grid.features, captioner.generation, vocabulary=vocabulary

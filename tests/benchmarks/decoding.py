@@ -62,7 +62,7 @@ def main() -> int:
     decoder = captioner.model.decoder
     assert isinstance(decoder, LSTMDecoder)
     prepared = [captioner.prepare(photo).pixels for photo in photos(arguments.place, PHOTOS)]
-    grids = torch.cat([captioner.encode(torch.stack([pixels])).features for pixels in prepared])
+    grids = torch.cat([captioner.encode(pixels[None]).features for pixels in prepared])
     wanted = torch.tensor(straightforward(decoder, grids))
     print(
         f"{arguments.threads} threads, torch {torch.__version__}, grids {tuple(grids.shape)} of "

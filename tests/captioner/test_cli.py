@@ -21,8 +21,9 @@ from PIL import Image
 from safetensors.numpy import save
 
 from captioner import __version__
-from captioner.checkpoint import FORMAT_VERSION, HEADER_KEY
+from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS
+from captioner.files import HEADER_KEY
 from tests.launcher import environment
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,21 +28,21 @@ Run = Callable[..., CompletedProcess[str]]
 def test_trust_is_the_logistic_of_three_logarithms() -> None:
     """Two kinds of words, grids of one number whose usual value is 2, and tokens 4 to 6."""
     sight = Sight(
-        kinds=torch.tensor([-1, -1, -1, -1, -1, 0, 1]),
-        middle=torch.tensor([2.0]),
-        slopes=torch.tensor([[0.5, -0.25]]),
-        shares=torch.tensor([0.1, 0.2]),
+        kinds=np.array([-1, -1, -1, -1, -1, 0, 1]),
+        middle=np.array([2.0]),
+        slopes=np.array([[0.5, -0.25]]),
+        shares=np.array([0.1, 0.2]),
     )
     known = make_trust()
     trust = replace(
         known,
         sight=sight,
-        word=torch.tensor([6.0, 0.5, 0.8, 2.0]),
-        caption=torch.tensor([0.5, 0.7]),
+        word=np.array([6.0, 0.5, 0.8, 2.0]),
+        caption=np.array([0.5, 0.7]),
     )
     logs = torch.tensor([0.9, 0.6, 0.5, 0.8]).log()
     made = [[Hypothesis([4, 5, 6], 0.0, logs), Hypothesis([4], 0.0, logs[:2])]]
-    ((judged, empty),) = trust.judge(torch.tensor([[3.0, 1.0]]), made)
+    ((judged, empty),) = trust.judge(np.array([[3.0, 1.0]]), made)
     # Of this photo people would say the first kind in 0.1 + 0.5 * (3 - 2), the second in
     # 0.2 - 0.25 of the cases, which counts as a thousandth.
     logits = [
@@ -54,9 +55,9 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     assert judged.caption == pytest.approx(1 / (1 + math.exp(-whole)))
     assert empty == ([None], None)  # it names nothing
     # Of a picture that is no photo a caption is hardly right, whatever its words say.
-    flat = replace(trust.familiarity, spreads=torch.tensor([0.9, 1.9]))
+    flat = replace(trust.familiarity, spreads=np.array([0.9, 1.9]))
     for spread, most in ((0.5, 0.0), (0.9004, 0.004), (0.92, 1.0)):
-        ((odd, _),) = replace(trust, familiarity=flat).judge(torch.tensor([[3.0, spread]]), made)
+        ((odd, _),) = replace(trust, familiarity=flat).judge(np.array([[3.0, spread]]), made)
         assert odd.words == judged.words
         assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
 
@@ -69,7 +70,7 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     known = make_trust(weights=digest_weights(tiny_file))
     known.save(path)
     again = Trust.beside(tiny_file)
-    means = torch.randn(2, 577)
+    means = np.random.default_rng(0).normal(size=(2, 577)).astype(np.float32)
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
     assert again is not None and again.judge(means, made) == known.judge(means, made)
     assert again.familiarity.of(means) == known.familiarity.of(means)

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from captioner import Captioner, ConfigError
 from captioner.attention.positions import POSITIONS
 from captioner.attention.scores import SCORES
-from captioner.checkpoint import HEADER_KEY, Checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, build_decoder
+from captioner.files import HEADER_KEY
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel, ModelConfig

@@ -34,7 +34,7 @@ from captioner.decoders.config import DecoderConfig
 from captioner.export.folder import new_folder
 from captioner.export.parity import check_parity
 from captioner.model import CaptionModel, ModelConfig
-from tests.conftest import ROOT, make_styled, make_tiny
+from tests.conftest import ROOT, WORDS, make_styled, make_tiny
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
@@ -140,6 +140,17 @@ def test_the_folder_draws_what_the_library_draws(
     assert far.max() <= 2  # the record's weights have six digits
 
 
+def test_nothing_is_told_to_anybody(
+    exported: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime keeps a number of the device, and what it tells its maker, in the home folder."""
+    (home := tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # captioner.export sets it here
+    assert alone(exported, photo).returncode == 0
+    assert not [path for path in home.rglob("*") if path.is_file()]
+
+
 @pytest.mark.slow
 def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("no photo")
@@ -173,9 +184,8 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
             grid = checkpoint.model.encode(Transform(checkpoint.transform).normalize(pixels))
             state = checkpoint.model.decoder.start(grid.features)
             found = encoder.run(None, {"pixels": pixels.numpy()})
-            for got, part in zip(
-                found, (*state.image.values(), *state.hypothesis.values()), strict=True
-            ):
+            parts = (*state.image.values(), *state.hypothesis.values(), grid.features)
+            for got, part in zip(found, parts, strict=True):
                 assert np.allclose(got, part, atol=1e-4)
             many = {
                 name: part.expand(-1, count, -1) + 0.1 * torch.randn(images, count, 1)
@@ -200,8 +210,17 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
 
 
 @pytest.mark.slow
-def test_another_decoder_with_heads_and_styles(tmp_path: Path, photo: Path, run_main: Run) -> None:
-    decoder = {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"}
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"kind": "top_down", "value_dim": 12, "heads": 2, "score": "scaled_dot"},
+        {"value_dim": 24, "encoder_layers": 2, "heads": 2},
+    ],
+    ids=["top_down", "encoder_layers"],
+)
+def test_another_decoder_with_heads_and_styles(
+    decoder: dict[str, Any], tmp_path: Path, photo: Path, run_main: Run
+) -> None:
     other = tmp_path / "other.safetensors"
     make_styled(with_decoder(decoder)).save(other)
     done = run_main("export", other, "--to", tmp_path / "folder")
@@ -369,8 +388,18 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
     chance = np.random.default_rng(0)
     Image.fromarray(chance.integers(0, 256, (150, 220, 3), dtype=np.uint8)).save(photo)
     wanted = json.loads(alone(exported, photo, "--json", "--attention").stdout)
+    page.evaluate(
+        """() => {
+            window.grown = [];
+            const phase = document.querySelector(".phase");
+            const note = () => grown.push(phase.textContent);
+            new MutationObserver(note).observe(phase, {childList: true});
+        }"""
+    )
     page.set_input_files(".file", photo)
     page.wait_for_selector(".viewer[data-state=shown]")
+    grown = [said.split()[:-1] for said in page.evaluate("grown")]
+    assert {len(said) for said in grown if {*said} <= {*WORDS}} >= {1, 2}
     assert page.locator(".sentence .word").all_inner_texts() == [
         word["word"] for word in wanted["words"]
     ]

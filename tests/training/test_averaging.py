@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from captioner.checkpoint import HEADER_KEY, Checkpoint, load_checkpoint
+from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.files import HEADER_KEY
 from tests.conftest import WORDS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -24,8 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from PIL import Image, ImageChops, ImageOps
+
+# It would keep a number of this device in ~/.cache, and tell its maker what is run.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+import onnxruntime
 
 __all__ = ["Captioner", "Sentence", "main"]
 
@@ -156,7 +160,8 @@ class Captioner:
         if style is not None and style not in styles:
             raise ValueError(f"there is no style {style!r}; there are {', '.join(styles)}")
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
-        best, *others = self.search(np.ascontiguousarray(pixels), beam, captions, style)
+        encoded = self.encode(np.ascontiguousarray(pixels))
+        best, *others = self.search(encoded, beam, captions, style)
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
         return {
             "image": image if image or not isinstance(photo, str | Path) else str(photo),
@@ -175,13 +180,19 @@ class Captioner:
             "model": {"name": self.about["name"], "version": self.about["version"]},
         }
 
-    def search(self, pixels: Any, beam: int, captions: int, style: str | None) -> list[Sentence]:
-        """Find the best sentences for a square, uint8 (1, 3, size, size), by beam search."""
+    def encode(self, pixels: Any) -> dict[str, Any]:
+        """Turn a square, uint8 (1, 3, size, size), into a state; `features` is what it came of."""
+        names = [*self.about["state"], "features"]
+        return dict(zip(names, self.encoder.run(names, {"pixels": pixels}), strict=True))
+
+    def search(
+        self, encoded: dict[str, Any], beam: int, captions: int, style: str | None
+    ) -> list[Sentence]:
+        """Find the best sentences for an encoded square by beam search."""
         settings, most = self.settings, self.settings["maximum_length"]
         penalty, exact = settings["length_penalty"], settings["exact"]
         places = captions if exact else beam
-        encoded = self.encoder.run(None, {"pixels": pixels})
-        state = dict(zip(self.about["state"], encoded, strict=True))
+        state = {name: encoded[name] for name in self.about["state"]}
         start = START if style is None else self.words.index(f"<start {style}>")
         tokens, totals = np.array([[start]]), np.zeros((1, 1), np.float32)
         paths, pool = [Sentence()], [Sentence()] * places

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -247,7 +248,7 @@ class CaptionService:
 
     async def _ask(self) -> None:
         side = self.captioner.transform.config.size
-        pixels = torch.full((3, side, side), 128, dtype=torch.uint8)
+        pixels = np.full((3, side, side), 128, np.uint8)
         blank = PreparedImage(image=None, pixels=pixels, box=Box(0.0, 0.0, 1.0, 1.0))
         own = self.captioner.generation
         short = replace(own, beam_size=1, captions=1, minimum_length=0, maximum_length=1)
@@ -351,7 +352,7 @@ def check_sentence(
 
     Where the decoder does not attend, the words stay as they are.
     """
-    grid = captioner.encode(torch.stack([image.pixels for image in images]))
+    grid = captioner.encode(np.stack([image.pixels for image in images]))
     tokens = captioner.vocabulary.encode(word.text for word in caption.words)
     start = captioner.vocabulary.start(caption.style or "")
     decoder = captioner.model.decoder

@@ -182,25 +182,31 @@ def _load(
 ) -> Application:
     _say("loading the model ...")
     bound_arenas(_ARENAS)
-    from captioner.paths import sample_photos
+    from captioner.device import cores, cpu_flags
+    from captioner.export.engine import ExportedModel, keep_export
+    from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
     from captioner_serving.server.cores import take_no_cores
 
+    checkpoints = [checkpoint_file(one) for one in arguments.checkpoint or [bundled_checkpoint()]]
+    machine = {"device": arguments.device, "dtype": arguments.dtype}
+    # It was measured on CPUs without AMX, where torch is fastest in float32.
+    slow = "amx_bf16" not in cpu_flags()
+    exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
-    checkpoints = arguments.checkpoint or [None]
     captioners = [
         Captioner.from_pretrained(
             checkpoint,
-            device=arguments.device,
-            dtype=arguments.dtype,
+            **machine,
             max_pixels=config.max_pixels,
+            exported=ExportedModel(export, threads=max(1, cores() // 2)) if export else None,
         )
-        for checkpoint in checkpoints
+        for checkpoint, export in zip(checkpoints, exports, strict=True)
     ]
     if len({captioner.name for captioner in captioners}) < len(captioners):  # of one recipe
         for captioner, checkpoint in zip(captioners, checkpoints, strict=True):
-            captioner.name = checkpoint
+            captioner.name = str(checkpoint)
     return Application(
         *captioners,
         config=config,

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -87,9 +88,9 @@ def test_the_summary_names_the_photos_that_are_unlike_the_training(
     checkpoint, folder, output = tmp_path / "seen.safetensors", photos(40), tmp_path / "c.csv"
     shutil.copy(lively_file, checkpoint)
     captioner = Captioner.from_pretrained(checkpoint, dtype="float32")
-    seen = torch.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
+    seen = np.stack([captioner.prepare(path).pixels for path in sorted(folder.iterdir())])
     means = pool(captioner.encode(seen).features)
-    wider = 2 * means - means.mean(dim=0)  # or the outermost of them would be unlike the others
+    wider = 2 * means - means.mean(axis=0)  # or the outermost of them would be unlike the others
     known = make_trust(weights=digest_weights(checkpoint))
     replace(known, familiarity=Familiarity.fit(means, wider)).save(trust_file(checkpoint))
     for number in range(12):

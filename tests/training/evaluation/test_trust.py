@@ -84,18 +84,19 @@ def test_a_regression_of_one_clue_finds_the_odds_of_both_sides() -> None:
 def test_sight_learns_what_the_mean_of_a_grid_says_of_words() -> None:
     """People say "dog" or "puppy" where the first number is 1, and "red" of every other photo."""
     vocabulary = Vocabulary(words := ["a", "dog", "dogs", "puppy", "red", "ball"])
-    there = torch.arange(400) % 4 == 0
+    there = np.arange(400) % 4 == 0
     images = [
         image("a puppy runs" if at % 8 else "a dog", "two dogs" if at % 2 else "a dog")
         if dog
         else image("a red car", "a car")
         for at, dog in enumerate(there.tolist())
     ]
-    means = torch.stack([there.float(), torch.randn(400), torch.ones(400)], dim=1)
+    noise = np.random.default_rng(0).normal(size=400)
+    means = np.stack([there, noise, np.ones(400)], axis=1).astype(np.float32)
     sight = fit_sight(means, images, vocabulary)
     kinds = dict(zip(words, sight.kinds[-6:].tolist(), strict=True))
     assert kinds["a"] == -1 and kinds["dog"] == kinds["dogs"] and len({*kinds.values()}) == 4 + 1
-    shown, other = sight(torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
+    shown, other = sight(np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
     # Every second of these photos has it in both references, the others in one.
     assert shown[kinds["dog"]] == pytest.approx(0.75, abs=0.1)
     assert other[kinds["dog"]] == pytest.approx(0, abs=0.1)
@@ -109,7 +110,7 @@ def test_too_few_words_say_nothing() -> None:
     known = make_trust(grid_dim=2)
     with pytest.raises(DataError, match="9 words that name something, too few"):
         fit_trust(
-            made, torch.zeros(9, 3), sight=known.sight, familiarity=known.familiarity, weights=""
+            made, np.zeros((9, 3)), sight=known.sight, familiarity=known.familiarity, weights=""
         )
 
 

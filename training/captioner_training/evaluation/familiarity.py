@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from captioner.errors import DataError, ImageError
@@ -22,17 +22,19 @@ _BATCH = 32  # photos that are encoded at once
 
 def pooled_grids(
     captioner: Captioner, images: Sequence[CaptionedImage], *, workers: int = 2
-) -> Tensor:
+) -> NDArray[np.float32]:
     """Encode photos and pool their grids: (N, D + 1), see captioner.familiarity.pool."""
     loader = make_split_loader(images, captioner.transform, workers=workers, batch_size=_BATCH)
     parts = [
         pool(captioner.encode(pixels).features)
         for pixels, _ in tqdm(loader, desc="photos", leave=False, disable=None)
     ]
-    return torch.cat(parts)
+    return np.concatenate(parts)
 
 
-def measure_familiarity(captioner: Captioner, pooled: Tensor, unlike: Path) -> dict[str, object]:
+def measure_familiarity(
+    captioner: Captioner, pooled: NDArray[np.float32], unlike: Path
+) -> dict[str, object]:
     """Ask whether photos are told from other pictures.
 
     Args:
@@ -50,20 +52,20 @@ def measure_familiarity(captioner: Captioner, pooled: Tensor, unlike: Path) -> d
     if captioner.trust is None:
         raise DataError("the checkpoint does not know its photos: run `captioner trust`")
     others = _pooled_pictures(captioner, unlike)
-    known, strange = (torch.tensor(captioner.trust.familiarity.of(one)) for one in (pooled, others))
+    known, strange = (np.array(captioner.trust.familiarity.of(one)) for one in (pooled, others))
     return {"auroc": auroc(known, strange), "unlike": len(others)}
 
 
-def auroc(familiar: Tensor, strange: Tensor) -> float:
+def auroc(familiar: NDArray[np.float64], strange: NDArray[np.float64]) -> float:
     """Say how often a strange picture is less familiar than a familiar one; ties count half.
 
     The area under the ROC curve, from the familiarity (N,) and (M,) of both kinds.
     """
-    farther = (strange[:, None] < familiar).double() + 0.5 * (strange[:, None] == familiar)
+    farther = (strange[:, None] < familiar) + 0.5 * (strange[:, None] == familiar)
     return float(farther.mean())
 
 
-def _pooled_pictures(captioner: Captioner, folder: Path) -> Tensor:
+def _pooled_pictures(captioner: Captioner, folder: Path) -> NDArray[np.float32]:
     """Encode the pictures of a folder, and pool their grids: (M, D + 1)."""
     squares = []
     for path in sorted(folder.iterdir()):
@@ -73,5 +75,5 @@ def _pooled_pictures(captioner: Captioner, folder: Path) -> Tensor:
             continue
     if not squares:
         raise DataError(f"--unlike {folder} has no picture that can be opened")
-    parts = torch.split(torch.stack(squares), _BATCH)
-    return torch.cat([pool(captioner.encode(part).features) for part in parts])
+    parts = (np.stack(squares[at : at + _BATCH]) for at in range(0, len(squares), _BATCH))
+    return np.concatenate([pool(captioner.encode(part).features) for part in parts])

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from captioner.errors import CaptionerError
 from captioner.familiarity import pool
@@ -240,7 +240,7 @@ class CaptionedSplit:
         self.style = captioner.vocabulary.style(self.config.style)
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
-        self._pooled: list[Tensor] = []  # the grids of each batch
+        self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
         self._calibration = Calibration(
             decoder,
             vocabulary=vocabulary,
@@ -274,9 +274,9 @@ class CaptionedSplit:
         )
 
     @property
-    def pooled(self) -> Tensor:
+    def pooled(self) -> NDArray[np.float32]:
         """The pooled grids (N, D + 1) of the images; see captioner.familiarity.pool."""
-        return torch.cat(self._pooled)
+        return np.concatenate(self._pooled)
 
     @cached_property
     def _judged(self) -> list[Judgement] | None:

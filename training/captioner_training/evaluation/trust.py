@@ -13,9 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
 
 from captioner.errors import DataError
 from captioner.familiarity import Familiarity
@@ -53,7 +51,9 @@ _FEWEST = 100  # words
 _SHARES = tuple(share / 20 for share in range(1, 21))
 
 
-def fit_sight(pooled: Tensor, images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> Sight:
+def fit_sight(
+    pooled: NDArray[np.float32], images: Sequence[CaptionedImage], vocabulary: Vocabulary
+) -> Sight:
     """Learn how often people say words of a photo.
 
     Args:
@@ -62,33 +62,40 @@ def fit_sight(pooled: Tensor, images: Sequence[CaptionedImage], vocabulary: Voca
         vocabulary: of the model; words that stand for one another have a kind each, and are sought
             together.
 
+    Raises:
+        DataError: the photos are all alike.
+
     """
     stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
     shares = _reference_shares(images, columns)
-    weights = torch.tensor([float(len(image.words)) for image in images])
+    weights = np.array([len(image.words) for image in images], np.float64)
     weights /= weights.mean()  # a photo with more references says more
-    common = (shares > 0).sum(dim=0) >= max(_PHOTOS, len(images) / _RARE)
+    common = (shares > 0).sum(axis=0) >= max(_PHOTOS, len(images) / _RARE)
     usual = (weights @ shares) / len(images)
-    means = pooled[:, :-1].double()
-    middle = means.mean(dim=0)
-    width = means.std(dim=0).clamp(min=1e-6)
+    means = pooled[:, :-1].astype(np.float64)
+    middle = means.mean(axis=0)
+    width = means.std(axis=0, ddof=1).clip(min=1e-6)
     offset = (means - middle) / width
-    weighted = offset.T * weights.double()
-    square = weighted @ offset + _RIDGE * len(images) * torch.eye(len(width), dtype=torch.double)
-    slopes = torch.linalg.solve(square, weighted @ (shares - usual)[:, common].double())
+    weighted = offset.T * weights
+    square = weighted @ offset + _RIDGE * len(images) * np.eye(len(width))
+    slopes = np.linalg.solve(square, weighted @ (shares - usual)[:, common]) / width[:, np.newaxis]
     # Kinds that are too rare share a last column, which knows nothing of the photo.
-    column = torch.where(common, common.cumsum(0) - 1, common.sum())
-    rare = torch.tensor(0.0) if common.all() else usual[~common].mean()
+    column = np.where(common, common.cumsum() - 1, common.sum())
+    rare = 0.0 if common.all() else usual[~common].mean()
+    if not (np.abs(slopes) <= np.finfo(np.float16).max).all():  # NaN too
+        raise DataError("the photos are too much alike to learn from when words are right")
     return Sight(
-        kinds=torch.tensor([-1 if one is None else int(column[columns[one]]) for one in stems]),
-        middle=middle.float(),
-        slopes=torch.cat([slopes / width[:, None], torch.zeros(len(width), 1)], dim=1).half(),
-        shares=torch.cat([usual[common], rare.unsqueeze(0)]),
+        kinds=np.array([-1 if one is None else int(column[columns[one]]) for one in stems]),
+        middle=middle.astype(np.float32),
+        slopes=np.pad(slopes, ((0, 0), (0, 1))).astype(np.float16),
+        shares=np.append(usual[common], rare).astype(np.float32),
     )
 
 
-def _reference_shares(images: Sequence[CaptionedImage], columns: Mapping[str, int]) -> Tensor:
+def _reference_shares(
+    images: Sequence[CaptionedImage], columns: Mapping[str, int]
+) -> NDArray[np.float32]:
     """Count (N, C), in what share of its references a photo has each stem or a synonym of it."""
     columns_of: dict[str, set[int]] = defaultdict(set)  # that a stem of a reference counts for
     for kind, at in columns.items():
@@ -99,7 +106,7 @@ def _reference_shares(images: Sequence[CaptionedImage], columns: Mapping[str, in
         for words in image.words:
             row[list({at for one in stems_of([words]) for at in columns_of.get(one, ())})] += 1
         row /= len(image.words)
-    return torch.from_numpy(shares)
+    return shares
 
 
 def _words(vocabulary: Vocabulary) -> list[str]:
@@ -110,7 +117,7 @@ def _words(vocabulary: Vocabulary) -> list[str]:
 
 def fit_trust(
     captioned: Sequence[Captioned],
-    pooled: Tensor,
+    pooled: NDArray[np.float32],
     *,
     sight: Sight,
     familiarity: Familiarity,
@@ -132,7 +139,8 @@ def fit_trust(
     clues, right = [], []
     for one, seen in zip(captioned, sight(pooled), strict=True):
         kinds = sight.kinds[one.hypothesis.tokens]
-        found = word_clues(sight, seen, kinds, one.hypothesis.log_probabilities[:-1])
+        logs = one.hypothesis.log_probabilities[:-1].numpy()
+        found = word_clues(sight, seen, kinds, logs)
         clues.append(found[kinds >= 0])
         right += [each for each in right_words(one.words, one.image.words) if each is not None]
     if len(right) < _FEWEST:
@@ -140,12 +148,12 @@ def fit_trust(
             f"the captions of the validation photos have {len(right)} words that name something, "
             f"too few to say when such are right: {_FEWEST}"
         )
-    word = torch.from_numpy(fit_logistic(torch.cat(clues).numpy(), right)).float()
+    word = fit_logistic(np.concatenate(clues), right).astype(np.float32)
     trust = Trust(
         familiarity=familiarity,
         sight=sight,
         word=word,
-        caption=torch.tensor([0.0, 1.0]),
+        caption=np.array([0.0, 1.0], np.float32),
         weights=weights,
     )
     sums, whole = [], []
@@ -155,7 +163,7 @@ def fit_trust(
         if judged.caption is not None:
             sums.append([np.log([each for each in judged.words if each is not None]).sum()])
             whole.append(False not in right_words(one.words, one.image.words))
-    caption = torch.from_numpy(fit_logistic(np.array(sums), whole)).float()
+    caption = fit_logistic(np.array(sums), whole).astype(np.float32)
     return replace(trust, caption=caption)
 
 

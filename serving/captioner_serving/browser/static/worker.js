@@ -7,7 +7,7 @@ import { boxOf, openPhoto, squareOf } from "./square.js";
 const here = (name) => new URL(name, import.meta.url).href;
 // The scripts that are written without spaces between words.
 const UNSPACED = /^[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\u{20000}-\u{3ffff}]/u;
-let ready = null;  // the model, once it is asked for
+let ready = null, wanted = 0;  // the model, once it is asked for; how many photos came
 
 async function fetchBytes(name) {
   const answer = await fetch(here("../" + name));
@@ -29,19 +29,28 @@ async function load() {
   ort.env.logLevel = "error";
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
-  return { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor) };
+  const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor) };
+  // The first run takes twice as long: where nobody waits, it is not a visitor's.
+  if (!wanted) await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);
+  return model;
+}
+
+// The best sentences for a square, and each as it grows.
+async function say({ about, encoder, search }, square, captions, follow) {
+  const { size } = about.transform, pixels = new ort.Tensor("uint8", square, [1, 3, size, size]);
+  const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
+  const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
+  return search.best(state, { beam, captions, style }, follow);
 }
 
 async function caption({ photo, name, captions }, follow) {
-  const { about, encoder, search } = await (ready ??= load());
+  const model = await (ready ??= load()), { about } = model;
   follow({ phase: "Looking at the photo …" });
-  const bitmap = await openPhoto(photo), { size } = about.transform;
+  const bitmap = await openPhoto(photo), style = about.generation.style || about.styles[0];
   const box = boxOf(about.transform, bitmap.width, bitmap.height).map((edge) => round(edge, 6));
-  const pixels = new ort.Tensor("uint8", squareOf(bitmap, about.transform), [1, 3, size, size]);
+  const square = squareOf(bitmap, about.transform);
   bitmap.close();
-  const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
-  const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
-  const found = await search.best(state, { beam, captions, style }, (one) => follow({ sentence: describe(about, one, box) }));
+  const found = await say(model, square, captions, (one) => follow({ sentence: describe(about, one, box) }));
   const [best, ...others] = found.map((one) => describe(about, one, box));
   return { image: name, ...best, ...(style ? { style } : {}), alternatives: others, model: { name: about.name, version: about.version } };
 }
@@ -67,6 +76,7 @@ function join(tokenizer, words) {
 let before = Promise.resolve();
 onmessage = ({ data }) => {
   const follow = (news) => postMessage({ key: data.key, ...news });
+  if (data.photo) wanted++;
   before = before.then(async () => {
     try {
       if (data.photo) follow({ record: await caption(data, follow) });

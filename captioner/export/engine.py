@@ -1,0 +1,173 @@
+"""The bundled checkpoint in onnxruntime: captions without waiting for PyTorch.
+
+The export is kept in a folder of the user's cache (or of CAPTIONER_CACHE, unless that is empty),
+whose name is the checkpoint's digest. The search is that of every exported folder
+(captioner/export/app/caption.py). docs/export.md has what it is worth.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from captioner.captioning import BaseCaptioner, Written
+from captioner.device import cores
+from captioner.errors import CaptionerError, ConfigError
+from captioner.files import file_digest
+from captioner.generation.config import GenerationConfig
+from captioner.generation.hypothesis import Hypothesis
+from captioner.paths import bundled_checkpoint, expanded
+from captioner.trust import Trust
+from captioner.vision.transform import TransformConfig
+from captioner.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+__all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export"]
+
+_GRAPHS = 1  # goes up when the graphs of the same checkpoint change
+
+
+class ExportedModel:
+    """An exported folder, opened.
+
+    Args:
+        folder: that `captioner.export.folder.write_folder` wrote.
+        threads: of onnxruntime.
+
+    """
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        from captioner.export.app.caption import Captioner as App
+
+        self.app = App(folder, threads=threads)
+
+    def write(self, pixels: NDArray[np.uint8], config: GenerationConfig) -> Written:
+        """Caption squares, uint8 (B, 3, size, size), by greedy or beam search, one by one."""
+        app = copy.copy(self.app)
+        app.settings = asdict(config)
+        style = config.style or next(iter(app.about["styles"]), None)
+        made, features = [], []
+        for square in pixels:
+            encoded = app.encode(np.ascontiguousarray(square[np.newaxis]))
+            found = app.search(encoded, config.beam_size, config.captions, style)
+            made.append([_hypothesis(one, config) for one in found])
+            features.append(encoded["features"])
+        effects: list[list[list[float] | None]] = [[None] * len(each) for each in made]
+        return Written(made, effects, np.concatenate(features), **app.about["grid"])
+
+
+def _hypothesis(sentence: Any, config: GenerationConfig) -> Hypothesis:
+    total = sentence.score * len(sentence.tokens) ** config.length_penalty
+    looks = {"attention": sentence.attention, "gate": sentence.gates}
+    parts: dict[str, Any] = {name: np.array(each) for name, each in looks.items() if each}
+    logs: Any = np.array([*sentence.logs, total - sum(sentence.logs)], np.float32)
+    return Hypothesis(
+        tokens=list(sentence.tokens[:-1]),
+        score=sentence.score,
+        log_probabilities=logs,
+        **parts,
+    )
+
+
+class ExportedCaptioner(BaseCaptioner):
+    """Captions photos as `Captioner` does in float32, but for sampling and the deletion test.
+
+    Args:
+        folder: an export.
+        checkpoint: that it was made of.
+        threads: of onnxruntime; None: as many as there are cores.
+        reading: max_pixels, seconds and in_process; see BaseCaptioner.
+
+    """
+
+    def __init__(
+        self, folder: Path, checkpoint: Path, *, threads: int | None = None, **reading: Any
+    ) -> None:
+        self.model = ExportedModel(folder, threads=threads or cores())
+        about = self.model.app.about
+        words, styles = about["vocabulary"][len(SPECIAL_TOKENS) :], about["styles"]
+        super().__init__(
+            transform=TransformConfig(**about["transform"]),
+            vocabulary=Vocabulary(
+                words[: len(words) - len(styles)], tokenizer=about["tokenizer"], styles=styles
+            ),
+            generation=GenerationConfig(**about["generation"]),
+            name=about["name"],
+            version=about["version"],
+            trust=Trust.beside(checkpoint),
+            **reading,
+        )
+
+    def write(
+        self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
+    ) -> Written:
+        """See BaseCaptioner."""
+        if check_attention or config.sample:
+            raise ConfigError("the exported model neither samples nor checks attention: use torch")
+        return self.model.write(pixels, config)
+
+
+def find_export(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
+    """Find the export that may take torch's place.
+
+    None: it was not kept yet, there is a GPU, another checkpoint, device or dtype is asked for, or
+    the extra `onnx` is not installed.
+    """
+    folder = _place(checkpoint, device=device, dtype=dtype)
+    return folder if folder and folder.is_dir() else None
+
+
+def keep_export(
+    checkpoint: Path, *, device: str, dtype: str, say: Callable[[str], None]
+) -> Path | None:
+    """Find the export, or make it, in a process of its own; None as for `find_export`.
+
+    None also where nothing can be written; another reason why not it says.
+    """
+    folder = _place(checkpoint, device=device, dtype=dtype)
+    if folder is None or folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    say(f"once, for every start after this: a model for onnxruntime, in {folder.parent} (20 s)")
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+            apart.submit(_export, checkpoint, folder).result()
+    except (CaptionerError, BrokenExecutor) as error:
+        say(f"there is none ({error}): PyTorch goes on")
+        return None
+    return folder
+
+
+def _export(checkpoint: Path, folder: Path) -> None:
+    from captioner.export.folder import new_folder, write_folder
+    from captioner.export.parity import check_parity
+
+    with new_folder(folder) as made:
+        write_folder(checkpoint, made)
+        check_parity(checkpoint, made)
+
+
+def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
+    """Name the folder of a checkpoint's export; None where onnxruntime is not to be used."""
+    if dtype != "auto" or device not in ("auto", "cpu") or checkpoint != bundled_checkpoint():
+        return None
+    if device == "auto" and (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
+        return None
+    if not all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        return None
+    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "captioner")
+    cache = os.environ.get("CAPTIONER_CACHE", str(own))
+    return expanded(cache) / f"{file_digest(checkpoint)[:16]}-{_GRAPHS}" if cache else None

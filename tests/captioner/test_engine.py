@@ -1,0 +1,183 @@
+"""The exported model in torch's place: the same records, sooner, where no more is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from captioner import Captioner, ConfigError, GenerationConfig
+from captioner.captioning import Written
+from captioner.export import engine
+from captioner.export.engine import ExportedCaptioner, ExportedModel, find_export, keep_export
+from captioner.trust import digest_weights, trust_file
+from tests.conftest import make_tiny, make_trust
+from tests.launcher import environment
+
+if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
+    pytest.skip("the extra onnx is not installed", allow_module_level=True)
+
+MACHINE = {"device": "cpu", "dtype": "auto"}
+# The command, with another checkpoint in the place of the bundled one; says whether it had torch.
+COMMAND = """
+import sys
+from pathlib import Path
+import captioner.paths
+captioner.paths.bundled_checkpoint = lambda: Path(sys.argv[1])
+from captioner.cli import main
+status = main(sys.argv[2:])
+print("with torch" if "torch" in sys.modules else "without torch", file=sys.stderr)
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A tiny checkpoint that counts as the bundled one, with trust; nothing is kept of it yet."""
+    place = tmp_path_factory.mktemp("bundled")
+    make_tiny().save(path := place / "tiny.safetensors")
+    make_trust(weights=digest_weights(path)).save(trust_file(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "bundled_checkpoint", lambda: path)
+        patch.setattr(engine.shutil, "which", lambda name: None)
+        patch.setenv("CAPTIONER_CACHE", str(place / "cache"))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def kept(bundled: Path) -> Path:
+    """Its export."""
+    said: list[str] = []
+    folder = keep_export(bundled, **MACHINE, say=said.append)
+    assert folder is not None and len(said) == 1 and "once" in said[0]
+    assert keep_export(bundled, **MACHINE, say=said.append) == folder and len(said) == 1
+    return folder
+
+
+def run(checkpoint: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", COMMAND, str(checkpoint), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+
+
+def near(one: Any, other: Any) -> None:
+    """Compare records to the last digits that they have."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            near(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            near(*pair)
+    else:
+        assert one == (pytest.approx(other, abs=2e-4) if isinstance(other, float) else other)
+
+
+def test_the_command_says_the_same_without_torch(bundled: Path, kept: Path, photo: Path) -> None:
+    sheet = photo.parent / "sheet.png"
+    asked = ("caption", photo, "--json", "--attention", "--captions", 3)
+    quick = run(bundled, *asked, "--sheet", sheet)
+    exact = run(bundled, *asked, "--dtype", "float32")
+    assert quick.stderr.endswith("without torch\n") and exact.stderr.endswith("with torch\n")
+    record = json.loads(quick.stdout)
+    near(record, json.loads(exact.stdout))
+    assert "trust" in record and "familiarity" in record and sheet.exists()
+    # What the exported model does not do, torch does.
+    checked = run(bundled, *asked, "--check-attention")
+    assert "effect" in checked.stdout and checked.stderr.endswith("with torch\n")
+
+
+@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 4, "captions": 4}])
+def test_every_search_gives_the_same_records(
+    bundled: Path, kept: Path, photo: Path, settings: dict[str, int]
+) -> None:
+    exported = ExportedCaptioner(kept, bundled, in_process=True)
+    exact = Captioner.from_pretrained(bundled, device="cpu", dtype="float32", in_process=True)
+    config = exact.generation.changed(**settings, length_penalty=0.8, minimum_length=3)
+    for caption, wanted in zip(
+        exported.caption([photo] * 2, config), exact.caption([photo] * 2, config), strict=True
+    ):
+        near(caption.record(attention=True), wanted.record(attention=True))
+    with pytest.raises(ConfigError, match="neither samples nor checks attention"):
+        exported.caption(photo, sample=True)
+    with pytest.raises(ConfigError, match="do not look at each other"):
+        _ = exported.caption(photo).word_attention
+
+
+def test_it_stays_away_from_all_else(
+    bundled: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copy(bundled, kept.parent / "other.safetensors"))
+    assert find_export(bundled, **MACHINE) == kept
+    assert find_export(bundled, device="cpu", dtype="float32") is None
+    assert find_export(bundled, device="cuda", dtype="auto") is None
+    assert find_export(other, **MACHINE) is None
+    if not Path("/dev/nvidiactl").exists():
+        assert find_export(bundled, device="auto", dtype="auto") == kept
+    monkeypatch.setattr(engine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert find_export(bundled, device="auto", dtype="auto") is None  # there is a GPU
+    with bundled.open("r+b") as file:  # other weights
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    try:
+        assert find_export(bundled, **MACHINE) is None
+    finally:
+        shutil.copy(other, bundled)
+    monkeypatch.setenv("CAPTIONER_CACHE", "")
+    assert find_export(bundled, **MACHINE) is None
+
+
+def test_what_cannot_be_kept_costs_no_caption(
+    tmp_path: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = make_tiny()
+    from captioner.model import CaptionModel
+
+    config = replace(
+        tiny.model.config,
+        decoder=replace(tiny.model.config.decoder, kind="transformer", value_dim=24),
+    )
+    model = CaptionModel(config, vocabulary_size=len(tiny.vocabulary)).eval()
+    replace(tiny, model=model).save(path := tmp_path / "transformer.safetensors")
+    monkeypatch.setenv("CAPTIONER_CACHE", str(tmp_path / "cache"))
+    done = run(path, "caption", photo, "--device", "cpu")
+    assert done.returncode == 0 and done.stdout.strip()
+    assert "there is none (the decoder transformer cannot be exported" in done.stderr
+    assert not any((tmp_path / "cache").iterdir())
+    monkeypatch.setenv("CAPTIONER_CACHE", str(path / "cache"))  # it cannot be made in a file
+    done = run(path, "caption", photo, "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "with torch\n")
+
+
+def test_torch_leaves_it_what_it_is_faster_in(bundled: Path, kept: Path, photo: Path) -> None:
+    asked: list[int] = []
+
+    class Counted(ExportedModel):
+        def write(self, pixels: Any, config: GenerationConfig) -> Written:
+            asked.append(len(pixels))
+            return super().write(pixels, config)
+
+    both = Captioner.from_pretrained(
+        bundled, device="cpu", dtype="float32", exported=Counted(kept, threads=1)
+    )
+    alone = Captioner.from_pretrained(bundled, device="cpu", dtype="float32")
+    near(both.caption(photo).record(), alone.caption(photo).record())
+    both.caption([photo] * 3)
+    both.caption([photo] * 4)
+    both.caption(photo, sample=True, seed=1)
+    both.caption(photo, check_attention=True)
+    assert asked == [1, 3]
+    found = both.write(np.zeros((1, 3, 96, 96), np.uint8), both.generation)
+    assert found.features.shape == (1, found.rows * found.columns, 576)
