@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.checkpoint import Checkpoint
+from captioner.decoders.decoder import Decoder
 from captioner.decoders.state import State
 from captioner.errors import CheckpointError, MissingExtraError
 from captioner.generation.step import BeamStep, Step
@@ -111,19 +112,25 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
             f"the decoder {kind} cannot be exported: its state grows with every word; "
             "the kinds lstm and top_down can"
         )
-    image, hypothesis = tuple(state.image), tuple(state.hypothesis)
     # Their own names may be those of nodes inside.
-    names = tuple(f"state_{name}" for name in (*image, *hypothesis))
-    images, hypotheses = torch.export.Dim("images"), torch.export.Dim("hypotheses")
-    words = torch.export.Dim("words")
+    names = tuple(f"state_{name}" for name in (*state.image, *state.hypothesis))
     _export(
         _Encoder(checkpoint),
         {"pixels": pixels},
-        ({0: images},),
+        ({0: torch.export.Dim("images")},),
         outputs=(*names, "features"),
         path=folder / "encoder.onnx",
         part=f"the encoder {model.config.encoder.name}",
     )
+    _export_step(model.decoder, state, names, path=folder / "step.onnx", part=f"the decoder {kind}")
+    return Graphs(state=names, rows=grid.rows, columns=grid.columns)
+
+
+def _export_step(
+    decoder: Decoder, state: State, names: tuple[str, ...], *, path: Path, part: str
+) -> None:
+    """Write a step; `names` are those of the state's parts in the graph."""
+    image, hypothesis = tuple(state.image), tuple(state.hypothesis)
     tokens = torch.zeros(_IMAGES, _HYPOTHESES, dtype=torch.long)
     widened = {name: part.repeat(1, _HYPOTHESES, 1) for name, part in state.hypothesis.items()}
     inputs = {
@@ -133,23 +140,25 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
         "beam": torch.tensor(_BEAM),
         **dict(zip(names, (*state.image.values(), *widened.values()), strict=True)),
     }
-    both = {0: images, 1: hypotheses}
-    parts = (*({0: images} for _ in image), *(both for _ in hypothesis))
-    shapes: tuple[Any, ...] = (both, both, {**both, 2: words}, {}, parts)
-    looks = model.decoder.step(tokens, state.expand(_HYPOTHESES))
+    images, both = (
+        {at: torch.export.Dim(name) for at, name in enumerate(dims)}
+        for dims in (("images",), ("images", "hypotheses"))
+    )
+    parts = (*(images for _ in image), *(both for _ in hypothesis))
+    words = {**both, 2: torch.export.Dim("words")}
+    looks = decoder.step(tokens, state.expand(_HYPOTHESES))
     _export(
-        _Step(BeamStep(model.decoder), image, hypothesis).eval(),
+        _Step(BeamStep(decoder), image, hypothesis).eval(),
         inputs,
-        shapes,
+        (both, both, words, {}, parts),
         outputs=(
             *(f"next_{name}" if name in inputs else name for name in _FIELDS),
             *(name for name in _LOOKS if getattr(looks, name) is not None),
             *(f"next_{name}" for name in names[len(image) :]),
         ),
-        path=folder / "step.onnx",
-        part=f"the decoder {kind}",
+        path=path,
+        part=part,
     )
-    return Graphs(state=names, rows=grid.rows, columns=grid.columns)
 
 
 def _export(
