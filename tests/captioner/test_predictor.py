@@ -134,10 +134,11 @@ def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
 
 @pytest.mark.parametrize(
     ("cpuinfo", "dtype", "reason"),
-    [  # as they are on AMD's Zen 5, an ARM of Amazon's, and Intel's Ice Lake
-        ("flags\t\t: fpu avx512_bf16 avx512_vnni\n", "bfloat16", "the CPU has avx512_bf16"),
+    [  # as they are on Intel's Sapphire Rapids, an ARM of Amazon's, AMD's Zen 5 and Ice Lake
+        ("flags\t\t: fpu avx512_bf16 amx_bf16\n", "bfloat16", "the CPU has amx_bf16"),
         ("Features\t: fp asimd i8mm bf16 dgh\n", "bfloat16", "the CPU has bf16"),
-        ("flags\t: fpu avx512_vnni\nbugs\t\t: bf16\n", "float32", "the CPU has no bfloat16"),
+        ("flags\t\t: fpu avx512_bf16 avx512_vnni\n", "float32", "the CPU has no fast bfloat16"),
+        ("flags\t: fpu avx512_vnni\nbugs\t\t: bf16\n", "float32", "the CPU has no fast bfloat16"),
     ],
 )
 def test_bfloat16_where_the_cpu_has_it(
