@@ -142,8 +142,8 @@ async def _read_photos(
     most = service.config.max_upload
     if kind.startswith("image/") or kind == "application/octet-stream":
         service.require_room(client_of(request.scope))
-        return await read_bare(request, CaptionFields, max_bytes=most)
-    if kind == "application/json":
+        files, fields = await read_bare(request, CaptionFields, max_bytes=most)
+    elif kind == "application/json":
         service.require_room(client_of(request.scope))
         count = service.config.queue
         files, fields = await read_json(request, CaptionFields, max_bytes=most, max_files=count)

@@ -124,7 +124,7 @@ def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
     """Name the fields that pydantic refuses, with their values."""
     reasons = []
     for item in errors:
-        name, value, text = item["loc"][-1], str(item["input"])[:40], str(item["msg"])
+        name, value, text = str(item["loc"][-1])[:40], str(item["input"])[:40], str(item["msg"])
         reasons.append(f"{name} is {value!r}: {text.replace('Input should', 'it should')}")
     return ConfigError("; ".join(reasons))
 

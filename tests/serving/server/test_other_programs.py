@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from captioner.predictor import Captioner
-from captioner_serving.batch.inputs.networks import PublicTransport
 from captioner_serving.server import links
 from captioner_serving.server.access import Credentials
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import Records
+from captioner_serving.server.links import AsyncPublicTransport
 from tests.serving.server.conftest import SAMPLES
 from tests.serving.server.running import serving
 
@@ -67,6 +69,9 @@ def test_a_photo_comes_bare_in_json_or_in_a_form(shop: httpx.Client) -> None:
         (b"{", 400, "not JSON"),
         (b"[]", 400, "no object"),
         (b"{}", 400, "no image"),
+        (b'{"image_url": null}', 400, "no image"),
+        (b'{"image_url": "http://\\ud800/"}', 400, "not JSON"),
+        (b'{"\\ud800": 1}', 400, "not JSON"),
         (b'{"image": "%"}', 400, "base64"),
         (b'{"image": 7}', 400, "base64"),
         (json.dumps({"image": CODED, "beam": 3}).encode(), 422, "beam is '3'"),
@@ -96,7 +101,9 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             answer = shop.post("/api/caption", json={"image_url": refused})
             assert answer.status_code == 422 and answer.json()["type"] == "image-not-found"
             assert said in answer.json()["detail"]
-        monkeypatch.setattr(links, "PublicTransport", lambda: PublicTransport("127.0.0.1"))
+        monkeypatch.setattr(
+            links, "AsyncPublicTransport", lambda: AsyncPublicTransport("127.0.0.1")
+        )
         for answer in (
             shop.post("/api/caption", json={"image_url": address}),
             shop.post("/api/caption", files={"image_url": (None, address)}),
@@ -105,6 +112,49 @@ def test_a_photo_is_fetched_by_its_address_unless_that_is_private(
             assert record["image"] == address and record["words"]
         answer = shop.post("/api/caption", json={"image_url": f"{address}.no"})
         assert "the answer is 404" in answer.json()["detail"]
+        web.shutdown()
+
+
+def reach_this_machine() -> AsyncPublicTransport:
+    return AsyncPublicTransport("127.0.0.1")
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Heads, redirects and what stands in a redirect, without end."""
+
+    def do_GET(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads on
+            if self.path == "/none":
+                self.send_error(404)
+                return
+            self.send_response(200 if self.path == "/head" else 302)
+            self.flush_headers()
+            for _ in range(100 if self.path == "/head" else 3):
+                self.wfile.write(b"X-More: 1\r\n")
+                time.sleep(0.1)
+            self.send_header("Location", "/none" if self.path == "/body" else "/round")
+            self.end_headers()
+            while self.path == "/body":
+                self.wfile.write(bytes(1 << 16))
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_an_address_takes_neither_memory_nor_more_than_its_time(
+    shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "AsyncPublicTransport", reach_this_machine)
+    monkeypatch.setattr(links, "_SECONDS", 3.0)
+    late = "it did not come within 3 s"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as web:
+        web.daemon_threads = True
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        # What stands in a redirect is not read.
+        for path, said in {"head": late, "round": late, "body": "the answer is 404"}.items():
+            address = f"http://127.0.0.1:{web.server_address[1]}/{path}"
+            answer = shop.post("/api/caption", json={"image_url": address})
+            assert answer.status_code == 422 and said in answer.json()["detail"], path
+            assert answer.elapsed.total_seconds() < 8, path
         web.shutdown()
 
 

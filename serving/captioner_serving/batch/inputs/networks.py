@@ -12,7 +12,7 @@ import socket
 
 import httpx
 
-__all__ = ["PublicTransport", "check_address"]
+__all__ = ["PublicTransport", "check_address", "public_addresses", "without_body"]
 
 _TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
 
@@ -34,10 +34,14 @@ class PublicTransport(httpx.HTTPTransport):
         request.extensions["sni_hostname"] = host
         url = request.url
         problem: httpx.TransportError = httpx.ConnectError(f"{host} has no address")
-        for address in _addresses(request, allowed=self._own):
+        for address in public_addresses(request, own=self._own):
             request.url = url.copy_with(host=address)
             try:
-                return super().handle_request(request)
+                response = super().handle_request(request)
+                if response.has_redirect_location:
+                    response.close()
+                    return without_body(response)
+                return response
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 problem = error  # the next address may answer
             finally:
@@ -45,14 +49,26 @@ class PublicTransport(httpx.HTTPTransport):
         raise problem
 
 
-def _addresses(request: httpx.Request, *, allowed: str | None) -> list[str]:
+def without_body(response: httpx.Response) -> httpx.Response:
+    """Give a redirect without what stands in it: httpx would read and unpack all of that."""
+    headers = [pair for pair in response.headers.raw if pair[0].lower() != b"content-encoding"]
+    return httpx.Response(response.status_code, headers=headers)
+
+
+def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
+    """Look the host of a request up; any address is good of the host `own`.
+
+    Raises:
+        httpx.ConnectError: there is none, or one is private.
+
+    """
     host = request.url.host
     try:
-        if host != allowed:
+        if host != own:
             check_address(host, host)
         found = socket.getaddrinfo(host, request.url.port, type=socket.SOCK_STREAM)
         addresses = [str(each[4][0]) for each in found]
-        if host != allowed:
+        if host != own:
             for address in addresses:
                 check_address(host, address)
     except (OSError, ValueError) as error:
