@@ -136,6 +136,8 @@ def read_tokens(path: str | None) -> dict[str, str]:
                 f"line {number} of --token-file {path} is no NAME:TOKEN with a token of 16 "
                 "characters or more: make one with openssl rand -hex 32"
             )
+        if name in tokens:
+            raise ConfigError(f"--token-file {path} has the name {name} twice: use another")
         if name:
             tokens[name] = token
     if not tokens:
@@ -219,7 +221,12 @@ class Access:
                 "unauthorized",
                 "send the user and password that the server was started with, as HTTP Basic, or "
                 "one of its tokens, as Bearer",
-                {"WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'},
+                # A browser asks its user for a password, where there is one.
+                {
+                    "WWW-Authenticate": 'Basic realm="Captioner", charset="UTF-8"'
+                    if self._credentials
+                    else "Bearer"
+                },
             )
         visit_of(scope).user = user
 

@@ -109,13 +109,19 @@ def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
 
 @contextmanager
 def redirecting(place: str) -> Iterator[int]:
-    """A server beside that of the tests, which sends everybody elsewhere; its port."""
+    """A server beside that of the tests, which sends everybody elsewhere; its port.
+
+    What stands in the redirect never ends: nobody may read it.
+    """
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(302)
             self.send_header("Location", place)
             self.end_headers()
+            with suppress(OSError):
+                while self.command == "GET":
+                    self.wfile.write(bytes(1 << 16))
 
         do_HEAD = do_GET  # noqa: N815
 
