@@ -19,7 +19,7 @@ from captioner.errors import (
 )
 from captioner.paths import is_web_address
 from captioner.vision.image import LARGEST_FILE
-from captioner_serving.batch.inputs.networks import PublicTransport
+from captioner_serving.batch.inputs.networks import PublicTransport, Transport
 from captioner_serving.batch.inputs.photos import Photo
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _open(url: str, reach: Reach) -> Iterator[Iterator[bytes]]:
     own = httpx.URL(url).host if reach == "own" else None
     with (
         httpx.Client(
-            transport=None if reach == "any" else PublicTransport(own),
+            transport=Transport() if reach == "any" else PublicTransport(own),
             trust_env=False,
             follow_redirects=True,
             timeout=_SECONDS,

@@ -12,14 +12,26 @@ import socket
 
 import httpx
 
-__all__ = ["PublicTransport", "check_address", "public_addresses", "without_body"]
+__all__ = ["PublicTransport", "Transport", "check_address", "public_addresses", "without_body"]
 
 _TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class PublicTransport(httpx.HTTPTransport):
+class Transport(httpx.HTTPTransport):
+    """Connects to any address, and reads no redirect but its head."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Close a redirect before httpx reads what stands in it."""
+        response = super().handle_request(request)
+        if response.has_redirect_location:
+            response.close()
+            return without_body(response)
+        return response
+
+
+class PublicTransport(Transport):
     """Connects to public addresses only, and to the host `own` wherever that is."""
 
     def __init__(self, own: str | None = None) -> None:
@@ -37,11 +49,7 @@ class PublicTransport(httpx.HTTPTransport):
         for address in public_addresses(request, own=self._own):
             request.url = url.copy_with(host=address)
             try:
-                response = super().handle_request(request)
-                if response.has_redirect_location:
-                    response.close()
-                    return without_body(response)
-                return response
+                return super().handle_request(request)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 problem = error  # the next address may answer
             finally:
