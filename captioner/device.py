@@ -13,7 +13,7 @@ from captioner.errors import ConfigError, DeviceError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["add_machine_arguments", "best_dtype", "cores", "cpu_flags", "find_device", "find_dtype"]
+__all__ = ["add_machine_arguments", "best_dtype", "cores", "find_device", "find_dtype"]
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -88,7 +88,7 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
         return torch.float32, f"on {device.type}"
     if platform.system() != "Linux":
         return torch.float32, f"what the CPU is fast in is not known on {platform.system()}"
-    known = cpu_flags()
+    known = _cpu_flags()
     for flag in _FLAGS:
         if flag in known:
             return torch.bfloat16, f"the CPU has {flag}"
@@ -102,7 +102,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_flags() -> set[str]:
+def _cpu_flags() -> set[str]:
     """What Linux says that the CPU has; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -12,18 +12,19 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from captioner.captioning import BaseCaptioner, Written
 from captioner.device import cores
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, CheckpointNotFoundError, ConfigError
 from captioner.files import file_digest
 from captioner.generation.config import GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
@@ -32,7 +33,9 @@ from captioner.trust import Trust
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import SPECIAL_TOKENS, Vocabulary
 
-__all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export"]
+__all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export", "open_export"]
+
+T = TypeVar("T")
 
 _GRAPHS = 1  # goes up when the graphs of the same checkpoint change
 
@@ -127,42 +130,75 @@ def find_export(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
     return folder if folder and folder.is_dir() else None
 
 
+def open_export(
+    folder: Path | None, build: Callable[[Path], T], *, say: Callable[[str], None]
+) -> T | None:
+    """Build something of an export; None: there is none, or it is damaged, and then goes away."""
+    if folder is None:
+        return None
+    try:
+        return build(folder)
+    except CaptionerError:
+        raise
+    except Exception as error:  # a cleaner of caches, or a cut of power; those of onnxruntime vary
+        say(f"{folder} cannot be opened ({_first_line(error)}): PyTorch does it")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
 def keep_export(
     checkpoint: Path, *, device: str, dtype: str, say: Callable[[str], None]
 ) -> Path | None:
     """Find the export, or make it, in a process of its own; None as for `find_export`.
 
-    None also where nothing can be written; another reason why not it says.
+    None also where nothing can be written; another reason why not it says, and keeps in a note, so
+    that it is not tried at every start.
     """
     folder = _place(checkpoint, device=device, dtype=dtype)
     if folder is None or folder.is_dir():
         return folder
+    note = folder.with_suffix(".txt")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
+    if note.exists() or not os.access(folder.parent, os.W_OK):
+        return None
     say(f"once, for every start after this: a model for onnxruntime, in {folder.parent} (20 s)")
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-            apart.submit(_export, checkpoint, folder).result()
-    except (CaptionerError, BrokenExecutor) as error:
-        say(f"there is none ({error}): PyTorch goes on")
-        return None
-    return folder
+            reason = apart.submit(_export, checkpoint, folder).result()
+    except Exception as error:  # it was killed, or cannot start
+        reason = _first_line(error)
+    if not reason or folder.is_dir():  # another command made it meanwhile
+        return folder
+    with suppress(OSError):
+        note.write_text(reason + "\n", encoding="utf-8")
+    say(f"there is none ({reason}): PyTorch goes on; to try again, remove {note}")
+    return None
 
 
-def _export(checkpoint: Path, folder: Path) -> None:
-    from captioner.export.folder import new_folder, write_folder
-    from captioner.export.parity import check_parity
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
-    with new_folder(folder) as made:
-        write_folder(checkpoint, made)
-        check_parity(checkpoint, made)
+
+def _export(checkpoint: Path, folder: Path) -> str:
+    """Make the export; gives the reason why not, or ""."""
+    try:
+        from captioner.export.folder import new_folder, write_folder
+        from captioner.export.parity import check_parity
+
+        with new_folder(folder) as made:
+            write_folder(checkpoint, made)
+            check_parity(checkpoint, made)
+    except Exception as error:  # in words: not every error passes from process to process
+        return _first_line(error)
+    return ""
 
 
 def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
     """Name the folder of a checkpoint's export; None where onnxruntime is not to be used."""
-    if dtype != "auto" or device not in ("auto", "cpu") or checkpoint != bundled_checkpoint():
+    if dtype != "auto" or device not in ("auto", "cpu") or not _is_bundled(checkpoint):
         return None
     if device == "auto" and (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return None
@@ -171,3 +207,10 @@ def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "captioner")
     cache = os.environ.get("CAPTIONER_CACHE", str(own))
     return expanded(cache) / f"{file_digest(checkpoint)[:16]}-{_GRAPHS}" if cache else None
+
+
+def _is_bundled(checkpoint: Path) -> bool:
+    try:
+        return checkpoint == bundled_checkpoint()
+    except CheckpointNotFoundError:  # this installation has none: who named another may go on
+        return False

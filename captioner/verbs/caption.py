@@ -234,12 +234,18 @@ def _captions(
 
 def _captioner(checkpoint: Path, arguments: argparse.Namespace) -> BaseCaptioner:
     """Take the exported model, which starts at once, or torch's."""
-    from captioner.export.engine import ExportedCaptioner, find_export
+    from captioner.export.engine import ExportedCaptioner, find_export, open_export
 
     machine = {"device": arguments.device, "dtype": arguments.dtype}
     reading = {name: getattr(arguments, name) for name in ("max_pixels", "seconds", "in_process")}
-    if not arguments.check_attention and (folder := find_export(checkpoint, **machine)):
-        return ExportedCaptioner(folder, checkpoint, **reading)
+    if not arguments.check_attention:
+        exported = open_export(
+            find_export(checkpoint, **machine),
+            lambda folder: ExportedCaptioner(folder, checkpoint, **reading),
+            say=_say,
+        )
+        if exported is not None:
+            return exported
     from captioner.predictor import Captioner
 
     return Captioner.from_pretrained(checkpoint, **machine, **reading)

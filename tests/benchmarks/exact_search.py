@@ -67,7 +67,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     captioner = Captioner.from_pretrained(device="cpu", dtype=arguments.dtype)
     prepared = map(captioner.prepare, photos(arguments.place, arguments.photos))
-    pixels = np.stack([photo.pixels for photo in prepared])
+    pixels = torch.from_numpy(np.stack([photo.pixels for photo in prepared]))
     grids = [captioner.encode(part).features for part in pixels.split(arguments.images)]
     print(f"{len(pixels)} photos, {arguments.images} at once, {arguments.dtype}, 1 caption each")
     for penalty in PENALTIES:

@@ -9,17 +9,26 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from captioner import Captioner, ConfigError, GenerationConfig
 from captioner.captioning import Written
+from captioner.errors import CheckpointNotFoundError
 from captioner.export import engine
-from captioner.export.engine import ExportedCaptioner, ExportedModel, find_export, keep_export
+from captioner.export.engine import (
+    ExportedCaptioner,
+    ExportedModel,
+    find_export,
+    keep_export,
+    open_export,
+)
+from captioner.files import file_digest
 from captioner.trust import digest_weights, trust_file
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import environment
@@ -135,8 +144,56 @@ def test_it_stays_away_from_all_else(
         assert find_export(bundled, **MACHINE) is None
     finally:
         shutil.copy(other, bundled)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "bundled_checkpoint", _not_installed)
+        assert find_export(bundled, **MACHINE) is None  # and no error, for this one is there
     monkeypatch.setenv("CAPTIONER_CACHE", "")
     assert find_export(bundled, **MACHINE) is None
+
+
+def _not_installed() -> Path:
+    raise CheckpointNotFoundError("the bundled checkpoint is missing from this installation")
+
+
+@pytest.mark.parametrize("name", ["captioner.json", "encoder.onnx", "step.onnx"])
+def test_a_damaged_export_goes_away(kept: Path, tmp_path: Path, name: str) -> None:
+    folder, said = Path(shutil.copytree(kept, tmp_path / "cache" / "kept")), list[str]()
+    assert open_export(folder, _open, say=said.append) is not None and not said
+    half = (folder / name).read_bytes()
+    (folder / name).write_bytes(half[: len(half) // 2])
+    assert open_export(folder, _open, say=said.append) is None
+    assert len(said) == 1 and "cannot be opened" in said[0] and not folder.exists()
+
+
+def _open(folder: Path) -> ExportedModel:
+    return ExportedModel(folder, threads=1)
+
+
+def test_two_commands_make_one_export(
+    bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later:
+        """What makes an export, and finds that another has just made it."""
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, _: object, __: Path, folder: Path) -> Future[str]:
+            folder.mkdir()
+            done = Future[str]()
+            done.set_result("it cannot be written: Directory not empty")
+            return done
+
+    monkeypatch.setenv("CAPTIONER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", Later)
+    said: list[str] = []
+    folder = keep_export(bundled, **MACHINE, say=said.append)
+    assert folder is not None and folder.is_dir() and len(said) == 1
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_what_cannot_be_kept_costs_no_caption(
@@ -152,10 +209,16 @@ def test_what_cannot_be_kept_costs_no_caption(
     model = CaptionModel(config, vocabulary_size=len(tiny.vocabulary)).eval()
     replace(tiny, model=model).save(path := tmp_path / "transformer.safetensors")
     monkeypatch.setenv("CAPTIONER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / f"{file_digest(path)[:16]}-{engine._GRAPHS}"
+    folder.mkdir(parents=True)  # all that a cleaner of caches has left
     done = run(path, "caption", photo, "--device", "cpu")
     assert done.returncode == 0 and done.stdout.strip()
+    assert f"{folder} cannot be opened" in done.stderr
     assert "there is none (the decoder transformer cannot be exported" in done.stderr
-    assert not any((tmp_path / "cache").iterdir())
+    assert list(folder.parent.iterdir()) == [note := folder.with_suffix(".txt")]
+    assert str(note) in done.stderr
+    done = run(path, "caption", photo, "--device", "cpu")  # it is not tried again
+    assert (done.returncode, done.stderr) == (0, "with torch\n")
     monkeypatch.setenv("CAPTIONER_CACHE", str(path / "cache"))  # it cannot be made in a file
     done = run(path, "caption", photo, "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "with torch\n")

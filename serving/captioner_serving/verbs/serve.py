@@ -182,8 +182,10 @@ def _load(
 ) -> Application:
     _say("loading the model ...")
     bound_arenas(_ARENAS)
-    from captioner.device import cores, cpu_flags
-    from captioner.export.engine import ExportedModel, keep_export
+    import torch
+
+    from captioner.device import best_dtype, cores
+    from captioner.export.engine import ExportedModel, keep_export, open_export
     from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
@@ -191,16 +193,18 @@ def _load(
 
     checkpoints = [checkpoint_file(one) for one in arguments.checkpoint or [bundled_checkpoint()]]
     machine = {"device": arguments.device, "dtype": arguments.dtype}
-    # It was measured on CPUs without AMX, where torch is fastest in float32.
-    slow = "amx_bf16" not in cpu_flags()
+    # It was measured where torch is fastest in float32. Where that is bfloat16, captions would also
+    # depend on who else waits, for torch has the larger batches.
+    slow = best_dtype(torch.device("cpu"))[0] == torch.float32
     exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
+    half = max(1, cores() // 2)
     threads = take_no_cores()  # before loading, which computes: the model's thread comes later
     captioners = [
         Captioner.from_pretrained(
             checkpoint,
             **machine,
             max_pixels=config.max_pixels,
-            exported=ExportedModel(export, threads=max(1, cores() // 2)) if export else None,
+            exported=open_export(export, lambda one: ExportedModel(one, threads=half), say=_say),
         )
         for checkpoint, export in zip(checkpoints, exports, strict=True)
     ]
