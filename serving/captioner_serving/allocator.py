@@ -14,8 +14,14 @@ _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether something failed because there is no memory: Python's, torch's or the system's."""
-    words = ("out of memory", "can't allocate memory", "Cannot allocate memory", "memory is short")
+    """Whether something failed because there is no memory: Python's, an engine's or the system's."""
+    words = (
+        "out of memory",
+        "can't allocate memory",  # torch's
+        "Failed to allocate memory",  # onnxruntime's
+        "Cannot allocate memory",
+        "memory is short",
+    )
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 

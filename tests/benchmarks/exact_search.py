@@ -67,8 +67,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     captioner = Captioner.from_pretrained(device="cpu", dtype=arguments.dtype)
     prepared = map(captioner.prepare, photos(arguments.place, arguments.photos))
-    pixels = torch.from_numpy(np.stack([photo.pixels for photo in prepared]))
-    grids = [captioner.encode(part).features for part in pixels.split(arguments.images)]
+    pixels = np.stack([photo.pixels for photo in prepared])
+    starts = range(0, len(pixels), arguments.images)
+    grids = [captioner.encode(pixels[at : at + arguments.images]).features for at in starts]
     print(f"{len(pixels)} photos, {arguments.images} at once, {arguments.dtype}, 1 caption each")
     for penalty in PENALTIES:
         ways = [GenerationConfig(length_penalty=penalty, exact=exact) for exact in (False, True)]

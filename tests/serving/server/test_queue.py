@@ -242,6 +242,7 @@ def test_a_model_that_is_short_of_memory_is_busy_and_not_broken(url: str, model:
     for error, status, kind in (
         (MemoryError(), 503, "out-of-memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 503, "out-of-memory"),
+        (RuntimeError("Failed to allocate memory for requested buffer"), 503, "out-of-memory"),
         (RuntimeError("index out of range"), 500, "internal-error"),
     ):
         model.error = error
