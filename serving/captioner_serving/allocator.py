@@ -14,7 +14,7 @@ _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether something failed because there is no memory: Python's, an engine's or the system's."""
+    """Whether something failed for want of memory: Python's, an engine's or the system's."""
     words = (
         "out of memory",
         "can't allocate memory",  # torch's
