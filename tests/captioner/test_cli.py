@@ -157,6 +157,8 @@ def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
     command += ["--word", "1", "--checkpoint", str(tiny_file)]
     variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
+    for name in ("COLUMNS", "LINES"):  # of the terminal that the tests run in
+        variables.pop(name, None)
     process = subprocess.Popen(
         command, stdin=its, stdout=its, stderr=subprocess.PIPE, text=True, env=variables
     )

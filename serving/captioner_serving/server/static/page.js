@@ -182,12 +182,12 @@ export function start(element, props) {
     }
   }
 
-  function clear() {
+  async function clear() {
     for (const each of visits) { each.job?.abort(); clearTimeout(each.writing); }
     checking?.abort();
     visits = [];
     visit = null;
-    album.clear();
+    await album.clear();  // before it is said: a reload would bring them back
     history.replaceState(stateOf(undefined), "");
     list();
     viewer.empty();
