@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from captioner import ConfigError, DataError
-from captioner_training.prepare.caption_files import csv_rows, jsonl_rows, read_table
+from captioner_training.prepare.caption_files import (
+    csv_rows,
+    jsonl_rows,
+    read_table,
+    xlsx_rows,
+)
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import Problems
 
@@ -73,6 +80,8 @@ def test_delimiters_are_found_by_the_first_row(
     wanted = {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)}
     assert read(tmp_path, f"Image{delimiter}Caption\n{rows}", problems) == wanted
     assert read(tmp_path, rows, problems, image="1", captions=("2",)) == wanted
+    said = f"sep={delimiter}\nDatei{delimiter}Text\n{rows}"  # as Excel writes and reads it
+    assert read(tmp_path, said, problems, image="Datei") == wanted
     assert not problems and not problems.notes()
 
 
@@ -88,6 +97,31 @@ def test_columns_of_a_table_without_a_header_are_numbered(
         read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
     with pytest.raises(ConfigError, match=r"no column 'Captoin', did you mean caption\?"):
         read(tmp_path, "image,caption\n", problems, captions=("Captoin",))
+
+
+def test_a_workbook_that_other_programs_wrote(tmp_path: Path, problems: Problems) -> None:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    for row in (["image", "caption"], ["a.jpg", "a dog runs"], ["b.jpg"]):
+        book.active.append(row)
+    book.save(tmp_path / "whole.xlsx")
+    parts: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+        "narrow.xlsx": ("sheet1.xml", lambda content: content.replace(b'"A1:B3"', b'"A1"')),
+        "cut.xlsx": ("sheet1.xml", lambda content: content[:-90]),
+        "cut-too.xlsx": ("workbook.xml", lambda content: content[:-90]),
+    }
+    for name, (part, change) in parts.items():
+        with ZipFile(tmp_path / "whole.xlsx") as whole, ZipFile(tmp_path / name, "w") as other:
+            for one in whole.namelist():
+                content = whole.read(one)
+                other.writestr(one, change(content) if one.endswith(part) else content)
+    for name in ("whole.xlsx", "narrow.xlsx"):  # the sheet is called one cell wide, and is not
+        found = read_table(tmp_path / name, xlsx_rows, Columns(), problems)
+        assert [image.captions for image in found] == [("a dog runs",), ("",)]
+    for name in ("cut.xlsx", "cut-too.xlsx"):
+        with pytest.raises(DataError, match=f"{name} cannot be read as a workbook"):
+            read_table(tmp_path / name, xlsx_rows, Columns(), problems)
 
 
 def test_encodings(tmp_path: Path, problems: Problems) -> None:

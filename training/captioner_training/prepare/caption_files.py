@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile
-from zlib import crc32
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
 from captioner.paths import there_is_no
@@ -100,7 +101,9 @@ def csv_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns,
         return xlsx_rows(path, columns, problems)
     text = read_text(path, problems)
     lines = text.splitlines(keepends=True)
-    said = _SEPARATOR.fullmatch(lines[0].strip()) if lines else None  # as Excel writes and reads
+    said = (
+        _SEPARATOR.fullmatch(lines[0].rstrip("\r\n")) if lines else None
+    )  # as Excel writes and reads
     if said:
         del lines[0]  # spreadsheets show no such row, and count without it
     delimiter = columns.delimiter or (said[1] if said else _delimiter(lines, columns.named()))
@@ -128,12 +131,20 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
         raise DataError(there_is_no("file", path))
     try:
         with closing(load_workbook(path, read_only=True, data_only=True)) as book:
-            values = list(book.worksheets[0].iter_rows(values_only=True))
-    except (InvalidFileException, BadZipFile, KeyError, IndexError, ValueError, OSError) as error:
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # other programs write A1 there, or a million rows
+            values = list(sheet.iter_rows(values_only=True))
+    except (
+        InvalidFileException, BadZipFile, zlib.error, ParseError, EOFError, LookupError, TypeError,
+        ValueError, OSError,
+    ) as error:  # fmt: skip
         raise DataError(
             f"{path} cannot be read as a workbook: {error}; export it as CSV"
         ) from error
-    cells = [["" if cell is None else str(cell) for cell in row] for row in values]
+    cells = [
+        ["" if cell is None else str(cell) for cell in row]
+        for row in zip(*zip_longest(*values), strict=True)  # rows end with their last cell
+    ]
     rows = [_Row(line, row, "") for line, row in enumerate(cells, 1) if any(map(str.strip, row))]
     return _under_header(rows, path, columns, problems, unit="row")
 
@@ -322,7 +333,7 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
             photo, name = image.get("bytes"), image.get("path")
             row[columns.image] = name
             if isinstance(photo, bytes):
-                stamp = crc32(photo)
+                stamp = zlib.crc32(photo)
                 name = f"{path.stem}/{name or f'{number}.jpg'}"
                 if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
                     name = f"{path.stem}/{number}/{image['path']}"

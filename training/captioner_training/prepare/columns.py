@@ -82,7 +82,8 @@ class Columns:
             asked.append("which one has the captions? --caption-column NAME")
         if asked:
             raise ConfigError(f"{have}: {', and '.join(asked)}")
-        if {name.lower() for name in (image, *captions) if name} - USUAL_NAMES - {*self.named()}:
+        found = {name for name in (image, *captions) if name} - {*self.named()}
+        if any(name.lower() not in USUAL_NAMES for name in found):
             problems.note(
                 f"photos are named in the column {image}, captions are those of "
                 f"{', '.join(captions)}: --image-column and --caption-column name others"
