@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from captioner.checkpoint import load_checkpoint
+from captioner.errors import OutputError
 from captioner.trust import trust_file
 from captioner_training import conclusion, state
 from captioner_training.data.scenes import write_scenes
 from captioner_training.evaluation.gain import told
+from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
 from tests.training.runs import records, write_photos
 
@@ -162,6 +164,30 @@ def test_room_is_asked_for_everything_that_a_run_writes(
     monkeypatch.setattr(RunFolder, "save", save)
     train(run_main, place, out, "--save_every_steps", 1)
     assert fullest < float(found[1]) * 1e9 + 5e6 < 1.5 * fullest + 5e6  # told to 10 MB
+
+
+def test_what_a_run_has_written_is_not_asked_for_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(load_recipe(str(place / "own.yaml"), {}), tmp_path, fast=False)
+    folder.best.write_bytes(bytes(80))
+    monkeypatch.setattr(state, "_room", lambda *_, images: {"checkpoints": images})
+    monkeypatch.setattr(state.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(50))
+    folder.check_room(None, images=130, shared=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(OutputError):
+        folder.check_room(None, images=131, shared=tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_split_of_test_that_cannot_be_read_costs_no_run(
+    run_main: Main, place: Path, tmp_path: Path
+) -> None:
+    """Its captions may be there without the photos."""
+    shutil.copytree(place, tmp_path / "place")
+    (tmp_path / "place" / "data" / "test-00.tar").unlink()
+    said = train(run_main, tmp_path / "place", tmp_path / "run", "--stages.1.epochs", 1)
+    assert re.search("^test: .*/data/", said, re.MULTILINE)
+    assert "and there are 110 and 60" in said
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_one_photo_is_too_few_to_train_on(run_main: Main, tmp_path: Path, place: Path) -> None:

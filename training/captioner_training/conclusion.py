@@ -22,7 +22,7 @@ from captioner.terminal import printable
 from captioner.trust import digest_weights, trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.reading import read_corpus
+from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.gain import captions_of, measure_gain, told
@@ -60,6 +60,9 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
         return
     origin = load_origin(recipe)
     corpus = read_corpus(recipe, out=out, known=origin.vocabulary if origin else None)
+    test = None
+    if recipe.max_steps is None:  # by it nothing was chosen; the run has not read it
+        test = _attempt("test", partial(read_test, recipe, corpus.vocabulary))
     best = load_checkpoint(out / "best.safetensors")
     caption = partial(captions_of, recipe=recipe, autocast=autocast_of(recipe, device))
     progress = (read_json(out / "finished.json") or {}).get("progress") or {}
@@ -70,11 +73,11 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     elif untouched:
         notes = ["no epoch was better than the model as it was: best.safetensors is that model"]
     else:
-        gain = _attempt("gain", partial(_gain, out, corpus, best, origin, caption))
+        gain = _attempt("gain", partial(_gain, out, corpus, test, best, origin, caption))
         notes = [] if gain is None else [told(gain)]
     for note in notes:
         _say(f"{note} ({out / 'best.safetensors'})")
-    _attempt("trust", partial(_trust, recipe, out, corpus, device))
+    _attempt("trust", partial(_trust, recipe, out, corpus, test, device))
     _attempt(
         "report",
         lambda: write_run(
@@ -103,26 +106,33 @@ def _say(text: str) -> None:
 def _gain(
     out: Path,
     corpus: Corpus,
+    test: Sequence[CaptionedImage] | None,
     best: Checkpoint,
     origin: Checkpoint | None,
     caption: Callable[..., Any],
 ) -> dict[str, Any] | None:
     note = read_json(out / "finished.json") or {}
-    if origin is None and not corpus.test:
+    if origin is None and not test:
         return None
     gain: dict[str, Any] | None = note.get("gain")
     if gain is None:
-        images = corpus.test or corpus.validation
+        images = test or corpus.validation
         gain = measure_gain(
             caption(best, images),
             None if origin is None else caption(origin, images),
-            split="test" if corpus.test else "val",
+            split="test" if test else "val",
         )
         write_json(out / "finished.json", {**note, "gain": gain})
     return gain
 
 
-def _trust(recipe: Recipe, out: Path, corpus: Corpus, device: torch.device) -> None:
+def _trust(
+    recipe: Recipe,
+    out: Path,
+    corpus: Corpus,
+    test: Sequence[CaptionedImage] | None,
+    device: torch.device,
+) -> None:
     """Make what records say of trust and familiarity, where there are photos enough to learn it."""
     path = out / "best.safetensors"
     if recipe.max_steps is not None or recipe.data.scenes is not None or trust_file(path).exists():
@@ -133,11 +143,11 @@ def _trust(recipe: Recipe, out: Path, corpus: Corpus, device: torch.device) -> N
         return
     held_out = corpus.validation
     if len(held_out) < FEWEST_PHOTOS:
-        held_out = [*held_out, *corpus.test]
+        held_out = [*held_out, *(test or ())]
     if min(len(corpus.train), len(held_out)) < FEWEST_PHOTOS:
         _say(
-            f"records will say nothing of trust: {FEWEST_PHOTOS} photos that it was not trained on "
-            f"are too few to learn it from, and there are {len(held_out)}"
+            f"records will say nothing of trust: it is learned from {FEWEST_PHOTOS} photos of the "
+            f"training and as many others, and there are {len(corpus.train)} and {len(held_out)}"
         )
         return
     captioner = Captioner(load_checkpoint(path), device=device)

@@ -346,7 +346,8 @@ class RunFolder:
 
         """
         needed = _room(self.recipe, model, images=images)
-        there = (*self.states(), *(shared / "cache").glob(GRIDS_FILES))
+        checkpoints = filter(Path.exists, (self.best, self.last))
+        there = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
         size = sum(needed.values()) - sum(path.stat().st_size for path in there)
         place = next(path for path in (self.out, *self.out.parents) if path.exists())
         if (free := shutil.disk_usage(place).free) < size:

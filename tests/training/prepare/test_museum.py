@@ -6,6 +6,7 @@ import csv
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from PIL import Image
@@ -172,6 +173,8 @@ def test_everything_that_was_left_out_stands_in_one_file(
     whole, cut, copy, other = names(photos)
     (photos / cut).write_bytes((photos / cut).read_bytes()[:200])
     (photos / "Kopie.jpg").write_bytes((photos / whole).read_bytes())
+    with ZipFile(photos / "download.zip", "w") as archive:  # what the photos were unpacked from
+        archive.write(photos / whole, f"Sammlung/{whole}")
     Image.new("RGB", (32, 24), "white").save(photos / "=ohne Zeile.jpg")
     long = " ".join(["lang"] * 30)
     table = tmp_path / "Liste.csv"

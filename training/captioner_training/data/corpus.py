@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from captioner.vocabulary import Vocabulary
@@ -25,7 +25,6 @@ class Corpus:
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
-    test: list[CaptionedImage] = field(default_factory=list)  # by which nothing is chosen
 
     @cached_property
     def train_numbers(self) -> list[list[list[int]]]:

@@ -30,7 +30,7 @@ from captioner_training.prepare.manifest import (
 from captioner_training.prepare.originals import walk
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
-__all__ = ["read_coco", "read_corpus", "read_dataset"]
+__all__ = ["read_coco", "read_corpus", "read_dataset", "read_test"]
 
 Words = Callable[[str], list[str]]
 
@@ -216,26 +216,32 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
-    test = [] if recipe.max_steps else list(chain(*_read(data, _with_test(data), "test")))
     if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
         validation = [replace(image, style="") for image in validation]
     return Corpus(
         train=_styled(train, vocabulary, usual=recipe.generation.style),
         validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
-        test=_styled(test, vocabulary, usual=recipe.generation.style),
     )
 
 
-def _with_test(data: DataConfig) -> list[str | Source]:
-    """Name the validation sets that have a split `test` beside."""
+def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
+    """Read the split `test` of those data sets of the validation that have one.
+
+    Raises:
+        DataError: it cannot be read.
+
+    """
+    data = recipe.data
     folders = [(one, resolve(data.root, one)) for one in data.validation if isinstance(one, str)]
-    return [
+    entries: list[str | Source] = [
         one
         for one, folder in folders
         if (is_prepared(folder) and "test" in Manifest.load(folder).splits)
         or (folder / "captions_test.json").is_file()
     ]
+    images = list(chain(*_read(data, entries, "test")))
+    return _styled(images, vocabulary, usual=recipe.generation.style)
 
 
 def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:

@@ -169,17 +169,21 @@ class ImageFiles:
         return bool(self._called(name))
 
     def unused(self) -> list[str]:
-        """Name the images that nobody has looked for, in the order of their names."""
-        loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
+        """Name the images that nobody has looked for, in the order of their names.
 
-        def is_used(place: Path | Location) -> bool:
+        What an archive has of a photo that lies unpacked beside it is none of them.
+        """
+        loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
+        unpacked = {(folded(base_name(one.path)), one.size) for one in self._used if one.is_loose}
+
+        def is_used(name: str, place: Path | Location) -> bool:
             if isinstance(place, Location):
-                return place in self._used
+                return place in self._used or (folded(base_name(name)), place.size) in unpacked
             return os.path.realpath(place) in loose
 
         each = (one for known in self._known.values() for one in known if image_suffix(one[0]))
         return sorted(
-            name for name, place in each if base_name(name)[0] != "." and not is_used(place)
+            name for name, place in each if base_name(name)[0] != "." and not is_used(name, place)
         )
 
     def why_not(self, name: str) -> str:

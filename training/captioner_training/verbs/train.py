@@ -65,6 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     if processes.main:
         conclude(recipe, out=out, device=processes.device)
         print(best)
-        if arguments.open:
-            webbrowser.open((out / "report.html").resolve().as_uri())
+        if arguments.open and (page := out / "report.html").exists():
+            webbrowser.open(page.resolve().as_uri())
     return 0
