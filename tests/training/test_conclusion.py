@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from captioner.checkpoint import load_checkpoint
 from captioner.errors import OutputError
 from captioner.trust import trust_file
+from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
+from captioner_training.data.images import CaptionedImage
 from captioner_training.data.scenes import write_scenes
-from captioner_training.evaluation.gain import told
+from captioner_training.evaluation.gain import new_word_nats, told
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
 from tests.training.runs import records, write_photos
@@ -218,6 +222,15 @@ def test_a_run_s_folder_is_its_best_checkpoint(
     assert "words are those of the model" in said
     result = run_main("caption", photo, "--checkpoint", place / "data")
     assert result.returncode == 1 and "Traceback" not in result.stderr
+
+
+def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance() -> None:
+    """Of seven tokens (ends are tokens, but of what is cut) two are new, and there are two new."""
+    captions = [("a", "b"), ("a", "b", "c"), ("a",)]
+    image = cast(CaptionedImage, SimpleNamespace(words=captions))
+    words, before = Vocabulary(["a", "b", "c"]), Vocabulary(["a"])
+    nats = new_word_nats([image], words, before, maximum_length=2)
+    assert nats == pytest.approx(2 * math.log(2) / 7)
 
 
 def test_a_stage_s_field_is_found_where_it_is(run_main: Main) -> None:

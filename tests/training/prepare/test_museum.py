@@ -158,6 +158,13 @@ def test_imagefolder_s_tables_lie_beside_its_photos(
     manifest = Manifest.load(tmp_path / "to")
     assert {name: split.images for name, split in manifest.splits.items()} == {"train": 2, "val": 2}
     assert captions(tmp_path / "to")["validation/19.jpg"] == (SENTENCES[2],)
+    # Where it has no captions, `folder` has no options to name them: it says who has.
+    table = photos / "metadata.csv"
+    table.write_text("file_name,year\ntrain/17.jpg,1907\n")
+    said = prepare(run_main, tmp_path / "no", "folder", photos, status=2)
+    assert f"{table} has the columns file_name, year: which one has the captions?" in said
+    assert "options of the table's own kind" in said and "rename the table" in said
+    table.unlink()
     # What is called so and is no table hides no captions beside photos.
     for folder in ("train", "validation"):
         (photos / folder / "metadata.csv").rename(photos / folder / "metadata.xml")

@@ -34,6 +34,8 @@ def test_small_sets_get_their_val_split(count: int, least: int) -> None:
         assert chosen.count("val") >= least and "train" in chosen
         tests = Fractions(val=0.0, test=0.1).draw([f"{series}-{n}.jpg" for n in range(count)])
         assert "val" not in tests and tests.count("test") >= least
+    # A test that nobody asked for leaves something to train on.
+    assert Fractions(val=0.95).draw(list(range(400))).count("train") > 4
     assert set(Fractions(val=0).draw(list(range(count)))) == {"train"}
     assert Fractions().draw(["one"]) == ["train"] and Fractions().draw([]) == []
 

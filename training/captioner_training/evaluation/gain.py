@@ -100,6 +100,7 @@ def new_word_nats(
     """
     new = {*words.ordinary_words} - {*before.ordinary_words}
     captions = [caption for image in images for caption in image.words]
-    tokens = sum(min(len(caption) + 1, maximum_length) for caption in captions)
+    # With the end, which a caption that is cut has not.
+    tokens = sum(len(one) + 1 if len(one) <= maximum_length else maximum_length for one in captions)
     hidden = sum(word in new for caption in captions for word in caption[:maximum_length])
     return hidden * math.log(max(1, len(new))) / max(1, tokens)

@@ -163,9 +163,16 @@ def _metadata(
 ) -> list[ListedImage]:
     below = table.parent.relative_to(folder)
     split = below.name if below.name in SPLIT_NAMES else None
+    try:
+        listed = read_table(table, rows, Columns(), problems)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}: options of the table's own kind, see `captioner prepare --help`; where the "
+            "captions lie beside the photos, rename the table"
+        ) from error
     return [
         one._replace(id=name, file_name=name, split=one.split or split)
-        for one in read_table(table, rows, Columns(), problems)
+        for one in listed
         for name in [(below / one.file_name).as_posix()]
     ]
 

@@ -67,7 +67,9 @@ class Fractions:
         hashes come next are taken too: half of what the fraction promises, and two of ten images
         or more, are certain.
         """
-        test = (0.1 if len(keys) >= _FOR_TEST else 0.0) if self.test is None else self.test
+        test = self.test
+        if test is None:  # val may leave less than that to train on
+            test = min(0.1, (1 - self.val) / 2) if len(keys) >= _FOR_TEST else 0.0
         chances = [_chance(key) for key in keys]
         vals = sum(chance < self.val for chance in chances)
         tests = sum(chance < self.val + test for chance in chances) - vals
