@@ -117,7 +117,8 @@ class Trust:
         kinds = self.sight.kinds[hypothesis.tokens]
         logs = np.asarray(hypothesis.log_probabilities[:-1])
         clues = word_clues(self.sight, seen, kinds, logs)
-        trusts = _sigmoid(self.word[0] + clues @ self.word[1:])
+        # Never 0, whose logarithm is no number, however unlike all else a photo is.
+        trusts = _sigmoid(self.word[0] + clues @ self.word[1:]).clip(min=1e-6)
         named = kinds >= 0
         words = [
             one if names else None

@@ -200,7 +200,8 @@ def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
     """Name the folder of a checkpoint's export; None where onnxruntime is not to be used."""
     if dtype != "auto" or device not in ("auto", "cpu") or not _is_bundled(checkpoint):
         return None
-    if device == "auto" and (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
+    gpus = Path("/dev/nvidiactl"), Path("/dev/kfd")  # NVIDIA's and AMD's: torch may have one
+    if device == "auto" and (shutil.which("nvidia-smi") or any(gpu.exists() for gpu in gpus)):
         return None
     if not all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         return None

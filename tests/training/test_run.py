@@ -351,6 +351,9 @@ def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
     assert begun.returncode == 0, begun.stderr
     assert f"computing in {first}, as this run is set to, though the CPU has " in begun.stderr
     (out / "finished.json").unlink()  # as if it had been killed before its last line
+    older = json.loads((out / "recipe.json").read_text())
+    del older["data"]["lowercase"]  # a field that an older version does not have
+    (out / "recipe.json").write_text(json.dumps(older))
     monkeypatch.setattr(Processes, "conditions", "torch 99")
     then = run_main(*train)
     assert then.returncode == 0, then.stderr

@@ -16,7 +16,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from captioner.errors import ConfigError, DataError, GenerationError, OutputError
@@ -279,6 +279,8 @@ class RunFolder:
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
         if there:
+            with suppress(ValidationError, ConfigError):  # what is new since has its default
+                there = plain(TypeAdapter(Recipe).validate_python(there))
             self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
             return
         found = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
