@@ -36,6 +36,8 @@ from tests.launcher import environment
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.slow  # a model is exported
+
 MACHINE = {"device": "cpu", "dtype": "auto"}
 # The command, with another checkpoint in the place of the bundled one; says whether it had torch.
 COMMAND = """

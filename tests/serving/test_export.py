@@ -140,6 +140,7 @@ def test_the_folder_draws_what_the_library_draws(
     assert far.max() <= 2  # the record's weights have six digits
 
 
+@pytest.mark.slow
 def test_nothing_is_told_to_anybody(
     exported: Path, photo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_dry_run_claims_nothing(run_main: Main, place: Path, tmp_path: Path) -
     assert "report: the log of the run cannot be read" in said
 
 
+@pytest.mark.slow
 def test_without_a_model_before_the_score_is_told_and_records_say_what_is_trusted(
     run_main: Main, place: Path, tmp_path: Path, photo: Path, browser: Any
 ) -> None:

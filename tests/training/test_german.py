@@ -79,6 +79,7 @@ def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path:
     assert last["validation"]["CIDEr"] > 100
 
 
+@pytest.mark.slow
 def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
     run_main: Main, tmp_path: Path
 ) -> None:

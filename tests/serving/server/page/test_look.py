@@ -102,8 +102,15 @@ def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
         assert moving == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("where", ["desk", "pocket"])
+@pytest.mark.parametrize(
+    ("where", "scheme"),
+    [
+        ("desk", "light"),
+        ("pocket", "dark"),
+        pytest.param("desk", "dark", marks=pytest.mark.slow),
+        pytest.param("pocket", "light", marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_no_violation_in_any_state(
     request: pytest.FixtureRequest, server: Server, tmp_path: Path, where: str, scheme: str
 ) -> None:
