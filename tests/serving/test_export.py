@@ -5,7 +5,9 @@ To export one takes a quarter of a minute: what needs it is among the slow tests
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import json
 import os
 import re
@@ -14,13 +16,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from http.client import HTTPConnection
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -34,12 +36,14 @@ from captioner.decoders.config import DecoderConfig
 from captioner.export.folder import new_folder
 from captioner.export.parity import check_parity
 from captioner.model import CaptionModel, ModelConfig
+from captioner.vision.transform import Transform, TransformConfig
 from tests.conftest import ROOT, WORDS, make_styled, make_tiny
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Mode = Literal["squash", "crop", "pad"]
 
 # caption.py, where neither torch nor captioner can be imported.
 ALONE = """
@@ -171,7 +175,6 @@ def test_the_graphs_take_any_number_of_photos_and_hypotheses(
     from captioner.checkpoint import load_checkpoint
     from captioner.decoders.state import State
     from captioner.generation.step import BeamStep
-    from captioner.vision.transform import Transform
 
     checkpoint = load_checkpoint(saved_tiny)
     encoder, step = (
@@ -413,6 +416,26 @@ def test_the_page_captions_in_the_browser(page: Any, exported: Path, tmp_path: P
         seen, expected = one["attention"], other["attention"]
         assert seen["box"] == expected["box"]
         assert seen["weights"] == pytest.approx(expected["weights"], abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["squash", "crop", "pad"])
+def test_the_page_makes_the_library_s_square(
+    page: Any, mode: Literal["squash", "crop", "pad"]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (150, 220, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(photo := io.BytesIO(), "PNG")
+    config = TransformConfig(mode=mode, size=64, resize=72 if mode == "crop" else None)
+    found = page.evaluate(
+        """async ([coded, transform]) => {
+            const { openPhoto, squareOf } = await import("./browser/square.js");
+            const bytes = Uint8Array.from(atob(coded), (sign) => sign.charCodeAt(0));
+            return [...squareOf(await openPhoto(new Blob([bytes])), transform)];
+        }""",
+        [base64.b64encode(photo.getvalue()).decode(), asdict(config)],
+    )
+    wanted = np.asarray(Transform(config).square(Image.fromarray(noise))).transpose(2, 0, 1)
+    assert np.abs(np.array(found) - wanted.flatten()).max() <= 1
 
 
 @pytest.mark.slow
