@@ -9,7 +9,7 @@ In a second task the two leftmost pulses are a pair and the two rightmost. What 
 says nothing now, and attention is blind to places: it fails too, until each place is given to it
 with the signal, as its bits or as sines.
 
-    python examples/pulse_equalisation.py --out FOLDER     # seven minutes on one core
+    python examples/pulse_equalisation.py --out FOLDER     # four minutes on one core
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError:
 LENGTH = 100  # samples of a signal
 WIDTH = 64  # channels
 SINES = 8  # numbers of a place's sine code, where the bits have 7
-STEPS, BATCH, RATE = 2000, 32, 3e-3
+STEPS, BATCH, RATE = 2000, 32, 1e-2
 
 
 class Pulses(NamedTuple):

@@ -160,16 +160,17 @@ def test_the_figure_of_the_pulses_is_that_of_the_code() -> None:
 
 
 @pytest.mark.slow
-def test_a_fresh_run_makes_blocks_of_attention() -> None:
-    """The two models of shapes; three runs had 0.70, 0.78 and 0.83 of triangles on triangles."""
+def test_three_fresh_runs_make_blocks_of_attention() -> None:
+    """The two models of shapes; 0.81, 0.91 and 0.84 of the attention of triangles on triangles."""
     pulse = example("pulse_equalisation")
     torch.manual_seed(1)
-    convolutional, attentive = (
-        pulse.train(model(), by_place=False, steps=pulse.STEPS)
-        for model in (pulse.convolutional, pulse.attentive)
-    )
-    assert convolutional.error > 4 * attentive.error
-    assert pulse.share_on_triangles(attentive) > 0.6
+    convolutional = pulse.train(pulse.convolutional(), by_place=False, steps=pulse.STEPS)
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        pulse.convolutional()  # draws its weights first, as in a run
+        attentive = pulse.train(pulse.attentive(), by_place=False, steps=pulse.STEPS)
+        assert convolutional.error > 4 * attentive.error, seed
+        assert pulse.share_on_triangles(attentive) > 0.7, seed
 
 
 @pytest.mark.slow

@@ -67,6 +67,19 @@ def test_sizes_that_allow_no_transformer_are_refused() -> None:
         decoder_variants(base, **SIZES)
 
 
+def test_the_precision_is_settled_before_the_first_run(tmp_path: Path) -> None:
+    """Else what the first call measured is asked for by another recipe the second time."""
+    (tmp_path / "miniature.yaml").write_text(RECIPE)
+    ablation = Ablation(
+        load_recipe(str(tmp_path / "miniature.yaml"), {}),
+        out=tmp_path / "out",
+        processes=Processes(device=torch.device("cpu")),
+        train=lambda *_, **__: tmp_path,
+    )
+    fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16
+    assert ablation.recipe.precision == ("bfloat16" if fast else "float32")
+
+
 class Recorded(Processes):
     """One of two processes, without the other: what is told to it is written down."""
 

@@ -21,6 +21,7 @@ from captioner.attention.positions import POSITIONS
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import build_decoder
+from captioner.device import best_dtype
 from captioner.errors import ConfigError
 from captioner.files import replace_file
 from captioner.generation.config import GenerationConfig
@@ -179,10 +180,13 @@ class Ablation:
             grid_dim = Encoder(recipe.encoder).channels()
         self._size = {"grid_dim": grid_dim, "vocabulary_size": len(corpus.vocabulary)}
         self.decoders = decoder_variants(recipe.decoder, **self._size)
-        # The runs that are there have settled in which precision all of them compute.
+        # The runs that are there have settled in which precision all of them compute. Where there
+        # are none it is settled here: what was measured is known by its recipe.
         noted = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]
-        if noted and recipe.precision == "auto":
-            recipe = replace(recipe, precision=noted[0].get("precision", "auto"))
+        if recipe.precision == "auto":
+            fast = best_dtype(processes.device)[0] is torch.bfloat16
+            settled = noted[0].get("precision") if noted else None
+            recipe = replace(recipe, precision=settled or ("bfloat16" if fast else "float32"))
         self.recipe = recipe
 
     def run(self) -> str:
