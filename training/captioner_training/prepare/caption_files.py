@@ -12,7 +12,6 @@ from contextlib import closing
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
@@ -134,8 +133,8 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
             sheet = book.worksheets[0]
             sheet.reset_dimensions()  # other programs write A1 there, or a million rows
             values = list(sheet.iter_rows(values_only=True))
-    except (
-        InvalidFileException, BadZipFile, zlib.error, ParseError, EOFError, LookupError, TypeError,
+    except (  # SyntaxError: what XML's reader raises, be it Python's or, where it is there, lxml
+        InvalidFileException, BadZipFile, zlib.error, SyntaxError, EOFError, LookupError, TypeError,
         ValueError, OSError,
     ) as error:  # fmt: skip
         raise DataError(
