@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import subprocess
 import threading
 import time
 import zipfile
@@ -19,11 +20,21 @@ import pytest
 
 from captioner_training.data.scenes import SceneConfig, draw_scene
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
 TRAIN, VAL = range(100, 108), range(200, 206)
 # As in the real one, 2017 moved most of 2014's val into train; Karpathy's split knows three parts.
 VAL_2017 = {200, 201}
 KARPATHY = {**dict.fromkeys(TRAIN, "train"), 200: "val", 201: "val", 202: "test", 203: "test"}
 KARPATHY |= {204: "restval", 205: "restval"}
+
+
+def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
+    """Run the command; return what it says."""
+    result = run("prepare", *arguments, "--to", to, "--workers", 1)
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
 
 
 def scene_jpeg(key: int) -> tuple[bytes, str]:

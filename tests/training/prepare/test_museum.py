@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from captioner_training.prepare.manifest import Manifest
+from tests.training.prepare.conftest import prepare
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,13 +33,6 @@ def photos(tmp_path: Path) -> Path:
         (folder / place).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 24), (50 * n, 10, 200)).save(folder / place / f"{n + 17}.jpg")
     return folder
-
-
-def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
-    result = run("prepare", *arguments, "--to", to, "--workers", 1)
-    assert result.returncode == status, result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stderr
 
 
 def captions(to: Path) -> dict[str, tuple[str, ...]]:

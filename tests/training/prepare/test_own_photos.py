@@ -15,6 +15,7 @@ from PIL import Image
 
 from captioner_training.prepare.manifest import Manifest
 from tests.captioner.pictures import HEIC
+from tests.training.prepare.conftest import prepare
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,13 +29,6 @@ def photos(tmp_path: Path) -> Path:
         Image.new("RGB", (32, 24), (30 * n, 10, 200)).save(folder / f"{n}.jpg")
         (folder / f"{n}.txt").write_text(f"caption {n}")
     return folder
-
-
-def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
-    result = run("prepare", *arguments, "--to", to, "--workers", 1)
-    assert result.returncode == status, result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stderr
 
 
 def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_path: Path) -> None:
