@@ -36,10 +36,10 @@ encoder_weights: random
 encoder: {name: mobilenet_v3_small, stride: 16}
 transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
-data: {scenes: {train: 120, validation: 20}, minimum_count: 1, workers: 1}
+data: {scenes: {train: 60, validation: 10}, minimum_count: 1, workers: 1}
 stages:
-  - {epochs: 3, batch_size: 20, learning_rate: 1.0e-2, warmup: 2}
-  - {epochs: 1, batch_size: 20, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
+  - {epochs: 3, batch_size: 10, learning_rate: 1.0e-2, warmup: 2}
+  - {epochs: 1, batch_size: 10, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
 """
 
 
@@ -216,15 +216,8 @@ def test_bundled_checkpoint_reaches_its_scores(run_captioner: Run) -> None:
     assert scores["different"] >= 600 and scores["attention_distance"] >= 0.15
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "coco-scst",
-        pytest.param("coco", marks=pytest.mark.slow),
-        pytest.param("coco-fast", marks=pytest.mark.slow),
-        pytest.param("flickr8k", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coco-scst", "coco", "coco-fast", "flickr8k"])
 def test_shipped_recipes_run_dry(run_captioner: Run, tmp_path: Path, name: str) -> None:
     """A few steps of every stage, on small pictures; torchvision's weights are not downloaded."""
     write_scenes(tmp_path / "data", splits={"train": 16, "val": 4})
