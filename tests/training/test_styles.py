@@ -54,7 +54,7 @@ def louder(path: Path) -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     for name in ("plain", "loud"):
-        write_scenes(root / name, splits={"train": 60, "val": 10}, seed=1)
+        write_scenes(root / name, splits={"train": 40, "val": 10}, seed=1)
     for split in ("train", "val"):
         louder(root / "loud" / f"captions_{split}.json")
     return root
@@ -231,7 +231,7 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
     usual = corpus.vocabulary.start("any")
     assert begun[0] == begun[2] != begun[1]
     for epoch in begun:
-        assert len(epoch) == 120
+        assert len(epoch) == 80
         assert 15 <= sum(start == usual for start in epoch.values()) <= 45  # of 120: 30 +- 4.7
         for position, start in epoch.items():
             assert start in (usual, corpus.learned(recipe.stages[0]).starts[position])
