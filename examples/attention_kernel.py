@@ -11,7 +11,8 @@ The points are y = 2 sin(x) + x^0.8 with noise. To guess y at a new x, average t
 
 A kernel of a fixed width stays as wrong as it is wide, however many points are known. A learned one
 gets sharper with every point. The theory of kernel regression says that sigma falls as N^(-1/5) and
-the error as N^(-4/5), away from the ends; the medians here fall as N^(-0.38) and N^(-0.84).
+the error as N^(-4/5), away from the ends; the medians here, from 25 points to 1,600, fall as
+N^(-0.38) and N^(-0.84).
 
     python examples/attention_kernel.py --out FOLDER       # some seconds
 """
