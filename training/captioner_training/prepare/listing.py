@@ -77,6 +77,7 @@ _REMEDIES = {
     "image without caption": "write a caption, or take the photo out",
     "empty caption": "write the caption, or delete the row",
     "incomplete row": "name the photo in this row, or delete the row",
+    "quotation mark that is never closed": "close it, or take it away",
     "row with too many cells": "put quotation marks around the text",
     "caption that is no text": "write it as text",
     "caption of an unknown image": "add the photo, or delete the caption",
