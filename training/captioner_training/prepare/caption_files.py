@@ -12,7 +12,6 @@ from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile
 
 from captioner.errors import ConfigError, DataError, MissingExtraError
@@ -134,9 +133,10 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
             sheet.reset_dimensions()  # other programs write A1 there, or a million rows
             values = list(sheet.iter_rows(values_only=True))
     except (
-        InvalidFileException, BadZipFile, zlib.error, ParseError, EOFError, LookupError, TypeError,
+        InvalidFileException, BadZipFile, zlib.error, SyntaxError, EOFError, LookupError, TypeError,
         ValueError, OSError,
     ) as error:  # fmt: skip
+        # XML that is damaged is a SyntaxError, of whichever parser openpyxl has found.
         raise DataError(
             f"{path} cannot be read as a workbook: {error}; export it as CSV"
         ) from error
