@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     add = model.add_argument
     add("--beam-size", type=int, metavar="N",
-        help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's; the bundled one's is 5")  # fmt: skip
+        help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's, 5 in the bundled one")  # fmt: skip
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
     add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
