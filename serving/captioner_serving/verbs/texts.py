@@ -36,8 +36,6 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
-    add("--keep-formulas", action="store_true",
-        help="leave CSV cells as they are, formulas too")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
 
 
