@@ -124,7 +124,7 @@ def test_a_workbook_that_other_programs_wrote(tmp_path: Path, problems: Problems
 
 def test_encodings(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption\n1.jpg,a café – open\n"
-    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         assert read(tmp_path, table.encode(encoding), problems) == {"1.jpg": ("a café – open",)}
     assert problems.notes() == []
     assert read(tmp_path, table.encode("cp1252"), problems) == {"1.jpg": ("a café – open",)}
