@@ -177,10 +177,11 @@ class BaseCaptioner(ABC):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         self.check_trust(minimum_trust)
         if not is_many(images):
-            alone = [cast("ImageSource", images)]
-            return self.caption(
-                alone, config, check_attention=check_attention, minimum_trust=minimum_trust
-            )[0]
+            image = self._prepare(as_source(images))
+            made = self.caption_prepared([image], config, check_attention=check_attention)
+            if untrusted := _untrusted(made[0], minimum_trust):
+                raise untrusted
+            return made[0]
         results: list[Caption | ImageError] = []
         waiting = iter(cast("Iterable[Any]", images))
         while batch := list(islice(waiting, BATCH)):

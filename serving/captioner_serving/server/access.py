@@ -90,7 +90,11 @@ def read_credentials(path: str | None) -> Credentials | None:
 
     """
     if path is not None:
-        text, place = _read_secret("--auth-file", path), f"--auth-file {path}"
+        try:
+            text, place = Path(path).read_text(encoding="utf-8"), f"--auth-file {path}"
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise ConfigError(f"--auth-file {path} cannot be read: {reason}") from error
     elif AUTH_VARIABLE in os.environ:
         text, place = os.environ[AUTH_VARIABLE], AUTH_VARIABLE
     else:
@@ -115,7 +119,11 @@ def read_tokens(path: str | None) -> dict[str, str]:
     """
     if path is None:
         return {}
-    lines = _read_secret("--token-file", path).split("\n")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"--token-file {path} cannot be read: {reason}") from error
     if is_exposed(path):
         raise ConfigError(
             f"others on this machine can read --token-file {path}: run chmod 600 {path}"
@@ -135,14 +143,6 @@ def read_tokens(path: str | None) -> dict[str, str]:
     if not tokens:
         raise ConfigError(f"--token-file {path} has no line NAME:TOKEN")
     return tokens
-
-
-def _read_secret(option: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"{option} {path} cannot be read: {reason}") from error
 
 
 def is_exposed(path: str | None) -> bool:

@@ -275,40 +275,60 @@ def test_plain_captions_fetch_no_photo_from_elsewhere(
         read_dataset(root, split="train")
 
 
-def test_flickr8k_as_karpathy_split_it(run_main: Run, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["karpathy", "original", "kaggle"])
+def test_flickr8k_in_each_of_its_layouts(
+    run_main: Run, photos: Path, tmp_path: Path, layout: str
+) -> None:
     folder = tmp_path / "download"
-    names, splits = [f"{n}.jpg" for n in range(4)], ["train", "train", "val", "test"]
-    (images := folder / "Flicker8k_Dataset").mkdir(parents=True)
+    names = [f"{n}.jpg" for n in range(4)]
+    images = folder / {"kaggle": "Images"}.get(layout, "Flicker8k_Dataset")
+    images.mkdir(parents=True)
     for path in photos.rglob("*.jpg"):
         shutil.copy(path, images)
-    message = refused(run_main, tmp_path / "no", "flickr8k", folder)
-    assert "captioner prepare csv captions.txt --images Images" in message
-    write_karpathy(folder, dict(zip(names, splits, strict=True)))
+    splits = ["train", "train", "val", "test"]
+    if layout == "karpathy":
+        content = [
+            {"filename": n, "split": s, "sentences": [{"raw": f"A {n} {k}"} for k in range(2)]}
+            for n, s in zip(names, splits, strict=True)
+        ]
+        (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": content}))
+    elif layout == "original":
+        # The real list has captions of images that are in no split, one of which does not exist.
+        rows = [
+            f"{n}#{k}\tA {n} {k}" for n in (*names, "2258277193_586949ec62.jpg.1") for k in (0, 1)
+        ]
+        (folder / "Flickr8k.token.txt").write_text("\n".join(rows))
+        for split, listed in ("train", "0.jpg\n1.jpg\n"), ("dev", "2.jpg\n"), ("test", "3.jpg\n"):
+            (folder / f"Flickr_8k.{split}Images.txt").write_text(listed)
+    else:
+        rows = [f"{n},{text}" for n in names for text in (f'"A {n}, 0"', f"A {n}, 1 , so")]
+        (folder / "captions.txt").write_text("\n".join(["image,caption", *rows]))
+    found = prepared(run_main, tmp_path / "to", "flickr8k", folder)
     captions = {name: [f"A {name} 0", f"A {name} 1"] for name in names}
-    assert prepared(run_main, tmp_path / "to", "flickr8k", folder) == {
+    if layout == "kaggle":  # where commas are sometimes quoted
+        captions = {name: [f"A {name}, 0", f"A {name}, 1 , so"] for name in names}
+        assert dict(found["train"] + found.get("val", [])) == captions
+        return
+    assert found == {
         "train": [("0.jpg", captions["0.jpg"]), ("1.jpg", captions["1.jpg"])],
         "val": [("2.jpg", captions["2.jpg"])],
         "test": [("3.jpg", captions["3.jpg"])],
     }
 
 
-def write_karpathy(folder: Path, splits: dict[str, str]) -> None:
-    content = [
-        {"filename": n, "split": s, "sentences": [{"raw": f"A {n} {k}"} for k in range(2)]}
-        for n, s in splits.items()
-    ]
-    (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": content}))
-
-
 def test_flickr8k_of_two_copies_is_not_guessed(run_main: Run, photos: Path, tmp_path: Path) -> None:
-    write_karpathy(photos, {"1.jpg": "train"})
+    for name in "ab":
+        (photos / name / "captions.txt").write_text("image,caption\n1.jpg,A dog\n")
     shutil.copy(photos / "a" / "1.jpg", photos / "b" / "1.jpg")  # the same image twice
     command = ("flickr8k", photos)
-    prepared(run_main, tmp_path / "to", *command)
+    prepared(run_main, tmp_path / "to", *command, "--val", 0)
     shutil.copy(photos / "a" / "2.jpg", photos / "b" / "1.jpg")
     message = refused(run_main, tmp_path / "no", *command)
     assert f"missing image: 1 (1.jpg (which one of {photos}/a/1.jpg, {photos}/b/1.jpg?))" in message
     assert "; where several copies lie in one folder, name the folder of one\n" in message
+    (photos / "b" / "captions.txt").write_text("image,caption\n1.jpg,A cat\n")
+    message = refused(run_main, tmp_path / "no", *command)
+    assert f"more than one captions.txt, {photos}/a/captions.txt and {photos}/b/" in message
 
 
 def test_all_problems_are_told_together_and_skip_bad_goes_on(

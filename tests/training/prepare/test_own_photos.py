@@ -121,7 +121,7 @@ def books(photos: Path) -> Path:
     return photos
 
 
-@pytest.mark.parametrize("kind", ["csv", "folder", "zip"])
+@pytest.mark.parametrize("kind", ["csv", "flickr8k", "folder", "zip"])
 @pytest.mark.parametrize("listed", [str, by_macos])
 def test_names_that_look_the_same_are_the_same(
     run_main: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
@@ -133,6 +133,12 @@ def test_names_that_look_the_same_are_the_same(
     if kind == "csv":
         table.write_text("image,caption\n" + "".join(f"{each},a\n" for each in names))
         arguments[0] = "csv"
+    elif kind == "flickr8k":
+        texts = "".join(f"Bück {n}.jpg#0\ta\n" for n in range(8))
+        (books / "Flickr8k.token.txt").write_text(texts)
+        for split, part in (("train", names[:6]), ("dev", names[6:])):
+            (books / f"Flickr_8k.{split}Images.txt").write_text("\n".join(part))
+        arguments = [kind, books]
     elif kind == "folder":
         for n in range(8):
             (books / f"Bück {n}.txt").rename(books / listed(f"Bück {n}.txt"))

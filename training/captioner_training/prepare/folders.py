@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import filecmp
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.vision.header import IMAGE_SUFFIXES
+from captioner_training.prepare.caption_files import csv_rows, read_table
+from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_json, read_text
-from captioner_training.prepare.originals import folded, walk
+from captioner_training.prepare.originals import composed, folded, walk
 from captioner_training.prepare.selection import SPLIT_NAMES
 
 __all__ = ["read_flickr8k", "read_folder"]
 
 _SIDECARS = (".txt", ".caption")
 _NO_CAPTIONS = ("readme", "license", "licence", "credits", "notice")  # texts about the data set
-_KARPATHY = "dataset_flickr8k.json"
+_LISTS = {
+    "train": "flickr_8k.trainimages.txt",
+    "val": "flickr_8k.devimages.txt",
+    "test": "flickr_8k.testimages.txt",
+}
+_ABOUT = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt", *_LISTS.values())
 
 
 def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
@@ -90,25 +98,53 @@ def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str,
 
 
 def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
-    """Read Flickr8k with Karpathy's dataset_flickr8k.json, and say where its images are.
+    """Read Flickr8k as it is distributed, and say where its images are.
+
+    The captions are those of dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (the original)
+    or captions.txt (Kaggle); the splits those of dataset_flickr8k.json, or of
+    Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
 
     Raises:
         DataError: the captions or the images are not there.
 
     """
     files = list(walk(folder))
+    about = _about(folder, files)
     places = {path.parent for path in files if path.suffix.lower() in IMAGE_SUFFIXES}
     places |= {path for path in files if path.name.lower().endswith(("dataset.zip", ".tar"))}
     if not places:
         raise DataError(f"{folder} has no images: put the folder or zip file of Flickr8k's there")
-    about = [path for path in files if path.name == _KARPATHY]
-    if len(about) != 1:
-        raise DataError(
-            f"{folder} has {len(about)} files {_KARPATHY}, and one is needed, from Karpathy's "
-            "caption_datasets.zip; Kaggle's captions.txt is read by `captioner prepare csv "
-            "captions.txt --images Images`"
-        )
-    return _karpathy(about[0], problems), sorted(places)
+    if karpathy := about.get("dataset_flickr8k.json"):
+        return _karpathy(karpathy, problems), sorted(places)
+    captions: dict[str, list[str]] = defaultdict(list)
+    for name, caption in _pairs(folder, about, problems):
+        captions[composed(name.split("#")[0])].append(caption)
+    lists = {split: about[name] for split, name in _LISTS.items() if name in about}
+    if not lists:
+        problems.note("there is no Flickr_8k.trainImages.txt: splits are drawn by --val and --test")
+        return [ListedImage(one, one, tuple(captions[one])) for one in captions], sorted(places)
+    listed = [
+        ListedImage(image, image, tuple(captions.get(image, ())), split)
+        for split, path in lists.items()
+        for image in map(str.strip, composed(read_text(path, problems)).splitlines())
+        if image
+    ]
+    if left_out := len(captions.keys() - {one.file_name for one in listed}):
+        problems.note(f"{left_out:,} images of no split were left out")
+    return listed, sorted(places)
+
+
+def _about(folder: Path, files: list[Path]) -> dict[str, Path]:
+    """Find the files about the data set by lower-case name; DataError where two differ."""
+    found: dict[str, Path] = {}
+    for path in (path for path in files if path.name.lower() in _ABOUT):
+        other = found.setdefault(path.name.lower(), path)
+        if other != path and not filecmp.cmp(other, path, shallow=False):
+            raise DataError(
+                f"{folder} has more than one {path.name}, {other} and {path}, and they differ: "
+                "name the folder of the one that is meant"
+            )
+    return found
 
 
 def _karpathy(path: Path, problems: Problems) -> list[ListedImage]:
@@ -124,3 +160,13 @@ def _karpathy(path: Path, problems: Problems) -> list[ListedImage]:
         ]
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is not in the format of Karpathy's splits: {error!r}") from error
+
+
+def _pairs(folder: Path, about: dict[str, Path], problems: Problems) -> list[tuple[str, str]]:
+    if token := about.get("flickr8k.token.txt"):
+        lines = (line.partition("\t") for line in read_text(token, problems).splitlines())
+        return [(name, caption) for name, _, caption in lines if name.strip()]
+    if kaggle := about.get("captions.txt"):
+        listed = read_table(kaggle, csv_rows, Columns(delimiter=","), problems)
+        return [(image.file_name, caption) for image in listed for caption in image.captions]
+    raise DataError(f"{folder} has none of dataset_flickr8k.json, Flickr8k.token.txt, captions.txt")

@@ -183,7 +183,7 @@ def _flickr8k(request: Request, problems: Problems) -> Listing:
     return replace(
         _of_folder(path, "flickr8k", images),
         places=places,
-        published=True,
+        published=any(image.split for image in images),
         licence=_FLICKR8K_LICENCE,
     )
 
@@ -310,7 +310,8 @@ KINDS: Final = {
         examples=("flickr8k downloads --to ~/flickr8k",),
         read=_flickr8k,
         metavar="FOLDER",
-        help="with the images (unpacked or not), and Karpathy's dataset_flickr8k.json",
+        help="with the images (unpacked or not), and dataset_flickr8k.json; or "
+        "Flickr8k.token.txt and Flickr_8k.*Images.txt; or Kaggle's captions.txt",
         has_images=False,
     ),
 }
