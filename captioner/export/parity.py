@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import io
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from PIL import Image, ImageDraw
+
 from captioner.errors import OutputError
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 
-__all__ = ["check_parity", "load_app"]
+__all__ = ["check_parity", "drawn_scenes", "load_app"]
 
 _NEAR = 1e-4  # of attention weights, which sum to 1
+_SCENES = 6
 
 
 def load_app(folder: Path) -> ModuleType:
@@ -31,7 +35,7 @@ def load_app(folder: Path) -> ModuleType:
 
 
 def check_parity(checkpoint: Path, folder: Path) -> int:
-    """Caption the sample photos with both; returns how many.
+    """Caption the sample photos and drawn scenes with both; returns how many pictures.
 
     Raises:
         OutputError: they differ; the error names the picture and both sentences.
@@ -42,6 +46,7 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
     )
     exported = load_app(folder).Captioner(folder)
     pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
+    pictures |= dict(drawn_scenes())
     for name, data in pictures.items():
         wanted = captioner.caption(data).record(attention=True)
         got = exported.caption(io.BytesIO(data))
@@ -55,6 +60,26 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
                 f"the exported model differs from {checkpoint} on {name}: attention by {far:.1e}"
             )
     return len(pictures)
+
+
+def drawn_scenes() -> Iterator[tuple[str, bytes]]:
+    """Draw pictures that are the same everywhere: coloured shapes on coloured ground."""
+    chance = random.Random(0)
+    for number in range(_SCENES):
+        size = chance.randrange(200, 500), chance.randrange(200, 500)
+        image = Image.new("RGB", size, _color(chance))
+        draw = ImageDraw.Draw(image)
+        for _ in range(1 + number):
+            x, y = chance.randrange(size[0]), chance.randrange(size[1])
+            reach = chance.randrange(20, 120)
+            shape = chance.choice((draw.ellipse, draw.rectangle))
+            shape((x - reach, y - reach, x + reach, y + reach), fill=_color(chance))
+        image.save(data := io.BytesIO(), "PNG")
+        yield f"drawn scene {number + 1}", data.getvalue()
+
+
+def _color(chance: random.Random) -> tuple[int, int, int]:
+    return chance.randrange(256), chance.randrange(256), chance.randrange(256)
 
 
 def _distance(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> float:

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -246,7 +247,7 @@ def with_decoder(decoder: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_eight_bits(
+def test_eight_bits_and_their_price(
     saved_tiny: Path,
     exported: Path,
     photo: Path,
@@ -259,17 +260,23 @@ def test_eight_bits(
         shutil.rmtree(folder / "browser")
 
     monkeypatch.setattr("captioner.export.folder.write_folder", write)
+    (tmp_path / "photos").mkdir()
+    photo.rename(tmp_path / "photos" / "one.jpg")
     folder = tmp_path / "small"
-    done = run_main("export", saved_tiny, "--to", folder, "--int8")
+    check = ["--int8", "--check", tmp_path / "photos"]
+    done = run_main("export", saved_tiny, "--to", folder, *check)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"[01] of 1 sentences are the same; \d+ ms a photo", done.stderr)
     small, large = ((each / "encoder.onnx").stat().st_size for each in (folder, exported))
     assert small < 0.4 * large
-    assert alone(folder, photo).returncode == 0
+    assert alone(folder, tmp_path / "photos" / "one.jpg").returncode == 0
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["--check", "."], "--check says what --int8 loses: it needs --int8"),
+        (["--int8", "--check", "nowhere"], "--check nowhere is not a folder"),
         (["--to", "full"], "--to full is not an empty folder: name another one"),
         (
             ["transformer.safetensors"],

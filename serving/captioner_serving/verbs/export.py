@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-from captioner.paths import bundled_checkpoint, checkpoint_file
+from captioner.errors import ConfigError
+from captioner.paths import bundled_checkpoint, checkpoint_file, expanded
 
 HELP = "Export a model into a folder that captions without PyTorch, in a browser too."
 EXAMPLES = """examples:
   captioner export --to captions
-  captioner export model.safetensors --to captions --int8
+  captioner export model.safetensors --to captions --int8 --check ~/flickr8k
   python captions/caption.py photo.jpg
   python -m http.server --directory captions
 
@@ -26,10 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", nargs="?", metavar="CHECKPOINT", help="default: the bundled one")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--int8", action="store_true", help="weights of 8 bits: a quarter of the size")
+    add(
+        "--check",
+        metavar="DIR",
+        help="say what --int8 loses on these photos: a folder of them, or captions_val.json with "
+        "val*.tar or a folder val",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and see that the folder says what the checkpoint says."""
+    if arguments.check and not arguments.int8:
+        raise ConfigError("--check says what --int8 loses: it needs --int8")
+    if arguments.check and not expanded(arguments.check).is_dir():
+        raise ConfigError(f"--check {arguments.check} is not a folder")
+
     from captioner.export.folder import new_folder, write_folder
     from captioner.export.parity import check_parity
     from captioner_serving.browser.page import add_page
@@ -46,8 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.int8:
             from captioner.export.quantization import quantize
 
-            quantize(folder)
-            print(f"captioner: in int8: {_megabytes(folder)}", file=sys.stderr)
+            with tempfile.TemporaryDirectory() as exact:
+                shutil.copytree(folder, exact, dirs_exist_ok=True)
+                quantize(folder)
+                print(f"captioner: in int8: {_megabytes(folder)}", file=sys.stderr)
+                if arguments.check:
+                    _say_price(Path(exact), folder, expanded(arguments.check))
         add_page(folder)
     print(f"captioner: {arguments.to} is ready; its README.md says how to use it", file=sys.stderr)
     return 0
@@ -56,3 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _megabytes(folder: Path) -> str:
     size = sum(path.stat().st_size for path in folder.glob("*.onnx"))
     return f"{size / 1e6:.1f} MB"
+
+
+def _say_price(exact: Path, folder: Path, split: Path) -> None:
+    from captioner.export.price import measure_price
+
+    print(f"captioner: {measure_price(exact, folder, split)}", file=sys.stderr)

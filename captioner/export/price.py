@@ -1,13 +1,7 @@
-"""Measure what a smaller model costs: its sentences and its time beside those of the exact one.
-
-    python -m tests.benchmarks.price EXACT INT8 ~/flickr8k
-
-EXACT and INT8 are folders that `captioner export` wrote. Run it on a machine that is idle.
-"""
+"""What a smaller model costs: its sentences and its time beside those of the exact one."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import json
@@ -20,6 +14,8 @@ from typing import Any
 from captioner.errors import DataError, MissingExtraError
 from captioner.export.parity import load_app
 from captioner.vocabulary import tokenize
+
+__all__ = ["Price", "measure_price"]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -69,7 +65,7 @@ def measure_price(exact: Path, small: Path, split: Path) -> Price:
             said[at].append(model.caption(io.BytesIO(data), attention=False)["caption"])
             price.milliseconds[at] += 1000 * (perf_counter() - start)
     if not names:
-        raise DataError(f"{split} has no photos, nor val*.tar with photos of its captions")
+        raise DataError(f"--check {split} has no photos, nor val*.tar with photos of its captions")
     price.photos = len(names)
     price.same = sum(one == other for one, other in zip(*said, strict=True))
     if references is not None:
@@ -83,7 +79,7 @@ def _references(path: Path) -> dict[str, list[str]] | None:
     if not path.is_file():
         return None
     if importlib.util.find_spec("pycocoevalcap") is None:
-        raise MissingExtraError("CIDEr of the captions", "eval")
+        raise MissingExtraError("CIDEr in --check", "eval")
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         names = {one["id"]: Path(one["file_name"]).name for one in told["images"]}
@@ -121,18 +117,3 @@ def _cider(sentences: list[str], references: list[list[str]]) -> float:
 
 def _tokens(text: str) -> str:
     return " ".join(tokenize(text))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    for name in ("exact", "int8", "split"):
-        parser.add_argument(name, type=Path)
-    given = parser.parse_args()
-    print(measure_price(given.exact, given.int8, given.split))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
