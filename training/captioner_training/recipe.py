@@ -32,6 +32,7 @@ __all__ = [
     "SelfCritical",
     "Source",
     "Stage",
+    "Text",
     "resolve",
 ]
 
@@ -60,6 +61,16 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Text:
+    """Captions without photos, below DataConfig.root."""
+
+    file: str
+    """A caption a line; .gz is unpacked."""
+    style: str = ""
+    """The style of its captions, where data.styles is set."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
     """Drawn scenes in place of a data set: no download, and the right answer is known."""
 
@@ -80,6 +91,11 @@ class DataConfig:
     """As train; of a folder the split `val` is read."""
     scenes: ScenesConfig | None = None
     """Drawn scenes instead of train and validation."""
+    text: tuple[Text, ...] = ()
+    """Captions without photos, {file, style}: what a stage with text learns from."""
+    text_minimum_count: Positive = 20
+    """A word that is rarer than minimum_count beside photos is learned all the same where text and
+    captions have it this often. More than minimum_count: no photo shows what it looks like."""
     styles: bool = False
     """Whether the captions of each training set begin with a token of its own, by the name of its
     folder, so that one model holds the styles of all. The first is the usual one, any other is
@@ -114,7 +130,7 @@ class DataConfig:
         if not self.styles:
             if self.any_style > 0:
                 yield "data.any_style has no effect without data.styles: set it, or leave it out"
-            if any(one.style for one in sources):
+            if any(one.style for one in sources) or any(one.style for one in self.text):
                 yield "the style of a set has no effect without data.styles: set it"
             return
         if self.scenes is not None:
@@ -174,6 +190,10 @@ class Stage:
     """Of the decoder, at its peak."""
     encoder_learning_rate: NotNegative | None = None
     """Of what is trained of the encoder; null: 1e-4, for it knows images already."""
+    text: bool = False
+    """Learn the language first: from data.text and the training captions alone, with one cell in
+    place of a photo, the mean of the training photos' grids. Terms on the attention, which has no
+    choice, are left out. batch_size counts captions."""
     fine_tune_from: Annotated[int, Ge(0)] | None = None
     """The first encoder stage that is trained; null: it is frozen, and its grids are cached."""
     warmup: Annotated[int, Ge(0)] = 200
@@ -217,6 +237,8 @@ class Stage:
                     f"objectives {name!r}: name module:Class; those that are a field of the stage "
                     "are set there"
                 )
+        if self.text and (self.fine_tune_from is not None or self.self_critical is not None):
+            yield "a stage with text sees no photos: leave fine_tune_from and self_critical out"
         if self.fine_tune_from is None:
             set_in_vain = {
                 "flip": self.flip,
@@ -321,6 +343,8 @@ class Recipe:
             yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
         if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
             yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
+        if bool(self.data.text) != any(one.text for one in self.stages):
+            yield "data.text and a stage with text: true need each other: set both, or neither"
         stride = self.encoder.stride
         sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
         if self.transform.size in sizes.values():

@@ -29,7 +29,7 @@ from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
-from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.data.grids import CachedGrids, GridDataset, MeanDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes
@@ -95,7 +95,7 @@ def _begin(
     if folder.finished:
         return None
     for number in range(len(recipe.stages)):
-        stage_sampler(recipe, number, corpus.train_numbers, processes)
+        stage_sampler(recipe, number, corpus, processes)
     objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
 
     model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
@@ -219,6 +219,9 @@ class Run:
         if stage.fine_tune_from is None:
             dataset = GridDataset(self._encode(corpus.train))
             grids = self._encode(corpus.validation)
+            if stage.text:
+                captions = len(corpus.learned(stage).captions)
+                dataset = MeanDataset(dataset.grids.mean(), captions)
         else:
             dataset = ImageDataset(
                 corpus.train,

@@ -81,13 +81,14 @@ class BucketSampler(Sampler[list[int]]):
 
 
 def stage_sampler(
-    recipe: Recipe, number: int, captions: list[list[list[int]]], processes: Processes
+    recipe: Recipe, number: int, corpus: Corpus, processes: Processes
 ) -> BucketSampler:
     """Decide which images come together in the batches of a stage, counted from 0."""
     stage = recipe.stages[number]
     # Drawn captions have a length of their own: batches alike in the data's captions would only
     # pull the model towards long ones at one step and short ones at the next.
     alike = stage.self_critical is None
+    captions = corpus.learned(stage).captions
     return BucketSampler(
         [(len(each), max(map(len, each))) if alike else (0, 0) for each in captions],
         batch_size=stage.batch_size,
@@ -101,8 +102,8 @@ def stage_sampler(
 class StageBatches:
     """The batches of a stage, numbered from 0, epoch by epoch.
 
-    `dataset` has the training images of the corpus, or their grids; each process gets its share of
-    every batch.
+    `dataset` has what the stage learns from of the corpus: the training images, their grids, or as
+    many cells as there are captions; each process gets its share of every batch.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class StageBatches:
     ) -> None:  # fmt: skip
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.dataset, self.device = dataset, processes.device
-        self.corpus, self.captions = corpus, corpus.train_numbers
-        self.sampler = stage_sampler(recipe, number, self.captions, processes)
+        self.corpus, self.learned = corpus, corpus.learned(self.stage)
+        self.sampler = stage_sampler(recipe, number, corpus, processes)
 
     @property
     def steps(self) -> int:
@@ -130,7 +131,7 @@ class StageBatches:
         loader = make_loader(
             self.dataset,
             self.sampler,
-            self.captions,
+            self.learned.captions,
             starts=self._starts(number),
             maximum_length=self.recipe.data.maximum_length,
             workers=self.recipe.data.workers,
@@ -145,8 +146,8 @@ class StageBatches:
             yield parts
 
     def _starts(self, epoch: int) -> list[int]:
-        """Number what the captions of each image begin with: its style, or now and then `any`."""
-        share, starts = self.recipe.data.any_style, self.corpus.train_starts
+        """Number what the captions of each item begin with: its style, or now and then `any`."""
+        share, starts = self.recipe.data.any_style, self.learned.starts
         if share == 0:
             return starts
         anyones = self.corpus.vocabulary.start(ANY_STYLE)

@@ -7,34 +7,62 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
-from captioner_training.recipe import ANY_STYLE, DataConfig
+from captioner_training.recipe import ANY_STYLE, DataConfig, Stage
 
-__all__ = ["Corpus"]
+__all__ = ["Corpus", "Learned", "Sentence"]
 
 _RARE = 0.05  # a larger share of dropped words is worth a warning
 
 
+class Sentence(NamedTuple):
+    """A caption without a photo."""
+
+    words: tuple[str, ...]
+    style: str
+
+
+class Learned(NamedTuple):
+    """What a stage learns from: of each of its items the captions, and the token they begin with.
+
+    captions: as numbers of words.
+    """
+
+    captions: list[list[list[int]]]
+    starts: list[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The images of a run and the words in their captions."""
+    """The images of a run and the words in their captions; captions without an image."""
 
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
+    text: tuple[Sentence, ...] = ()
+
+    def learned(self, stage: Stage) -> Learned:
+        """Give what a stage learns from: the training images, or one caption after the other."""
+        return self._sentences if stage.text else self._images
 
     @cached_property
-    def train_numbers(self) -> list[list[list[int]]]:
-        """The captions of the training images, as numbers of words."""
-        return encode_captions(self.train, self.vocabulary)
+    def _images(self) -> Learned:
+        return Learned(
+            encode_captions(self.train, self.vocabulary), starts_of(self.train, self.vocabulary)
+        )
 
     @cached_property
-    def train_starts(self) -> list[int]:
-        """The token that the captions of each training image begin with."""
-        return starts_of(self.train, self.vocabulary)
+    def _sentences(self) -> Learned:
+        captions = [[self.vocabulary.encode(one.words)] for one in self.text]
+        starts = [self.vocabulary.start(one.style) for one in self.text]
+        for each, start in zip(*self._images, strict=True):
+            captions += [[caption] for caption in each]
+            starts += [start] * len(each)
+        return Learned(captions, starts)
 
     def digest(self) -> str:
         """Tell these images and captions from others, wherever they lie."""
@@ -43,6 +71,8 @@ class Corpus:
             size = image.store.size(image.name)
             style = (image.style,) if self.vocabulary.styles else ()
             digest.update("\n".join((image.name, str(size), *image.captions, *style, "")).encode())
+        for words, style_name in self.text:
+            digest.update(" ".join((style_name, *words, "\n")).encode())
         return digest.hexdigest()[:16]
 
     def described(self, data: DataConfig) -> Iterator[str]:
@@ -53,6 +83,8 @@ class Corpus:
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
+        if self.text:
+            yield f"{len(self.text):,} captions without photos"
         if len(self.validation) == 1:
             yield (
                 "note: CIDEr on a single validation photo is always 0, and only its cross-entropy "

@@ -23,7 +23,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Loader, make_split_loader
 from captioner_training.distributed import Processes
 
-__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
+__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset", "MeanDataset"]
 
 GRIDS_FILES = "grids-*.f16"
 """The names of the files."""
@@ -31,6 +31,7 @@ GRIDS_FILES = "grids-*.f16"
 GRIDS_A_FILE = 1000  # what an interruption costs at most; 125 MB of 7 x 7 cells x 1,280 features
 _UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO
 _BATCH = 32  # images that are encoded at once
+_MEAN_OF = 1000  # images, evenly spread: the mean of all cells is known to a thousandth then
 
 
 class CachedGrids:
@@ -74,6 +75,11 @@ class CachedGrids:
                     mapped.madvise(mmap.MADV_DONTNEED)
             self._reads = 0
         return torch.from_numpy(rows)
+
+    def mean(self) -> Tensor:
+        """Average the cells of a thousand images: (D,)."""
+        some = range(0, len(self), -(-len(self) // _MEAN_OF))
+        return self[some].float().mean(dim=(0, 1))
 
     @classmethod
     def compute(
@@ -126,6 +132,19 @@ class GridDataset(ItemDataset):
 
     def __getitem__(self, index: int) -> Item:
         return Item(self.grids[[index]][0], index)
+
+
+class MeanDataset(ItemDataset):
+    """One cell (1, D) again and again: in place of a photo, for captions that have none."""
+
+    def __init__(self, mean: Tensor, count: int) -> None:
+        self.cell, self.count = mean.unsqueeze(0), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Item:
+        return Item(self.cell, index)
 
 
 def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedImage]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import shlex
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -14,7 +16,7 @@ from captioner.errors import DataError
 from captioner.paths import there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.corpus import Corpus, Sentence
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.caption_files import coco_images
@@ -28,7 +30,7 @@ from captioner_training.prepare.manifest import (
     is_unfinished,
 )
 from captioner_training.prepare.originals import walk
-from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, Text, resolve
 
 __all__ = ["read_coco", "read_corpus", "read_dataset", "read_test"]
 
@@ -185,9 +187,11 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         raise DataError(
             f"there is one photo to train on, {train[0].name}: a hundred are a beginning"
         )
-    found = Vocabulary.build(
-        (words for image in train for words in image.words), minimum_count=data.minimum_count
-    ).ordinary_words
+    most = None
+    if recipe.max_steps is not None:
+        most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
+    text = tuple(chain.from_iterable(_sentences(data, one, most=most) for one in data.text))
+    found = _words(data, train, text)
     if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
         raise DataError(
             "most of the training captions are in a script without spaces between words, so that "
@@ -213,8 +217,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         styles=styles,
     )
     vocabulary.start(recipe.generation.style)
-    if recipe.max_steps is not None:
-        most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
+    if most is not None:
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
     if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
         validation = [replace(image, style="") for image in validation]
@@ -222,7 +225,40 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         train=_styled(train, vocabulary, usual=recipe.generation.style),
         validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
+        text=text,
     )
+
+
+def _words(
+    data: DataConfig, train: Sequence[CaptionedImage], text: Sequence[Sentence]
+) -> tuple[str, ...]:
+    """Choose the words that are learned: of captions of photos, then of all together."""
+    captions = [words for image in train for words in image.words]
+    counts = (data.minimum_count, max(data.minimum_count, data.text_minimum_count))
+    vocabularies = (
+        Vocabulary.build(captions, minimum_count=counts[0]),
+        Vocabulary.build(chain(captions, (one.words for one in text)), minimum_count=counts[1]),
+    )
+    return tuple(dict.fromkeys(chain(*(one.ordinary_words for one in vocabularies))))
+
+
+def _sentences(data: DataConfig, text: Text, *, most: int | None) -> Iterator[Sentence]:
+    """Read captions without photos, so many at most."""
+    path = resolve(data.root, text.file)
+    opened = gzip.open if path.suffix == ".gz" else open
+    count = 0
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for line in islice(lines, most):
+                if words := tuple(map(sys.intern, data.tokenize(line))):
+                    count += 1
+                    yield Sentence(words, text.style if data.styles else "")
+    except FileNotFoundError as error:
+        raise DataError(there_is_no("file", path)) from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no text in UTF-8, a caption a line: {error}") from error
+    if not count:
+        raise DataError(f"{path} has no captions: name a file with one a line, or leave it out")
 
 
 def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:

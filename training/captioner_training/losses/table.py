@@ -35,7 +35,8 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     """
     critic = stage.self_critical
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}
-    weights |= {name: getattr(stage, name) for name in _FIELDS}
+    if not stage.text:  # which has one cell to look at
+        weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
     settings |= stage.objectives
     found = dict[str, Objective]()
