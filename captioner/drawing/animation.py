@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -10,12 +9,13 @@ from PIL import Image
 
 from captioner.drawing.lettering import PAPER, Text
 from captioner.drawing.overlay import WHOLE, Look, Panel, fit, overlay
-from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
 __all__ = ["animation"]
 
 _Size = tuple[int, int]
+
+_WORD = 800  # milliseconds of a frame
 
 
 def animation(
@@ -25,7 +25,6 @@ def animation(
     note: str = "",
     box: Box = WHOLE,
     side: int = 640,
-    seconds_per_word: float = 0.8,
     **look: Unpack[Look],
 ) -> list[Image.Image]:
     """Draw a caption as frames: the photo, the overlay of each word in turn, the whole caption.
@@ -36,12 +35,8 @@ def animation(
     size. A frame's time, in milliseconds, is in its `info["duration"]`, where `saving` finds it;
     the last frame lasts three times as long.
 
-    Raises ConfigError for a side below 128, a time not above 0, and what `overlay` does not take.
+    Raises ConfigError for what `overlay` does not take.
     """
-    if side < 128 or not 0 < seconds_per_word < math.inf:
-        raise ConfigError(
-            f"side {side} must be at least 128, and seconds_per_word {seconds_per_word} above 0"
-        )
     words = [*(panel.word for panel in panels), *note.split()]
     picture, text, size = _stage(words, photo, side)
     pictures = [picture]
@@ -54,8 +49,7 @@ def animation(
         doubtful = 0 < index <= len(panels) and panels[index - 1].doubtful
         place = (text.size, picture.height + text.size // 2)
         text.draw(frame, place, present=present, doubtful=doubtful)
-        seconds = seconds_per_word * (3 if index > len(panels) else 1)
-        frame.info["duration"] = max(20, round(1000 * seconds))  # players ignore shorter times
+        frame.info["duration"] = _WORD * (3 if index > len(panels) else 1)
         frames.append(frame)
     return frames
 

@@ -19,7 +19,6 @@ from captioner.drawing.lettering import (
     shorten,
 )
 from captioner.drawing.overlay import FULL_HEAT, WHOLE, Look, Panel, blend, fit, overlay
-from captioner.errors import ConfigError
 from captioner.vision.transform import Box
 
 __all__ = ["contact_sheet"]
@@ -46,13 +45,8 @@ def contact_sheet(
     area, and type and spacing grow with it. `columns` is the number of panels in a row; None
     finds one that makes a well-shaped sheet. The other options are those of `overlay`.
 
-    Raises ConfigError for a panel_side below 32, columns below 1, and what `overlay` does not
-    take.
+    Raises ConfigError for what `overlay` does not take.
     """
-    if panel_side < 32 or (columns is not None and columns < 1):
-        raise ConfigError(
-            f"panel_side {panel_side} must be at least 32, and columns {columns} at least 1"
-        )
     unit = panel_side / 260
     aspect = math.sqrt(min(max(photo.width / photo.height, 1 / 4), 4))
     small = fit(photo, (panel_side * aspect, panel_side / aspect), enlarge=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -54,97 +53,47 @@ _UNFAMILIAR = (
 )
 _PICTURES = ("--sheet", "--overlay", "--animation")
 _DRAWING = (*(option[2:] for option in _PICTURES), "open", "show")
-_FIELD = re.compile(r"\{[^{}]*\}")  # of the name of a picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "photos", nargs="+", metavar="PHOTO", help="an image file; - reads standard input"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON record per photo")
-    parser.add_argument(
-        "--attention", action="store_true", help="put each word's attention into the records"
-    )
-    parser.add_argument(
-        "--check-attention",
-        action="store_true",
-        help="measure for every word whether it mattered where the model looked (takes longer)",
-    )
-    _add_pictures(parser)
-    _add_model(parser)
-
-
-def _add_pictures(parser: argparse.ArgumentParser) -> None:
-    output = parser.add_argument_group(
+    add = parser.add_argument
+    add("photos", nargs="+", metavar="PHOTO", help="an image file; - reads standard input")
+    add("--json", action="store_true", help="print one JSON record per photo")
+    add("--attention", action="store_true", help="put each word's attention into the records")
+    add("--check-attention", action="store_true",
+        help="measure for every word whether it mattered where the model looked")  # fmt: skip
+    pictures = parser.add_argument_group(
         "pictures",
         "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
         "in the list.",
     )
-    output.add_argument("--sheet", metavar="FILE", help="every word over the photo, on one sheet")
-    output.add_argument("--overlay", metavar="FILE", help="one word over the photo, in full size")
-    output.add_argument(
-        "--word",
-        metavar="WORD",
-        help="for --overlay and --show: a word of the caption, or its "
-        "position from 1 (default: the one that drew most)",
-    )
-    output.add_argument("--animation", metavar="FILE", help="a .gif or .webp through the words")
-    output.add_argument(
-        "--open", action="store_true", help="open the sheet; without --sheet, a temporary one"
-    )
-    output.add_argument(
-        "--show", action="store_true", help="draw one word over the photo in this terminal"
-    )
-    output.add_argument(
-        "--head",
-        type=int,
-        metavar="N",
-        help="one head's attention, from 1, of a model with several (default: the mean of all)",
-    )
-    output.add_argument(
-        "--colors", choices=COLORS, metavar="NAME", help=f"the usual {', '.join(COLORS)}"
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = pictures.add_argument
+    add("--sheet", metavar="FILE", help="every word over the photo, on one sheet")
+    add("--overlay", metavar="FILE", help="one word over the photo, in full size")
+    add("--word", metavar="WORD", help="for --overlay and --show: a word of the caption, or its "
+        "position from 1 (default: the one that drew most)")  # fmt: skip
+    add("--animation", metavar="FILE", help="a .gif or .webp through the words")
+    add("--open", action="store_true", help="open the sheet; without --sheet, a temporary one")
+    add("--show", action="store_true", help="draw one word over the photo in this terminal")
+    add("--head", type=int, metavar="N",
+        help="one head's attention, from 1, of a model with several (all)")  # fmt: skip
+    add("--colors", choices=COLORS, metavar="NAME", help=f"the usual {', '.join(COLORS)}")
     model = parser.add_argument_group("model")
-    model.add_argument(
-        "--beam-size",
-        type=int,
-        metavar="N",
-        help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's; the bundled one's is 5",
-    )
-    model.add_argument("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    model.add_argument(
-        "--style", metavar="NAME", help="of a model with several; default: the checkpoint's"
-    )
-    model.add_argument("--checkpoint", metavar="FILE", help="default: the bundled one")
-    model.add_argument(
-        "--max-pixels",
-        type=int,
-        default=MAX_PIXELS,
-        metavar="N",
-        help=f"larger photos are refused; default: {MAX_PIXELS:,}",
-    )
-    model.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        metavar="S",
-        help=f"photos that take longer to be decoded are refused; default: {SECONDS:g}",
-    )
-    model.add_argument(
-        "--in-process",
-        action="store_true",
-        help="open the photos in the command's own process, without limits of time and memory",
-    )
-    model.add_argument(
-        "--minimum-trust",
-        type=probability,
-        metavar="P",
-        help="leave out captions less likely to be right, 0 to 1",
-    )
+    add = model.add_argument
+    add("--beam-size", type=int, metavar="N",
+        help=f"1 to {MAX_BEAM_SIZE}; default: the checkpoint's, 5 in the bundled one")  # fmt: skip
+    add("--captions", type=int, default=1, metavar="N", help="the N best captions")
+    add("--style", metavar="NAME", help="of a model with several; default: the checkpoint's")
+    add("--checkpoint", metavar="FILE", help="default: the bundled one")
+    add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
+        help=f"larger photos are refused; default: {MAX_PIXELS:,}")  # fmt: skip
+    add("--seconds", type=float, default=SECONDS, metavar="S",
+        help=f"photos that take longer to decode are refused ({SECONDS:g})")  # fmt: skip
+    add("--in-process", action="store_true",
+        help="open the photos here, without limits of time and memory")  # fmt: skip
+    add("--minimum-trust", type=probability, metavar="P",
+        help="leave out captions less likely to be right, 0 to 1")  # fmt: skip
     add_machine_arguments(model)
 
 
@@ -318,17 +267,12 @@ def plan_pictures(
         inputs: other files that the run reads.
 
     Raises:
-        ConfigError: the kind of file or a field is not known, the folder is missing, or a picture
-            would overwrite an input, another picture of this run, or a file that
-            Captioner did not draw.
+        ConfigError: the kind of file or a field is not known, or a picture would overwrite an
+            input, another picture of this run, or a file that Captioner did not draw.
 
     """
-    if list(photos).count("-") > 1:
-        raise ConfigError("- is there twice: standard input holds one photo")
-    for option, pattern in patterns.items():
-        _check_pattern(option, pattern, several=len(photos) > 1)
     plan = [
-        {option: _fill(pattern, photo, number) for option, pattern in patterns.items()}
+        {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}
         for number, photo in enumerate(photos, 1)
     ]
     read = {key: path for path in (*inputs, *photos) for key in identity(path)}
@@ -365,30 +309,15 @@ def _make_folders(files: Mapping[str, str]) -> None:
             raise OutputError(f"folder {folder} cannot be made: {error.strerror}") from error
 
 
-def _check_pattern(option: str, pattern: str, *, several: bool) -> None:
+def _fill(option: str, pattern: str, photo: str, number: int) -> str:
+    path = urlsplit(photo).path if is_web_address(photo) else photo
+    name = "" if path == "-" else Path(path).stem
     try:
         check_suffix(pattern, moving=option == "--animation")
+        return pattern.format(name=name or "photo", number=number)
     except OutputError as error:
         raise ConfigError(f"{option}: {error}") from error
-    fields = _FIELD.findall(pattern)
-    if {*_FIELD.sub("", pattern)} & {*"{}"}:
-        raise ConfigError(f"{option} {pattern}: a brace is left open; write {{name}} or {{number}}")
-    for field in fields:
-        if field not in ("{name}", "{number}"):
-            raise ConfigError(
-                f"{option} {pattern}: {field} is not known; {{name}} and {{number}} are"
-            )
-    if several and not fields:
+    except (ValueError, LookupError, AttributeError) as error:
         raise ConfigError(
-            f"{option} {pattern} would be overwritten by each photo: put {{name}} into it"
-        )
-    # With a field the folder is made; without one a missing folder is more likely mistyped.
-    if not fields and not Path(pattern).parent.is_dir():
-        raise ConfigError(f"{option} {pattern}: there is no folder {Path(pattern).parent}")
-
-
-def _fill(pattern: str, photo: str, number: int) -> str:
-    path = urlsplit(photo).path if is_web_address(photo) else photo
-    stem = "" if path == "-" else Path(path).stem
-    values = {"{name}": stem or "photo", "{number}": str(number)}
-    return _FIELD.sub(lambda match: values[match[0]], pattern)
+            f"{option} {pattern} cannot be filled in ({error}): {{name}} and {{number}} are known"
+        ) from error

@@ -235,28 +235,16 @@ def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_stage_and_tensorboard_shows_it(
-    run_main: Main, place: Path, tmp_path: Path
-) -> None:
+def test_early_stopping_ends_a_stage(run_main: Main, place: Path, tmp_path: Path) -> None:
     """At a rate of zero nothing gets better, so that patience runs out at once."""
     result = run_main(
-        *command(place, tmp_path / "run", "--tensorboard", "true"), "--stages.1.learning_rate", 0,
+        *command(place, tmp_path / "run"), "--stages.1.learning_rate", 0,
         "--stages.1.epochs", 9, "--stages.1.patience", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("no better score for 1 epoch: the stage ends here") == 1
     epochs = [one for one in records(tmp_path / "run") if one["event"] == "epoch"]
     assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (2, 1)]
-    from tensorboard.backend.event_processing import event_accumulator
-
-    board = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    board.Reload()
-    assert {"photos/0", "photos/3"} <= set(board.Tags()["images"])
-    assert board.Scalars("train/loss/doubly_stochastic")
-    curve = board.Scalars("validation/CIDEr")
-    assert [point.step for point in curve] == [3, 6, 9]
-    scores = [one["validation"]["CIDEr"] for one in epochs]
-    assert [point.value for point in curve] == pytest.approx(scores, rel=1e-5)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in validation", "after the last step"])

@@ -1,4 +1,4 @@
-"""What a run tells of itself: a log of JSON lines, TensorBoard's files, a bar, and sentences."""
+"""What a run tells of itself: a log of JSON lines, a bar, and sentences."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
-import numpy as np
 from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype, find_dtype
-from captioner.drawing.overlay import Panel
-from captioner.drawing.sheet import contact_sheet
-from captioner.errors import MissingExtraError, OutputError
-from captioner.vision.transform import Transform, TransformConfig
-from captioner.vocabulary import PAD, Tokenizer, join
+from captioner.errors import OutputError
+from captioner.vocabulary import PAD
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes, end_silently
@@ -33,13 +28,12 @@ from captioner_training.prepare.listing import OTHER_LANGUAGE, unknown_share
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 
-__all__ = ["Board", "Clock", "Log", "some_of"]
+__all__ = ["Clock", "Log", "some_of"]
 
 T = TypeVar("T")
 
 _FOLLOWED = 10  # photos of validation in a run's report
 _LINES = 20  # of the log in a stage, at least
-_PHOTOS = 6  # of validation in TensorBoard, the same ones every time, so that they can be followed
 
 
 class Clock:
@@ -109,63 +103,16 @@ def _told(one: Captioned) -> dict[str, Any]:
     }
 
 
-class Board:
-    """TensorBoard's curves, and validation photos with where the model looked for every word.
-
-    What was written after the step that the run goes on from is hidden.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-
-    """
-
-    def __init__(self, folder: Path, *, step: int, tokenizer: Tokenizer) -> None:
-        if find_spec("tensorboard") is None:
-            raise MissingExtraError("TensorBoard's files", "tensorboard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._tokenizer = tokenizer
-        self.writer: Any = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-
-    def curves(self, group: str, values: Mapping[str, float], *, step: int) -> None:
-        """Add a point to the curve of each value."""
-        for name, value in values.items():
-            self.writer.add_scalar(f"{group}/{name}", value, step)
-        self.writer.flush()
-
-    def photos(
-        self, captioned: Sequence[Captioned], transform: TransformConfig, *, step: int
-    ) -> None:
-        """Show some photos, each with the attention of every word of its caption."""
-        for number, one in enumerate(captioned[:_PHOTOS]):
-            if one.attention is None:  # there is nothing to draw
-                break
-            photo = one.image.open()
-            probabilities = one.hypothesis.log_probabilities.exp().tolist()
-            panels = [
-                Panel(word=word, probability=probability, weights=attention)
-                for word, probability, attention in zip(
-                    one.words, probabilities, one.attention, strict=False
-                )
-            ]
-            box = Transform(transform).box(*photo.size)
-            sheet = contact_sheet(photo, panels, title=join(one.words, self._tokenizer), box=box)
-            picture = np.asarray(sheet.convert("RGB"))
-            self.writer.add_image(f"photos/{number}", picture, step, dataformats="HWC")
-        self.writer.flush()
-
-
 class Log:
     """Tells how a run goes. The main process does; in the others every method is silent.
 
     log.jsonl has one record a line. What depends on the clock stands under `timing`: all else is
     the same in every run of the same recipe on the same machine, interrupted or not.
 
-    It is cut back to `progress`, and TensorBoard goes on from there.
+    It is cut back to `progress`.
 
     Raises:
         OutputError: the log cannot be written.
-        MissingExtraError: the recipe wants TensorBoard, which is not installed.
 
     """
 
@@ -174,13 +121,9 @@ class Log:
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
         self.path = out / "log.jsonl"
-        self._board: Board | None = None
         self._bar: tqdm[NoReturn] | None = None
         if not processes.main:
             return
-        if recipe.tensorboard:
-            folder = out / "tensorboard"
-            self._board = Board(folder, step=progress.total, tokenizer=recipe.data.tokenizer)
         with self._written():
             keep = progress.log_bytes
             self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
@@ -195,8 +138,6 @@ class Log:
     def __exit__(self, *_: object) -> None:
         if self.processes.main:
             self._file.close()
-        if self._board is not None:
-            self._board.writer.close()
 
     @contextmanager
     def _written(self) -> Iterator[None]:
@@ -310,14 +251,10 @@ class Log:
         named = self.processes.sum_named(values)
         self.refuse_diverged(named)
         named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
-        timing = clock.timing()
         place = self._place(self.progress.epoch + 1)
-        self._write({"event": "step", **place, **named, "timing": timing})
+        self._write({"event": "step", **place, **named, "timing": clock.timing()})
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
-        if self._board:
-            rates = {**named, "images_per_second": timing["images_per_second"]}
-            self._board.curves("train", rates, step=self.progress.total)
 
     def refuse_diverged(self, values: Mapping[str, float]) -> None:
         """Refuse to go on with a training that has come to no number; one process says so.
@@ -348,9 +285,6 @@ class Log:
         if (progress.stage, progress.epoch) == (0, 1):  # what report.html begins with
             record["photos"] = [_told(one) for one in some_of(captioned)]
         self._write(record)
-        if self._board:
-            self._board.curves("validation", scores, step=progress.total)
-            self._board.photos(captioned, self.recipe.transform, step=progress.total)
         left = timing["seconds"] / max(1, clock.steps) * (stage.steps - progress.taken)
         learned = f"cross-entropy {means['cross_entropy']:.3f},"
         if "reward" in means:

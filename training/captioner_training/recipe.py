@@ -309,8 +309,6 @@ class Recipe:
     compile: bool = False
     """torch.compile for the encoder that is trained: on two CPU cores 1.24 times as slow (float32,
     32 photos of 224), on GPUs not measured."""
-    tensorboard: bool = False
-    """Write event files for TensorBoard into DIR/tensorboard."""
     log_every: Positive = 50
     """Steps between two lines of the log, which has 20 a stage at least."""
     save_every_minutes: PositiveFloat = 10.0

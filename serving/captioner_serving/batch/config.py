@@ -23,7 +23,7 @@ _MOST_WORKERS = 1024
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # What may change between two runs with one output, and what `generation` has.
-_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels", "keep_formulas")
+_FREE = ("retry_errors", "restart", "batch_size", "workers", "max_pixels")
 _GENERATION = ("beam_size", "captions", "style")
 
 
@@ -76,7 +76,6 @@ class BatchConfig:
     maps: Maps | None = None  # pictures of the attention, into `maps_to`
     maps_to: str | None = None
     head: int | None = None  # whose attention the maps show, from 1; None: the mean of all
-    keep_formulas: bool = False  # CSV cells that begin with = + - @ stay as they are
     # Which photos
     shard: Shard | None = None
     retry_errors: bool = False  # the photos that failed before are tried again

@@ -182,7 +182,7 @@ class Journal(Closing):
                 self._lock_again(REVIEW)
             self._save(in_order=end)
 
-    def export(self, *, keep_formulas: bool = False) -> None:
+    def export(self) -> None:
         """Write an output that is made of the records; where somebody has changed it, it stays."""
         output, records = self.files.output, self.files.records
         if output == records:
@@ -192,7 +192,7 @@ class Journal(Closing):
         try:
             with records.open("rb") as lines, replace_file(output, part=part) as file:
                 rows = map(json.loads, lines)
-                write_records(file, output.suffix, rows, keep_formulas=keep_formulas)
+                write_records(file, output.suffix, rows)
                 # Noted before it takes its name; until then the old one has it.
                 exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
                 self._save(exported=exported)

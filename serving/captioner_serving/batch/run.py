@@ -169,7 +169,7 @@ class BatchRun(Closing):
             self._journal.finish()
             # The order of these two does not matter: nothing of the review is exported.
             self._journal.sort_review()
-            self._journal.export(keep_formulas=self._config.keep_formulas)
+            self._journal.export()
 
     @property
     def failed(self) -> int:

@@ -189,9 +189,7 @@ async def read_form(
             said = f"a field beside the images may have {_LONGEST_FIELD:,} bytes"
             raise RefusedError("upload-too-large", said) from error
         raise RefusedError("bad-request", f"the multipart body is broken: {reason}") from error
-    if sum(len(file.data) for file in files) > max_bytes:
-        raise _too_large(max_bytes)
-    return _checked(files, values, fields)
+    return _checked(files, values, fields, max_bytes)
 
 
 async def read_bare(
@@ -201,10 +199,8 @@ async def read_bare(
 
     Errors as for `read_form`.
     """
-    data = await request.body()
-    if len(data) > max_bytes:
-        raise _too_large(max_bytes)
-    return _checked([Upload(None, data)], dict(request.query_params), fields)
+    uploads = [Upload(None, await request.body())]
+    return _checked(uploads, dict(request.query_params), fields, max_bytes)
 
 
 async def read_json(
@@ -220,9 +216,7 @@ async def read_json(
     if len(images) > max_files:
         raise RefusedError("upload-too-large", f"send at most {max_files} images in a request")
     files = [Upload(None, decode_photo(image)) for image in images]
-    if sum(len(file.data) for file in files) > max_bytes:
-        raise _too_large(max_bytes)
-    return _checked(files, values, fields)
+    return _checked(files, values, fields, max_bytes)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -251,8 +245,10 @@ def decode_photo(image: object) -> bytes:
 
 
 def _checked(
-    files: list[Upload], values: Mapping[str, Any], fields: type[Fields]
+    files: list[Upload], values: Mapping[str, Any], fields: type[Fields], max_bytes: int
 ) -> tuple[list[Upload], Fields]:
+    if sum(len(file.data) for file in files) > max_bytes:
+        raise _too_large(max_bytes)
     if not files and values.get("image_url") is None:
         raise RefusedError(
             "bad-request", "there is no image: send one as curl -F image=@photo.jpg does"
@@ -289,19 +285,15 @@ async def _sort(
             files.append(Upload(value.filename or None, await value.read()))
         elif isinstance(value, str) and key in names and key not in values:
             values[key] = value
-        elif isinstance(value, UploadFile) and key in names:
+        elif key in names or key == "image":
             raise RefusedError(
-                "bad-request", f"{key!r} is a file here: send its text, as curl -F '{key}=<FILE'"
-            )
-        elif key == "image":
-            raise RefusedError(
-                "bad-request", "'image' is text here: send a file, as curl -F image=@photo.jpg"
+                "bad-request",
+                f"{key!r} is given twice, or a file in place of text, or text in place of a file: "
+                "send curl -F image=@photo.jpg, and other fields as -F 'record=<record.json'",
             )
         else:
             known = ", ".join(("image", *names))
-            raise RefusedError(
-                "bad-request", f"{key[:40]!r} is not known, or given twice: send {known}"
-            )
+            raise RefusedError("bad-request", f"{key[:40]!r} is not known: send {known}")
     return files, values
 
 

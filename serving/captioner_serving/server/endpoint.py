@@ -13,18 +13,20 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.caption import Caption
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError
+from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.assistant import close_other_ways
 from captioner_serving.server.body import parse_object
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.door import visit_of, whole_client
 from captioner_serving.server.page import page_head, put_preview
-from captioner_serving.server.problems import RefusedError
+from captioner_serving.server.problems import RefusedError, bad_fields
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["OwnUploads", "add_endpoint", "mount"]
@@ -41,8 +43,8 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         image: Any,
         beam_size: Any = None,
         captions: Any = 1,
-        attention: bool = False,
-        check_attention: bool = False,
+        attention: Any = False,
+        check_attention: Any = False,
         style: Any = None,
         minimum_trust: Any = None,
     ) -> dict[str, Any]:
@@ -55,22 +57,30 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
                 raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
             name, path = image.get("orig_name"), str(image["path"])
             data = await run_in_threadpool(_read, path)
+            try:
+                fields = CaptionFields(
+                    beam_size=beam_size,
+                    captions=captions,
+                    style=style or None,
+                    attention=attention,
+                    check_attention=check_attention,
+                    minimum_trust=minimum_trust,
+                )
+            except ValidationError as error:
+                raise bad_fields(error.errors()) from error
             config = service.captioner.generation.asked(
-                beam_size=None if beam_size is None else _whole(beam_size, "beam_size"),
-                captions=_whole(captions, "captions"),
-                style=str(style or ""),
+                beam_size=fields.beam_size, captions=fields.captions, style=fields.style
             )
-            least = None if minimum_trust is None else _number(minimum_trust, "minimum_trust")
-            service.captioner.check_trust(least)
+            service.captioner.check_trust(fields.minimum_trust)
             client = whole_client(request.client.host if request.client else "")
             (caption,) = await service.caption(
-                [data], config, client=client, check_attention=bool(check_attention)
+                [data], config, client=client, check_attention=fields.check_attention
             )
             if not isinstance(caption, Caption):
                 raise caption
         except CaptionerError as error:
             raise gr.Error(str(error), print_exception=False) from error
-        said = caption.record(attention=bool(attention), minimum_trust=least)
+        said = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
         return {**said, "image": name}
 
     with blocks, gr.Group(visible=False):
@@ -212,24 +222,3 @@ def _read(path: str) -> bytes:
         raise RefusedError(
             "forbidden", "photos are deleted within ten minutes: send it again"
         ) from error
-
-
-def _number(value: Any, name: str) -> float:
-    """Read a number of a call; ConfigError: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} {value!r}: must be a number")
-    return float(value)
-
-
-def _whole(value: Any, name: str) -> int:
-    """Read a number of a call, which may hold anything plain.
-
-    Raises:
-        ConfigError: it is no whole number.
-
-    """
-    if isinstance(value, float) and value.is_integer():  # neither NaN nor infinite
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} {value!r}: must be a whole number")
-    return value

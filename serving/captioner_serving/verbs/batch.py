@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from dataclasses import fields
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
@@ -15,6 +14,7 @@ from captioner.terminal import json_line, probability
 from captioner_serving.verbs.texts import (
     add_sidecars,
     add_wording,
+    given_fields,
     is_worded,
     read_wording,
     refuse_windows,
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner_serving.batch.run import BatchRun
 
     shard = None if arguments.shard is None else Shard.parse(arguments.shard)
-    settings = {**_fields(BatchConfig, arguments), "shard": shard}
+    settings = {**given_fields(BatchConfig, arguments), "shard": shard}
     config = BatchConfig(**settings, wording=read_wording(arguments))
-    inputs = Inputs(**_fields(Inputs, arguments))
+    inputs = Inputs(**given_fields(Inputs, arguments))
     english = arguments.language.lower().startswith("en")
     if not (english or is_worded(arguments) or arguments.checkpoint):
         raise ConfigError(
@@ -129,13 +129,3 @@ def run(arguments: argparse.Namespace) -> int:
 def _interrupt(*_: object) -> NoReturn:
     """Let schedulers end a run as Ctrl-C does."""
     raise KeyboardInterrupt
-
-
-def _fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Give the options that are fields of a dataclass, where they were given."""
-    named = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in named
-        if value is not None
-    }

@@ -87,9 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         said.append(f"{failed:,} failed {photos} left out")
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
-            suffix, keep = Path(arguments.to).suffix, arguments.keep_formulas
             rows = chain.from_iterable(map(captions, paths))
-            write_records(file, suffix, rows, keep_formulas=keep)
+            write_records(file, Path(arguments.to).suffix, rows)
         said.append(f"written to {arguments.to}")
     problems = 0
     if config.sidecar is not None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TextIO
 from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError, OutputError
 from captioner.paths import expanded
-from captioner.vision.image import MAX_PIXELS
 from captioner_serving.allocator import bound_arenas
+from captioner_serving.verbs.texts import given_fields
 
 if TYPE_CHECKING:
     from captioner_serving.server.access import Credentials
@@ -43,28 +43,23 @@ accepted: status 0. What half a minute or a second Ctrl-C cuts off: status 1."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    add("--port", type=int, default=7860, help="default: 7860; 0: any free one")
+    add("--host", help="default: 127.0.0.1, this machine only")
+    add("--port", type=int, help="default: 7860; 0: any free one")
     add("--checkpoint", action="append", metavar="FILE",
         help="default: the bundled one; two are compared")  # fmt: skip
     add_machine_arguments(parser)
-    add(
-        "--keep",
-        type=float,
-        default=540,
-        metavar="S",
-        help="seconds that an upload of gradio_client is kept (540)",
-    )
+    add("--keep", type=float, metavar="S",
+        help="seconds that an upload of gradio_client is kept (540)")  # fmt: skip
     add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
-    add("--max-upload", default="20MB", metavar="SIZE", help="of one request; default: 20MB")
-    add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
+    add("--max-upload", metavar="SIZE", help="of one request; default: 20MB")
+    add("--max-pixels", type=int, metavar="N",
         help="larger photos are refused; default: 100 million")  # fmt: skip
-    add("--max-batch", type=int, default=16, metavar="N", help="images captioned together (16)")
-    add("--queue", type=int, default=64, metavar="N", help="images waiting before a 503 (64)")
+    add("--max-batch", type=int, metavar="N", help="images captioned together (16)")
+    add("--queue", type=int, metavar="N", help="images waiting before a 503 (64)")
     add("--max-bodies", metavar="SIZE", help="of all requests under way; default: ten uploads")
-    add("--max-connections", type=int, default=500, metavar="N", help="open at a time (500)")
-    add("--patience", type=float, default=15, metavar="S",
+    add("--max-connections", type=int, metavar="N", help="open at a time (500)")
+    add("--patience", type=float, metavar="S",
         help="seconds for a request's body; large ones get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
     add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
@@ -72,14 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let in bearer tokens: NAME:TOKEN, a line each")  # fmt: skip
     add("--hash-password", action="store_true",
         help="read USER:PASSWORD, print USER:HASH, and end")  # fmt: skip
-    add("--allowed-host", action="append", default=[], metavar="NAME",
+    add("--allowed-host", action="append", dest="allowed_hosts", metavar="NAME",
         help="answer for this name too; may be repeated")  # fmt: skip
-    add(
-        "--root-path", default="", metavar="PATH", help="where a proxy shows the server: /captioner"
-    )
-    add("--frame-ancestor", action="append", default=[], metavar="ORIGIN",
+    add("--root-path", metavar="PATH", help="where a proxy shows the server: /captioner")
+    add("--frame-ancestor", action="append", default=[], dest="frame_ancestors", metavar="ORIGIN",
         help="pages of this origin may show ours in a frame; may be repeated")  # fmt: skip
-    add("--allow-origin", action="append", default=[], metavar="ORIGIN",
+    add("--allow-origin", action="append", dest="allowed_origins", metavar="ORIGIN",
         help="pages of this origin may call the API; may be repeated")  # fmt: skip
     add("--allow-urls", action="store_true",
         help="caption photos by their address too, from public hosts")  # fmt: skip
@@ -89,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where photos lie that they may name by path")  # fmt: skip
     add("--space", action="store_true",
         help="as a Space of Hugging Face, in its frame")  # fmt: skip
-    add("--trusted-proxy", action="append", default=[], metavar="ADDRESS",
+    add("--trusted-proxy", action="append", default=[], dest="trusted_proxies", metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
 
@@ -129,35 +122,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _settle_in_space(arguments: argparse.Namespace) -> None:
     """Listen as a Space has to: to all, behind a proxy of a private network, in a frame."""
     arguments.host = "0.0.0.0"
-    arguments.trusted_proxy.append("10.0.0.0/8")
-    arguments.frame_ancestor.append("https://huggingface.co")
+    arguments.trusted_proxies.append("10.0.0.0/8")
+    arguments.frame_ancestors.append("https://huggingface.co")
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:
     from captioner_serving.server.config import ServerConfig, parse_size
 
-    max_upload = parse_size(arguments.max_upload)
-    bodies, folder = arguments.max_bodies, arguments.mcp_folder
-    return ServerConfig(
-        host=arguments.host,
-        port=arguments.port,
-        max_upload=max_upload,
-        max_pixels=arguments.max_pixels,
-        max_batch=arguments.max_batch,
-        queue=arguments.queue,
-        root_path=arguments.root_path,
-        keep=arguments.keep,
-        max_bodies=10 * max_upload if bodies is None else parse_size(bodies),
-        max_connections=arguments.max_connections,
-        patience=arguments.patience,
-        allowed_hosts=tuple(arguments.allowed_host),
-        trusted_proxies=tuple(arguments.trusted_proxy),
-        frame_ancestors=tuple(arguments.frame_ancestor),
-        allowed_origins=tuple(arguments.allow_origin),
-        allow_urls=arguments.allow_urls,
-        mcp=arguments.mcp,
-        mcp_folder=folder and expanded(folder).resolve(),
-    )
+    given = given_fields(ServerConfig, arguments)
+    for name in {"max_upload", "max_bodies"} & given.keys():
+        given[name] = parse_size(given[name])
+    if "max_upload" in given:
+        given.setdefault("max_bodies", 10 * given["max_upload"])
+    if folder := given.get("mcp_folder"):
+        given["mcp_folder"] = expanded(folder).resolve()
+    return ServerConfig(**given)
 
 
 def _hash_password() -> int:

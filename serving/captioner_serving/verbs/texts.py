@@ -1,17 +1,25 @@
-"""Options on the texts that are written, which verbs share."""
+"""Options that verbs share: on the texts that are written; and settings out of options."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import CaptionerError, ConfigError
 
 if TYPE_CHECKING:
     from captioner_serving.batch.wording import Wording
 
-__all__ = ["add_sidecars", "add_wording", "is_worded", "read_wording", "refuse_windows"]
+__all__ = [
+    "add_sidecars",
+    "add_wording",
+    "given_fields",
+    "is_worded",
+    "read_wording",
+    "refuse_windows",
+]
 
 
 def add_sidecars(group: argparse._ArgumentGroup) -> None:
@@ -28,9 +36,17 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
-    add("--keep-formulas", action="store_true",
-        help="leave CSV cells as they are, formulas too")  # fmt: skip
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
+
+
+def given_fields(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Give the options that are fields of a dataclass, where they were given."""
+    named = ((field.name, getattr(arguments, field.name, None)) for field in fields(kind))
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in named
+        if value is not None
+    }
 
 
 def is_worded(arguments: argparse.Namespace) -> bool:

@@ -105,7 +105,6 @@ class Behaviour:
     """How the server treats one path."""
 
     statuses: list[int] = field(default_factory=list)  # answers before it serves
-    retry_after: str | None = None
     drops: list[int] = field(default_factory=list)  # bytes of body after which the line goes dead
     ranges: bool = True
     validator: bool = True
@@ -163,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404)
             return
         if body and how.statuses:
-            self._answer(how.statuses.pop(0), retry_after=how.retry_after)
+            self._answer(how.statuses.pop(0))
             return
         data = path.read_bytes()
         etag = f'"{hashlib.md5(data).hexdigest()}"'
@@ -198,14 +197,10 @@ class _Handler(BaseHTTPRequestHandler):
         if limit is not None:
             self.close_connection = True
 
-    def _answer(
-        self, status: int, *, retry_after: str | None = None, content_range: str | None = None
-    ) -> None:
+    def _answer(self, status: int, *, content_range: str | None = None) -> None:
         self._log(status)
         self.send_response(status)
         self.send_header("Content-Length", "0")
-        if retry_after is not None:
-            self.send_header("Retry-After", retry_after)
         if content_range is not None:
             self.send_header("Content-Range", content_range)
         self.end_headers()

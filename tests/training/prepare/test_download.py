@@ -90,22 +90,15 @@ def test_without_a_validator_only_a_checksum_allows_to_resume(server: Any, folde
     assert server.gets("file.zip")[-1] == ("bytes=70000-", 206)
 
 
-def test_a_part_that_is_complete_is_not_fetched_again(server: Any, folder: Path) -> None:
-    (folder / "file.zip.part").write_bytes(DATA)
-    assert fetch(folder, remote(server, checksum=sha256(DATA))).read_bytes() == DATA
-    assert server.gets("file.zip") == [("bytes=300000-", 416)]
-
-
-def test_a_busy_server_is_asked_again_when_it_says(server: Any, folder: Path) -> None:
-    server.behave("file.zip", statuses=[503, 429, 500], retry_after="0.01")
+def test_a_busy_server_is_asked_again(server: Any, folder: Path) -> None:
+    server.behave("file.zip", statuses=[503, 429, 500])
     assert fetch(folder, remote(server)).read_bytes() == DATA
     assert [code for _, code in server.gets("file.zip")] == [503, 429, 500, 200]
 
 
-def test_a_wrong_checksum_is_fetched_once_more_and_never_kept(server: Any, folder: Path) -> None:
+def test_what_has_a_wrong_checksum_is_not_kept(server: Any, folder: Path) -> None:
     with pytest.raises(DownloadError, match=r"not the file that was published: its sha256 is"):
         fetch(folder, remote(server, checksum=sha256(b"other")))
-    assert len(server.gets("file.zip")) == 2
     assert not (folder / "file.zip").exists() and not (folder / "file.zip.part").exists()
     with pytest.raises(DownloadError, match="it has 300,000 bytes, not 7"):
         fetch(folder, remote(server, size=7))

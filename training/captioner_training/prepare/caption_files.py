@@ -9,7 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -39,7 +39,6 @@ _WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
 _BATCH = 256  # rows of Parquet that are in memory at once
 _TOP = 10  # rows, among which the header is
 _TYPED = {"\\t": "\t", "tab": "\t"}  # as a tab is typed in a shell
-_LONGEST_CELL = 1_000_000  # characters; a quotation mark that is never closed shows earlier
 
 
 class _Row(NamedTuple):
@@ -109,7 +108,7 @@ def csv_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns,
     delimiter = _TYPED.get(delimiter, delimiter)
     if len(delimiter) != 1:
         raise ConfigError(f"--delimiter {delimiter!r}: must be one character")
-    rows = list(_split_rows("".join(lines), delimiter=delimiter))
+    rows = list(_split_rows("".join(lines), path, problems, delimiter=delimiter))
     unit = "row" if said else "line"
     return _under_header(rows, path, columns, problems, unit=unit, delimiter=delimiter)
 
@@ -137,6 +136,7 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
         InvalidFileException, BadZipFile, zlib.error, SyntaxError, EOFError, LookupError, TypeError,
         ValueError, OSError,
     ) as error:  # fmt: skip
+        # XML that is damaged is a SyntaxError, of whichever parser openpyxl has found.
         raise DataError(
             f"{path} cannot be read as a workbook: {error}; export it as CSV"
         ) from error
@@ -251,44 +251,28 @@ def _tail(text: str, delimiter: str, first: int) -> str:
     return delimiter.join(cells[first:]).strip()
 
 
-def _split_rows(text: str, *, delimiter: str) -> Iterator[_Row]:
+def _split_rows(text: str, path: Path, problems: Problems, *, delimiter: str) -> Iterator[_Row]:
     """Yield the rows that are not blank.
 
-    A quotation mark that is opened and never closed would swallow the rows behind it; such a row
-    is read as if quotation marks meant nothing.
+    A quotation mark that is opened and never closed takes the rows behind it along: it is named.
     """
-    csv.field_size_limit(_LONGEST_CELL)
     lines = io.StringIO(text, newline="").readlines()
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     begin = 0
-    while begin < len(lines):
-        for end, cells in _well_quoted(lines, begin, delimiter):
-            if any(map(str.strip, cells)):
-                yield _Row(begin + 1, cells, "".join(lines[begin:end]))
-            begin = end
-        if begin < len(lines):  # its quotation mark swallows other rows
-            cells = [cell.strip() for cell in lines[begin].split(delimiter)]
-            yield _Row(begin + 1, cells, lines[begin])
-            begin += 1
-
-
-def _well_quoted(
-    lines: Sequence[str], begin: int, delimiter: str
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows from `begin` on, each with the line it ends before, up to one that is not."""
-    reader = csv.reader(islice(lines, begin, None), delimiter=delimiter, skipinitialspace=True)
-    start = begin
     try:
         for cells in reader:
-            end = begin + reader.line_num
-            swallowed = (
-                one for line in lines[start + 1 : end] for one in line.split(delimiter)[:-1]
-            )
-            if any(image_suffix(cell.strip()) for cell in swallowed):
-                return
-            yield end, cells
-            start = end
-    except csv.Error:  # a cell without an end
-        return
+            own = lines[begin : reader.line_num]
+            behind = (cell for line in own[1:] for cell in line.split(delimiter)[:-1])
+            if any(image_suffix(cell.strip()) for cell in behind):
+                place = f"line {begin + 1}"
+                problems.add("quotation mark that is never closed", f"{place} on", row=place)
+            elif any(map(str.strip, cells)):
+                yield _Row(begin + 1, cells, "".join(own))
+            begin = reader.line_num
+    except csv.Error as error:
+        raise DataError(
+            f"{path} cannot be read as a table from line {begin + 1} on: {error}"
+        ) from error
 
 
 def jsonl_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns, Rows]:

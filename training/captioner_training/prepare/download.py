@@ -5,7 +5,6 @@ pooch, which would do the rest, begins a file anew that broke off.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from captioner.files import file_digest
 __all__ = ["Downloader", "RemoteFile"]
 
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
-_LONGEST_WAIT = 300.0  # seconds; a server may ask for more, and is asked again then
+_LONGEST_WAIT = 60.0  # seconds between two tries
 
 Result = TypeVar("Result")
 
@@ -57,10 +56,6 @@ class RemoteFile:
 
 class _TransferError(Exception):
     """The transfer stopped early, and may be taken up again."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait = wait
 
 
 class Downloader:
@@ -119,17 +114,16 @@ class Downloader:
         path, part = self.folder / file.name, self._part(file)
         if path.exists():
             return path
-        for _ in range(2):
-            self._again_and_again(file.url, lambda: self._transfer(file), part)
-            with _writing(path):
-                if (wrong := file.difference(part)) is None:
-                    part.replace(path)
-                    self._version(file).unlink(missing_ok=True)
-                    return path
-                part.unlink()
+        self._again_and_again(file.url, lambda: self._transfer(file), part)
+        with _writing(path):
+            self._version(file).unlink(missing_ok=True)
+            if (wrong := file.difference(part)) is None:
+                part.replace(path)
+                return path
+            part.unlink()
         raise DownloadError(
-            f"{file.url} is not the file that was published: {wrong}; it was fetched twice and "
-            "deleted"
+            f"{file.url} is not the file that was published: {wrong}; it was deleted, and the same "
+            "command fetches it again"
         )
 
     def _again_and_again(
@@ -146,15 +140,13 @@ class Downloader:
             except (httpx.HTTPError, _TransferError) as error:
                 # A server that always drops the line after some more bytes still gets there.
                 failures = 1 if _size(part) > before else failures + 1
-                reason, least = str(error) or type(error).__name__, getattr(error, "wait", 0.0)
+                reason = str(error) or type(error).__name__
                 if failures >= self.tries:
                     raise DownloadError(
                         f"{url} cannot be downloaded ({reason}, {failures} times in a row): run "
                         "the same command again later; it goes on where it stopped"
                     ) from error
-            doubled = min(60.0, self.backoff * 2 ** (failures - 1))
-            # Chance keeps many clients from coming back at the same moment.
-            seconds = max(least, doubled * random.uniform(0.5, 1.0))
+            seconds = min(_LONGEST_WAIT, self.backoff * 2 ** (failures - 1))
             tqdm.write(f"{url}: {reason}; trying again in {seconds:.1f} s", file=sys.stderr)
             time.sleep(seconds)
 
@@ -172,8 +164,6 @@ class Downloader:
         with self._client.stream("GET", file.url, headers=headers) as response:
             start = _start(response, offset, file.url)
             if start is None:
-                if response.headers.get("Content-Range") == f"bytes */{offset}":
-                    return  # an earlier run was interrupted after the last byte
                 with _writing(part):
                     part.unlink(missing_ok=True)
                 raise _TransferError("the server no longer has the rest of the file")
@@ -227,13 +217,9 @@ def _start(response: httpx.Response, offset: int, url: str) -> int | None:
 
 
 def _check_busy(response: httpx.Response) -> None:
-    """Raise _TransferError where a server asks to be asked again, perhaps after some seconds."""
+    """Raise _TransferError where a server asks to be asked again."""
     if response.status_code in _TRY_AGAIN:
-        seconds = 0.0
-        with suppress(ValueError):
-            seconds = float(response.headers.get("Retry-After", ""))
-        wait = min(max(seconds, 0.0), _LONGEST_WAIT)
-        raise _TransferError(f"the server answers {response.status_code}", wait=wait)
+        raise _TransferError(f"the server answers {response.status_code}")
 
 
 def _length(response: httpx.Response) -> int:

@@ -36,8 +36,6 @@ PROBLEMS_FILE = "problems.csv"
 _EXAMPLES = 5  # enough to see what they have in common
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
@@ -77,6 +75,7 @@ _REMEDIES = {
     "image without caption": "write a caption, or take the photo out",
     "empty caption": "write the caption, or delete the row",
     "incomplete row": "name the photo in this row, or delete the row",
+    "quotation mark that is never closed": "close it, or take it away",
     "row with too many cells": "put quotation marks around the text",
     "caption that is no text": "write it as text",
     "caption of an unknown image": "add the photo, or delete the caption",
@@ -191,7 +190,7 @@ def has_word(text: str) -> bool:
 
 
 def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str:
-    """Read a text file in UTF-8, in UTF-16 or UTF-32 with their marks, or in Windows-1252.
+    """Read a text file in UTF-8, in UTF-16 with its mark, or in Windows-1252.
 
     The last is a guess, which is noted in `problems` under `name`.
 

@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from captioner.archives import open_zip, tar_members
 from captioner.errors import DataError, MissingExtraError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
@@ -278,12 +279,10 @@ def _members(archive: Path) -> Iterator[Found]:
                         yield Found(one.filename.removeprefix("./"), place)
             return
         stamp = archive.stat().st_mtime_ns
-        with tarfile.open(archive, "r:") as tar:
-            for member in tar:
-                if member.isfile():
-                    place = Location(str(archive), member.offset_data, member.size, None, stamp)
-                    yield Found(member.name.removeprefix("./"), place)
-                tar.members = []  # type: ignore[attr-defined]  # or it keeps all in memory
+        for _, member in tar_members(archive):
+            if member.isfile():
+                place = Location(str(archive), member.offset_data, member.size, None, stamp)
+                yield Found(member.name.removeprefix("./"), place)
     except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
         raise DataError(
             f"{archive} cannot be read as a zip file or an uncompressed tar file: {error}"
@@ -306,7 +305,7 @@ def read_location(location: Location) -> bytes:
             file.seek(location.offset)
             return file.read(location.size)
     try:
-        with _open_zip(location.path).open(location.member) as member:  # compares the checksum
+        with open_zip(location.path).open(location.member) as member:  # compares the checksum
             return member.read(location.size)  # without a size, all that a bomb unpacks to
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise OSError(str(error)) from error  # RuntimeError: it is encrypted
@@ -363,11 +362,6 @@ def _group_ends(path: str) -> list[int]:
     with open_parquet(Path(path)) as file:
         groups = range(file.metadata.num_row_groups)
         return list(accumulate(file.metadata.row_group(one).num_rows for one in groups))
-
-
-@lru_cache(maxsize=4)
-def _open_zip(path: str) -> zipfile.ZipFile:
-    return zipfile.ZipFile(path)  # stays open as long as the worker: its directory is long
 
 
 def equal_images(locations: Sequence[Location]) -> list[list[int]]:

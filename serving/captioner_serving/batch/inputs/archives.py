@@ -10,9 +10,9 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import IO, Any, Self, cast
+from typing import IO, Any, cast
 
+from captioner.archives import BoundedTarInfo, open_zip, tar_members, walk_tar
 from captioner.errors import ImageError, ImageNotFoundError
 from captioner.files import digest
 from captioner.vision.header import IMAGE_SUFFIXES
@@ -44,14 +44,6 @@ _LARGEST_SPARSE = 1 << 24  # a kilobyte can claim gigabytes of holes, and photos
 _MOST_TIMES = 100
 _MOST_UNPACKED = 1 << 32  # with all that lies between the photos, which a tar file unpacks too
 _MOST_ZIPPED = _LARGEST_IN_MEMORY  # of photos alone
-_LARGEST_HEADER = 1 << 20  # tarfile reads names and attributes of a member at one go
-_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +75,7 @@ class ZipMember(Photo):
     def read(self) -> bytes:
         """See Photo."""
         try:
-            archive = _open_zip(self.archive)
+            archive = open_zip(self.archive)
             member = archive.infolist()[self.number]
             check_size(self.name, member.file_size)
             with archive.open(member) as stream:
@@ -133,41 +125,22 @@ def _numbered(photos: Iterator[Photo]) -> Iterator[Photo]:
         yield photo if number == 1 else replace(photo, name=name)
 
 
-class _BoundedTarInfo(tarfile.TarInfo):
-    """A member whose size is looked at before tarfile believes it."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        member = super().frombuf(buf, encoding, errors)
-        if member.size < 0 or (member.type in _HEADERS and member.size > _LARGEST_HEADER):
-            raise tarfile.ReadError(f"a header says that it has {member.size:,} bytes")
-        return member
-
-
 def _tar_photos(path: str) -> Iterator[Photo]:
-    with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as tar:
-        for member in _members(tar):
-            name, offset, size = f"{path}/{member.name}", member.offset_data, member.size
-            if not _is_photo(member):
-                continue
-            if member.issparse():
-                yield _in_memory(tar, member, name)
-            else:
-                yield TarMember(name=name, archive=path, offset=offset, size=size)
-        # At damage tarfile just ends: where it ends there must be zeros, or nothing.
-        end = tar.offset
-        with open(path, "rb") as file:
-            file.seek(end)
-            block = file.read(tarfile.BLOCKSIZE)
-            if any(block) or (not block and file.seek(0, 2) != end):
-                raise tarfile.ReadError(f"damaged or cut off at byte {end:,}")
+    for tar, member in tar_members(path):
+        name, offset, size = f"{path}/{member.name}", member.offset_data, member.size
+        if not _is_photo(member):
+            continue
+        if member.issparse():
+            yield _in_memory(tar, member, name)
+        else:
+            yield TarMember(name=name, archive=path, offset=offset, size=size)
 
 
 def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Photo]:
     file = cast("IO[bytes]", packed)  # of which tarfile asks for read and tell alone
-    with tarfile.open(fileobj=file, mode="r|*", tarinfo=_BoundedTarInfo) as tar:
+    with tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedTarInfo) as tar:
         stream: Any = tar.fileobj
-        for member in _members(tar):
+        for member in walk_tar(tar):
             if _is_photo(member):
                 yield _in_memory(tar, member, f"{name}/{member.name}")
             # Go on to where the member ends; tarfile would look for it far behind the end. A photo
@@ -179,16 +152,6 @@ def _streamed_photos(packed: LinkStream | IO[bytes], name: str) -> Iterator[Phot
                     break
                 if not stream.read(min(left, 1 << 20)):
                     raise tarfile.ReadError(f"cut off at byte {stream.tell():,}")
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    offset = -1
-    while (member := tar.next()) is not None:
-        if member.size < 0 or tar.offset <= offset:  # or it would go round in circles
-            raise tarfile.ReadError(f"damaged at byte {member.offset:,}")
-        offset = tar.offset
-        yield member
-        tar.members = []  # type: ignore[attr-defined]  # or tarfile would remember them all
 
 
 def _in_memory(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Photo:
@@ -216,11 +179,6 @@ def _zip_photos(path: str) -> Iterator[Photo]:
             if unpacked > most:
                 raise zipfile.BadZipFile(f"it unpacks to more than {most:,} bytes")
             yield ZipMember(name=name, archive=path, number=number)
-
-
-@lru_cache(maxsize=2)
-def _open_zip(path: str) -> zipfile.ZipFile:
-    return zipfile.ZipFile(path)
 
 
 def _too_packed(member: zipfile.ZipInfo, name: str) -> str | None:

@@ -27,8 +27,7 @@ _LARGEST = 1 << 30  # bytes of a map, which has its photo's size; it is read int
 class MapWriter:
     """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
 
-    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png. Where the map of another
-    photo is there (that of ../a/b.jpg, say), a digest of the photo's name is added.
+    The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:
@@ -52,7 +51,7 @@ class MapWriter:
         except OSError as error:
             raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
         source = digest(os.path.normpath(photo.name)).hex()
-        path, old = _place(path, source)
+        old = _existing(path, source)
         new = self._drawn(photo.name, caption, source)
         if new != old:
             self._write(path, new, old=old)
@@ -95,19 +94,18 @@ def _path(folder: str, name: str) -> Path:
     return Path(folder, *short[:-1], f"{short[-1]}.png")
 
 
-def _place(path: Path, source: str) -> tuple[Path, bytes | None]:
-    """Find where a photo's map belongs, and read the one that an earlier run left there."""
-    for place in (path, path.with_name(f"{path.stem}~{source[:8]}.png")):
-        old = read_existing(place, kind="a map", largest=_LARGEST)
-        theirs = None if old is None else drawn_from(old)
-        if place.is_symlink() or (old is not None and theirs is None):
-            raise OutputError(
-                f"{place} is there already, and is no map that Captioner drew: move it away, or "
-                "name another folder for maps"
-            )
-        if not theirs or theirs == source:  # "": of a version that did not note it
-            return place, old
-    raise OutputError(f"{place} is the map of another photo: name another folder for maps")
+def _existing(path: Path, source: str) -> bytes | None:
+    """Read the map that an earlier run left of this photo; None where there is none."""
+    old = read_existing(path, kind="a map", largest=_LARGEST)
+    theirs = None if old is None else drawn_from(old)
+    if path.is_symlink() or (old is not None and theirs is None):
+        raise OutputError(
+            f"{path} is there already, and is no map that Captioner drew: move it away, or "
+            "name another folder for maps"
+        )
+    if theirs and theirs != source:  # "": of a version that did not note it
+        raise OutputError(f"{path} is the map of another photo: name another folder for maps")
+    return old
 
 
 def _same_folder(one: Path, other: str) -> bool:

@@ -38,9 +38,6 @@ _COLUMNS = ("image", "caption", "score", "alternatives", "model")
 """A table that has these was written here; those of _LATER were added later."""
 _LATER = ("familiarity", "trust")
 
-_FORMULAS = "formulas"
-"""The column that says of a table of ours that its texts are kept as they are."""
-
 # What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
 _SIGN = "[=+@\uff1d\uff0b\uff0d\uff20-]"
 # What may stand before it and is not seen: soft hyphens, joiners, marks, selectors.
@@ -74,27 +71,20 @@ def check_output(output: str) -> None:
         raise OutputError(f"{output} cannot be written: it {kind}")
 
 
-def write_records(
-    file: BinaryIO, suffix: str, records: Iterator[Record], *, keep_formulas: bool = False
-) -> None:
+def write_records(file: BinaryIO, suffix: str, records: Iterator[Record]) -> None:
     """Write records of captioned photos in the format of a suffix that check_output has seen.
 
     Args:
         file: has a name; the bytes are in the file of that name afterwards.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
-        keep_formulas: leave CSV cells as they are: formulas, and what would steer a terminal.
 
     Raises:
         OutputError: two photos have one COCO id.
         OSError: the disk is full, or the like.
 
     """
-    if suffix == ".csv" and keep_formulas:
-        records = ({**record, _FORMULAS: "kept"} for record in records)
-        _write_csv(Path(file.name), records, _FORMULAS)
-    else:
-        _WRITERS[suffix](Path(file.name), records)
+    _WRITERS[suffix](Path(file.name), records)
 
 
 def _row(record: Record) -> Record:
@@ -113,17 +103,15 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
         file.writelines(json_line(record) + "\n" for record in records)
 
 
-def _write_csv(path: Path, records: Iterator[Record], *more: str) -> None:
+def _write_csv(path: Path, records: Iterator[Record]) -> None:
     """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, [*_COLUMNS, *_LATER, *more])
+        writer = csv.DictWriter(file, [*_COLUMNS, *_LATER])
         writer.writeheader()
         for record in records:
-            row = {**_row(record), **{name: record[name] for name in more}}
+            row = _row(record)
             row["alternatives"] = "\n".join(row["alternatives"])
-            if not more:
-                row = {key: cell_of(v) if isinstance(v, str) else v for key, v in row.items()}
-            writer.writerow(row)
+            writer.writerow({k: cell_of(v) if isinstance(v, str) else v for k, v in row.items()})
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:
@@ -198,7 +186,7 @@ def read_rows(lines: Iterable[str], *, delimiter: str) -> tuple[csv.DictReader[s
     csv.field_size_limit(sys.maxsize)
     rows = csv.DictReader(lines, delimiter=delimiter)
     names = set(rows.fieldnames or ())
-    return rows, names.issuperset(_COLUMNS) and _FORMULAS not in names
+    return rows, names.issuperset(_COLUMNS)
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
@@ -237,18 +225,17 @@ def read_record_table(path: Path) -> Iterator[Record]:
                     f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
                     "captioner batch wrote, with its first line"
                 )
-            read = str if _FORMULAS in names else text_of
             for row in rows:
                 if any(row.values()):  # a spreadsheet may leave empty rows at the end
-                    yield _of_row(row, read, f"{path}, line {rows.line_num}")
+                    yield _of_row(row, f"{path}, line {rows.line_num}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as a table: {error}") from error
 
 
-def _of_row(row: dict[str, str | None], read: Callable[[str], str], place: str) -> Record:
-    image, caption = (read(row[column] or "") for column in ("image", "caption"))
+def _of_row(row: dict[str, str | None], place: str) -> Record:
+    image, caption = (text_of(row[column] or "") for column in ("image", "caption"))
     if not image or not _is_name(image):
         raise DataError(f"{place} has no image")
     try:
