@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import encode_captions, starts_of
+from captioner_training.data.dataset import NumberedCaptions, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.recipe import ANY_STYLE, DataConfig, Stage
 
@@ -32,7 +33,7 @@ class Learned(NamedTuple):
     captions: as numbers of words.
     """
 
-    captions: list[list[list[int]]]
+    captions: NumberedCaptions
     starts: list[int]
 
 
@@ -57,12 +58,12 @@ class Corpus:
 
     @cached_property
     def _sentences(self) -> Learned:
-        captions = [[self.vocabulary.encode(one.words)] for one in self.text]
         starts = [self.vocabulary.start(one.style) for one in self.text]
         for each, start in zip(*self._images, strict=True):
-            captions += [[caption] for caption in each]
             starts += [start] * len(each)
-        return Learned(captions, starts)
+        texts = (self.vocabulary.encode(one.words) for one in self.text)
+        captions = chain(texts, chain.from_iterable(self._images.captions))
+        return Learned(NumberedCaptions([caption] for caption in captions), starts)
 
     def digest(self) -> str:
         """Tell these images and captions from others, wherever they lie."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ __all__ = [
     "ImageDataset",
     "Item",
     "ItemDataset",
+    "NumberedCaptions",
     "collate",
     "encode_captions",
     "starts_of",
@@ -145,8 +148,32 @@ def starts_of(images: Sequence[CaptionedImage], vocabulary: Vocabulary) -> list[
     return [starts.get(image.style, starts[""]) for image in images]
 
 
-def encode_captions(
-    images: Sequence[CaptionedImage], vocabulary: Vocabulary
-) -> list[list[list[int]]]:
+class NumberedCaptions(Sequence[Sequence[Sequence[int]]]):
+    """The captions of images as numbers of words, in three arrays.
+
+    Lists of COCO's 600,000 captions would be copied, bit by bit, into each worker that reads them.
+    """
+
+    def __init__(self, images: Iterable[Iterable[Sequence[int]]]) -> None:
+        tokens, ends, images_end = array("i"), array("q", [0]), array("q", [0])
+        for captions in images:
+            for caption in captions:
+                tokens.extend(caption)
+                ends.append(len(tokens))
+            images_end.append(len(ends) - 1)
+        self._tokens, self._ends, self._images = tokens, ends, images_end
+
+    def __len__(self) -> int:
+        return len(self._images) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """Give the captions of an image."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        bounds = self._ends[self._images[index] : self._images[index + 1] + 1]
+        return [self._tokens[begin:end].tolist() for begin, end in pairwise(bounds)]
+
+
+def encode_captions(images: Iterable[CaptionedImage], vocabulary: Vocabulary) -> NumberedCaptions:
     """Number the words of every caption of every image."""
-    return [[vocabulary.encode(words) for words in image.words] for image in images]
+    return NumberedCaptions(map(vocabulary.encode, image.words) for image in images)
