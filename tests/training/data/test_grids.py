@@ -113,6 +113,7 @@ def test_a_picture_replaced_under_its_name_is_encoded_again(
 ) -> None:  # fmt: skip
     """Files that are done are taken over; those of other pictures are not."""
     monkeypatch.setattr(grids_module, "GRIDS_A_FILE", 2)
+    monkeypatch.setattr(grids_module, "_BATCH", 2)
 
     def compute() -> tuple[torch.Tensor, set[str]]:
         grids = computed(tiny_checkpoint, images, tmp_path / "cache", torch.float32)

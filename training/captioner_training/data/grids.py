@@ -6,6 +6,7 @@ import copy
 import hashlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,9 @@ __all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset", "MeanDat
 GRIDS_FILES = "grids-*.f16"
 """The names of the files."""
 
-GRIDS_A_FILE = 1000  # what an interruption costs at most; 125 MB of 7 x 7 cells x 1,280 features
+_BATCH = 32  # images that are encoded at once; a file has whole batches
+GRIDS_A_FILE = 32 * _BATCH  # what an interruption costs at most; 128 MB of 7 x 7 x 1,280
 _UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO
-_BATCH = 32  # images that are encoded at once
 _MEAN_OF = 1000  # images, evenly spread: the mean of all cells is known to a thousandth then
 
 
@@ -164,10 +165,12 @@ def _write(
     with tqdm(
         desc="grids", unit="image", total=total, leave=False, disable=processes.no_bar
     ) as bar:
+        images = [*chain.from_iterable(shares.values())]
+        loader = make_split_loader(images, transform, workers=workers, batch_size=_BATCH)
+        encoded = _encode(encoder, loader, transform, processes.device)
         for path, share in shares.items():
-            loader = make_split_loader(share, transform, workers=workers, batch_size=_BATCH)
             with replace_file(path) as file:
-                for grids in _encode(encoder, loader, transform, processes.device):
+                for grids in islice(encoded, -(-len(share) // _BATCH)):
                     file.write(grids.tobytes())
                     bar.update(len(grids))
 
@@ -193,7 +196,7 @@ def _make(folder: Path) -> None:
 def _digest(
     encoder: Encoder, images: Sequence[CaptionedImage], transform: Transform, dtype: torch.dtype
 ) -> str:
-    about = (encoder.config, transform.config, dtype)
+    about = (encoder.config, transform.config, dtype, GRIDS_A_FILE)
     digest = hashlib.sha256(repr(about).encode())
     for tensor in encoder.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())

@@ -182,4 +182,5 @@ def _table(
 def _distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Sort them, each once: for millions a tenth of the time of numpy's unique, which hashes."""
     ordered = np.sort(values)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    return np.compress(new, ordered)
