@@ -39,7 +39,7 @@ PAD, START, END, UNK = range(4)
 _WORD = re.compile(r"\w")
 # Nearly all captions are plain words, on which Treebank's fifty expressions do no more than split,
 # at thirty times the cost: half a minute for COCO. The exceptions are the words that it cuts.
-_PLAIN = re.compile(r" *[a-z0-9]+(?:,? +[a-z0-9]+)* *\.? *")
+_PLAIN = re.compile(r" *[a-z0-9]+(?:(?: *,)? +[a-z0-9]+)* *\.? *")
 # A word comes from whoever made the checkpoint: it must steer no terminal, and be text.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of direction
