@@ -29,8 +29,6 @@ __all__ = [
     "build_decoder",
 ]
 
-_FEW_ROWS = 8  # of a step; with more of them the gain is gone
-
 
 class DecoderOutput(NamedTuple):
     """A teacher-forced pass over T tokens.
@@ -136,18 +134,8 @@ class WordDecoder(Decoder):
     def _leave(self, hidden: Tensor, last: nn.Linear) -> Tensor:
         """Score the words from what the last matrix takes (B, K, n), of one step."""
         if self.words_out is None:
-            return self._step_logits(self.dropout(last(hidden)))
+            return self.logits(self.dropout(last(hidden)))
         return F.linear(hidden, self.words_out, self.words_bias)
-
-    def _step_logits(self, deep: Tensor) -> Tensor:
-        """Do as `logits` does, for the rows (B, K, m) of one step."""
-        rows = deep.flatten(0, 1)
-        few = not torch.compiler.is_exporting() and len(rows) <= _FEW_ROWS  # or it would be all
-        if not few or deep.dtype is not torch.float32:
-            return self.logits(deep)
-        # With the rows of a single beam, a CPU's BLAS takes half the time when the matrix is first.
-        scores = torch.addmm(self.output_bias.unsqueeze(1), self.embedding.weight, rows.T)
-        return scores.T.reshape(*deep.shape[:2], -1)
 
 
 class RecurrentDecoder(WordDecoder):

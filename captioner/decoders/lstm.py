@@ -77,7 +77,7 @@ class LSTMDecoder(RecurrentDecoder):
         deep_context, weights, gate, state = self._recur(word_gates, state)
         deep = self._deep_output(words, state.hypothesis["hidden"], deep_context)
         attention, heads = maps(weights)
-        return StepOutput(self._step_logits(deep), state, attention, gate, heads)
+        return StepOutput(self.logits(deep), state, attention, gate, heads)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         """Teacher forcing: read the tokens (B, K, T) of K captions of each image's grid (B, L, D).

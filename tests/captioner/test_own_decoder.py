@@ -41,7 +41,7 @@ class BigramDecoder(WordDecoder):
 
     def step(self, tokens: Tensor, state: State) -> StepOutput:
         deep = self._embed(tokens) + state.hypothesis["mean"]
-        return StepOutput(self._step_logits(deep), state, None, None, None)
+        return StepOutput(self.logits(deep), state, None, None, None)
 
     def forward(self, features: Tensor, tokens: Tensor) -> DecoderOutput:
         mean = self.start(features).hypothesis["mean"]
