@@ -47,7 +47,7 @@ stages:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe and its data: of val and test together trust can be learned."""
     place = tmp_path_factory.mktemp("place")
-    write_scenes(place / "data", splits={"train": 40, "val": 60, "test": 50})
+    write_scenes(place / "data", splits={"train": 110, "val": 60, "test": 50})
     (place / "own.yaml").write_text(RECIPE)
     return place
 
@@ -191,7 +191,7 @@ def test_a_split_of_test_that_cannot_be_read_costs_no_run(
     (tmp_path / "place" / "data" / "test-00.tar").unlink()
     said = train(run_main, tmp_path / "place", tmp_path / "run", "--stages.1.epochs", 1)
     assert re.search("^test: .*/data/", said, re.MULTILINE)
-    assert "and there are 40 and 60" in said
+    assert "and there are 110 and 60" in said
     assert (tmp_path / "run" / "report.html").is_file()
 
 

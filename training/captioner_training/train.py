@@ -105,6 +105,8 @@ def _begin(
     model.to(processes.device).requires_grad_(True)
     model.encoder.to(memory_format=torch.channels_last)
     torch.backends.cudnn.benchmark = True  # the images of a stage have one size
+    if processes.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
     if recipe.compile:
         model.encoder.compile()
     torch.manual_seed(recipe.seed + 7919 * processes.rank)  # each drops out other units

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from captioner_training.evaluation.bootstrap import mean_table, summary
-from captioner_training.evaluation.boxes import Boxes
 
 __all__ = [
     "Mention",
     "categories",
-    "categories_there",
     "hallucination",
     "mentions",
     "named_categories",
@@ -88,13 +86,6 @@ def hallucination(
         "CHAIR_s": mean_table([each > 0 for each in wrong], scale=100),
     }
     return {"mentions": sum(count), "annotated": objects is not None, **summary(tables)}
-
-
-def categories_there(boxes: Boxes | None, ids: Sequence[int | str]) -> list[set[str]] | None:
-    """Say which categories of objects each of these images has; None where no boxes are known."""
-    if boxes is None:
-        return None
-    return [{one.category or "person" for one in boxes.get(image, ())} for image in ids]
 
 
 @cache
