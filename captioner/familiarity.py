@@ -94,7 +94,8 @@ class Familiarity:
     def distances(self, pooled: NDArray[Any]) -> NDArray[np.float32]:
         """Measure how far out photos lie, from their pooled grids (B, D + 1): (B,)."""
         offset = pooled[:, :-1] - self.mean.astype(np.float32)
-        along = offset @ self.directions.astype(np.float32)
+        # Not `@`: see Sight in trust.py.
+        along = np.einsum("bd,dk->bk", offset, self.directions.astype(np.float32))
         beside = (offset**2).sum(axis=-1) - (along**2).sum(axis=-1)
         squares = (along**2 / self.widths).sum(axis=-1) + beside.clip(min=0) / self.rest
         found: NDArray[np.float32] = np.sqrt(squares)

@@ -80,7 +80,10 @@ class Sight:
 
     def __call__(self, pooled: NDArray[Any]) -> NDArray[Any]:
         """Give the shares (B, C) of people from pooled grids (B, D + 1)."""
-        seen: NDArray[Any] = (pooled[:, :-1] - self.middle) @ self.slopes.astype(np.float32)
+        offset = pooled[:, :-1] - self.middle
+        # Not `@`: numpy's BLAS has threads of its own, which stay busy for a while when they are
+        # done and keep the model from the cores (docs/performance.md).
+        seen: NDArray[Any] = np.einsum("bd,dc->bc", offset, self.slopes.astype(np.float32))
         seen += self.shares
         return seen
 
