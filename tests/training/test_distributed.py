@@ -23,14 +23,12 @@ from captioner_training.data.batches import BucketSampler
 from captioner_training.distributed import start_processes
 from captioner_training.lock import locked
 from tests.launcher import environment, start
-from tests.training.runs import newest_state, records, train_here
+from tests.training.runs import MODEL, newest_state, records, train_here
 
-RECIPE = """
+RECIPE = (
+    MODEL
+    + """
 name: twins
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 16}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
 data: {scenes: {train: 53, validation: 5}, minimum_count: 1, workers: 1}
 generation: {beam_size: 2}
 precision: float32
@@ -40,7 +38,8 @@ keep_files: true
 stages:
   - {epochs: 1, batch_size: 11, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 11, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
-"""  # 53 images in batches of 10 and 11: shares are of different sizes
+"""
+)  # 53 images in batches of 10 and 11: shares are of different sizes
 STEPS = 10
 
 

@@ -23,16 +23,14 @@ from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
-from tests.training.runs import train_here
+from tests.training.runs import MODEL, train_here
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-RECIPE = """
+RECIPE = (
+    MODEL
+    + """
 name: miniature
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 16}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
 data: {train: [plain, loud], validation: [plain, loud], styles: true, minimum_count: 1, workers: 0}
 generation: {beam_size: 2}
 label_smoothing: 0.0
@@ -40,6 +38,7 @@ stages:
   - {epochs: 5, batch_size: 8, learning_rate: 2.0e-2, warmup: 2, scheduled_sampling: 0.2}
   - {epochs: 1, batch_size: 20, learning_rate: 1.0e-3, warmup: 2, self_critical: {samples: 3}}
 """
+)
 
 
 def louder(path: Path) -> None:

@@ -17,17 +17,15 @@ from safetensors.torch import load_file
 from captioner.checkpoint import load_checkpoint
 from captioner_training.data.grids import CachedGrids, MeanDataset
 from captioner_training.data.scenes import write_scenes
-from tests.training.runs import newest_state, records, train_here
+from tests.training.runs import MODEL, newest_state, records, train_here
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SENTENCE = "an octopus sits on the table"
-RECIPE = """
+RECIPE = (
+    MODEL
+    + """
 name: miniature
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 16}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.1}
 data: {train: [plain], validation: [plain], minimum_count: 1, workers: 0, text: [{file: text.gz}]}
 generation: {beam_size: 2}
 save_every_steps: 4
@@ -37,6 +35,7 @@ stages:
   - {epochs: 5, batch_size: 40, learning_rate: 2.0e-2, warmup: 2, text: true, hand_on: last}
   - {epochs: 1, batch_size: 40, learning_rate: 0.0, warmup: 2}
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +67,12 @@ def test_it_learns_sentences_that_no_photo_has(data: Path) -> None:
 
 
 def test_the_cell_in_place_of_a_photo_is_the_mean_of_all(tmp_path: Path) -> None:
-    cells = np.array([[[1, 0], [3, 4]], [[5, 2], [3, 2]]], np.float16)  # two photos of two cells
+    cells = np.zeros((2048, 2, 2), np.float16)  # photos of two cells; all is in the last one
+    cells[-1] = [[1024, 4096], [3072, 4096]]
     (tmp_path / "grids.f16").write_bytes(cells.tobytes())
-    mean = CachedGrids([tmp_path / "grids.f16"], (2, 2, 2)).mean()
+    mean = CachedGrids([tmp_path / "grids.f16"], cells.shape).mean()
     item = MeanDataset(mean, 7)[6]
-    assert item.image.tolist() == [[3.0, 2.0]] and item.position == 6
+    assert item.image.tolist() == [[1.0, 2.0]] and item.position == 6
 
 
 def test_a_batch_counts_captions(data: Path) -> None:

@@ -26,21 +26,20 @@ from captioner_training.losses.objective import Objective, Reading
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import start
-from tests.training.runs import records, train_here, write_photos
+from tests.training.runs import MODEL, records, train_here, write_photos
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-RECIPE = """
+RECIPE = (
+    MODEL
+    + """
 name: miniature
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 16}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
 data: {scenes: {train: 60, validation: 10}, minimum_count: 1, workers: 1}
 stages:
   - {epochs: 3, batch_size: 10, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 10, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2}
 """
+)
 
 
 @pytest.fixture

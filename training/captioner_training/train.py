@@ -53,10 +53,9 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
     """Run a recipe, or go on with it, and return the path of the best checkpoint.
 
     Writes into `out`: best.safetensors (highest CIDEr on validation, of equal ones the lowest
-    cross-entropy) and last.safetensors, log.jsonl, recipe.json, finished.json at the end;
-    and until the end state/ (from which the same call goes on, after whatever end) and cache/
-    (grids). Several runs may have a folder `shared` instead for
-    grids and drawn scenes; it stays.
+    cross-entropy) and last.safetensors, log.jsonl, recipe.json, finished.json at the end; and until
+    the end state/ (from which the same call goes on, after whatever end) and cache/ (grids).
+    Several runs may have a folder `shared` instead for grids and drawn scenes; it stays.
 
     Raises:
         ConfigError: the recipe cannot work, or `out` has files that are not of its run.

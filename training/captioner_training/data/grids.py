@@ -32,7 +32,6 @@ GRIDS_FILES = "grids-*.f16"
 _BATCH = 32  # images that are encoded at once; a file has whole batches
 GRIDS_A_FILE = 32 * _BATCH  # what an interruption costs at most; 128 MB of 7 x 7 x 1,280
 _UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO
-_MEAN_OF = 1000  # images, evenly spread: the mean of all cells is known to a thousandth then
 
 
 class CachedGrids:
@@ -78,9 +77,12 @@ class CachedGrids:
         return torch.from_numpy(rows)
 
     def mean(self) -> Tensor:
-        """Average the cells of a thousand images: (D,)."""
-        some = range(0, len(self), -(-len(self) // _MEAN_OF))
-        return self[some].float().mean(dim=(0, 1))
+        """Average the cells of all images: (D,). Of a few it is another one: images differ much."""
+        total = torch.zeros(self.shape[2], dtype=torch.float64)
+        for first in range(0, len(self), _BATCH):
+            some = self[range(first, min(first + _BATCH, len(self)))]
+            total += some.float().mean(dim=1).double().sum(dim=0)
+        return (total / len(self)).float()
 
     @classmethod
     def compute(

@@ -234,12 +234,13 @@ def _words(
 ) -> tuple[str, ...]:
     """Choose the words that are learned: of captions of photos, then of all together."""
     captions = [words for image in train for words in image.words]
-    counts = (data.minimum_count, max(data.minimum_count, data.text_minimum_count))
-    vocabularies = (
-        Vocabulary.build(captions, minimum_count=counts[0]),
-        Vocabulary.build(chain(captions, (one.words for one in text)), minimum_count=counts[1]),
-    )
-    return tuple(dict.fromkeys(chain(*(one.ordinary_words for one in vocabularies))))
+    found = Vocabulary.build(captions, minimum_count=data.minimum_count).ordinary_words
+    if not text:
+        return found
+    captions += [one.words for one in text]
+    count = max(data.minimum_count, data.text_minimum_count)
+    more = Vocabulary.build(captions, minimum_count=count).ordinary_words
+    return tuple(dict.fromkeys((*found, *more)))
 
 
 def _sentences(data: DataConfig, text: Text, *, most: int | None) -> Iterator[Sentence]:

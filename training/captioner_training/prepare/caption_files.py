@@ -132,7 +132,7 @@ def xlsx_rows(path: Path, columns: Columns, problems: Problems) -> tuple[Columns
             sheet = book.worksheets[0]
             sheet.reset_dimensions()  # other programs write A1 there, or a million rows
             values = list(sheet.iter_rows(values_only=True))
-    except (  # SyntaxError: what XML's reader raises, be it Python's or, where it is there, lxml
+    except (
         InvalidFileException, BadZipFile, zlib.error, SyntaxError, EOFError, LookupError, TypeError,
         ValueError, OSError,
     ) as error:  # fmt: skip
