@@ -134,10 +134,12 @@ def test_nothing_moves_while_a_caption_arrives(
 ) -> None:
     with visiting(request.getfixturevalue(where), server, script=SHIFTS) as visit:
         tab = visit.tab
+        tab.evaluate("document.body.insertAdjacentHTML('afterbegin', '<p id=push>push</p>')")
+        tab.wait_for_function("shifts.length > 0")  # what moves is seen
+        tab.evaluate("push.remove()")
         for photo in ("rocket", "chelsea"):  # the list opens, and is there
             tab.route("**/api/caption", lambda route: None)
             visit.choose(SAMPLES / f"{photo}.jpg", state="waiting")
-            tab.wait_for_function("shifts.length > 0")  # the photo's own place is made
             tab.wait_for_timeout(800)  # what follows a touch within half a second is forgiven
             tab.evaluate("shifts.splice(0)")
             tab.unroute("**/api/caption")
