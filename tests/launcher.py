@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import encodings.cp437  # noqa: F401  # see Twin
 import gc
 import io
 import json
@@ -154,7 +155,9 @@ class _Forked(subprocess.Popen[str]):
 class Twin(subprocess.Popen[bytes]):
     """A decoding process that is a fork of this process, which has imported what it needs.
 
-    What reads links starts them as a command does, in threads that would be missing in a fork.
+    What reads links starts them as a command does, in threads that would be missing in a fork. A
+    fork would also wait for ever for a module that another thread is importing, as the list of a
+    zip file imports cp437: that is imported before.
     """
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
