@@ -17,7 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import State, StepDecoder, StepOutput
+from captioner.decoders.state import (
+    State,
+    StepDecoder,
+    StepOutput,
+    check_numbers,
+    log_probabilities,
+)
 
 __all__ = [
     "Draws",
@@ -206,4 +212,6 @@ def _score(
 
 def _said(output: StepOutput, said: Tensor) -> Tensor:
     """Take the log-probabilities (R,) of the words (R,)."""
-    return output.log_probabilities()[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)
+    logs = log_probabilities(output.logits)[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)
+    check_numbers(bool(logs.isnan().any()))
+    return logs
