@@ -19,9 +19,9 @@ from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.corpus import Corpus, Sentence
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.scenes import write_scenes
-from captioner_training.prepare.caption_files import coco_images
+from captioner_training.prepare.caption_files import read_coco_file
 from captioner_training.prepare.kinds import KINDS
-from captioner_training.prepare.listing import ListedImage, Problems, has_word, read_json
+from captioner_training.prepare.listing import ListedImage, has_word
 from captioner_training.prepare.manifest import (
     MANIFEST,
     IndexRow,
@@ -101,11 +101,7 @@ def read_coco(
         DataError: a file is missing or of another format, or an image or caption is unusable.
 
     """
-    problems = Problems()
-    found = coco_images(read_json(captions, problems), problems, name=str(captions))
-    if not found:
-        raise DataError(f"{captions} has no images: it is not in COCO's captions format")
-    problems.refuse("caption that is no text", str(captions))
+    found = read_coco_file(captions)
     store = ImageStore(images)
     counts = Counter(image.id for image in found)
     checks: dict[str, Callable[[ListedImage], bool]] = {

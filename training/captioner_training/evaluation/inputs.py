@@ -190,15 +190,12 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
         if not os.access(report, os.W_OK):
             raise OutputError(f"--report {report} cannot be written: choose another folder")
         if there := [file for file in files if file.exists()]:
-            _check_is_report(there[0], files[0])
+            try:
+                read_report(files[0])
+            except DataError as error:
+                raise OutputError(
+                    f"{there[0]} is there, and no report of `captioner evaluate`: name another "
+                    "--report"
+                ) from error
     if predictions is not None:
         check_replaceable(predictions)
-
-
-def _check_is_report(there: Path, report: Path) -> None:
-    try:
-        read_report(report)
-    except DataError as error:
-        raise OutputError(
-            f"{there} is there, and no report of `captioner evaluate`: name another --report"
-        ) from error
