@@ -176,7 +176,8 @@ def test_everything_that_was_left_out_stands_in_one_file(
     (photos / "Kopie.jpg").write_bytes((photos / whole).read_bytes())
     with ZipFile(photos / "download.zip", "w") as archive:  # what the photos were unpacked from
         archive.write(photos / whole, f"Sammlung/{whole}")
-    Image.new("RGB", (32, 24), "white").save(photos / "=ohne Zeile.jpg")
+    for name in ("=ohne Zeile.jpg", "\n =ohne Zeile.jpg"):
+        Image.new("RGB", (32, 24), "white").save(photos / name)
     long = " ".join(["lang"] * 30)
     table = tmp_path / "Liste.csv"
     lines = [
@@ -200,6 +201,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
         ("captions longer than 22 words", "line 6", "Kopie.jpg"),
         ("missing image", "line 7", "fort.jpg"),
         ("photos without a row", "", "'=ohne Zeile.jpg"),
+        ("photos without a row", "", "'\n =ohne Zeile.jpg"),
     }
     assert found == expected
     with problems.open(encoding="utf-8-sig", newline="") as file:
