@@ -210,3 +210,16 @@ def test_everything_that_was_left_out_stands_in_one_file(
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert f"note: every photo and row that this is about stands in {problems}\n" in said
     assert captions(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
+
+
+def test_photos_without_a_row_are_looked_for_where_the_others_lie(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "Liste.csv"
+    rows = [f"Fotos/{name};{text}" for name, text in zip(names(photos), SENTENCES, strict=True)]
+    table.write_text("\n".join(["Datei;Text", *rows]))
+    (tmp_path / "Urlaub").mkdir()
+    for name in ("Fotos/ohne Zeile.jpg", "Urlaub/privat.jpg"):
+        Image.new("RGB", (32, 24), "white").save(tmp_path / name)
+    said = prepare(run_main, tmp_path / "to", "csv", table, "--val", 0.5)
+    assert "Fotos/ohne Zeile.jpg" in said and "privat" not in said
