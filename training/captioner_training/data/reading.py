@@ -176,8 +176,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
         write_scenes(folder, splits=splits, seed=recipe.seed)
-        train_sets = [read_dataset(folder, split="train")]
-        validation_sets = [read_dataset(folder, split="val")]
+        train_sets, validation_sets = ([read_dataset(folder, split=one)] for one in splits)
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     if len(train) == 1:
         raise DataError(
@@ -187,13 +186,36 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
     text = tuple(chain.from_iterable(_sentences(data, one, most=most) for one in data.text))
-    found = _words(data, train, text)
-    if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
+    vocabulary = _vocabulary(data, train, text, known=known)
+    vocabulary.start(recipe.generation.style)
+    if most is not None:
+        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
+    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
+        validation = [replace(image, style="") for image in validation]
+    return Corpus(
+        train=_styled(train, vocabulary, usual=recipe.generation.style),
+        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
+        vocabulary=vocabulary,
+        text=text,
+    )
+
+
+def _vocabulary(
+    data: DataConfig,
+    train: Sequence[CaptionedImage],
+    text: Sequence[Sentence],
+    *,
+    known: Vocabulary | None,
+) -> Vocabulary:
+    """Choose words and styles, those that are `known` first; see read_corpus for what it raises."""
+    some = (caption for image in train[:_SAMPLE] for caption in image.captions)
+    if data.tokenizer == "words" and has_no_spaces(some):
         raise DataError(
             "most of the training captions are in a script without spaces between words, so that "
             "a whole sentence would count as one word: set --data.tokenizer characters"
             + (_WITHOUT_WORDS if known else "")
         )
+    found = _words(data, train, text)
     if not found and not known:
         longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
@@ -206,22 +228,11 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     learned = (image.style for image in train)
     usual = (ANY_STYLE,) if data.any_style > 0 else ()
     styles = tuple(dict.fromkeys((*usual, *styles, *learned))) if data.styles else ()
-    vocabulary = Vocabulary(
+    return Vocabulary(
         list(dict.fromkeys((*words, *found))),
         tokenizer=data.tokenizer,
         lowercase=data.lowercase,
         styles=styles,
-    )
-    vocabulary.start(recipe.generation.style)
-    if most is not None:
-        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
-    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
-        validation = [replace(image, style="") for image in validation]
-    return Corpus(
-        train=_styled(train, vocabulary, usual=recipe.generation.style),
-        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
-        vocabulary=vocabulary,
-        text=text,
     )
 
 
@@ -275,10 +286,6 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
     ]
     images = list(chain(*_read(data, entries, "test")))
     return _styled(images, vocabulary, usual=recipe.generation.style)
-
-
-def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
-    return [caption for image in images[:_SAMPLE] for caption in image.captions]
 
 
 def _styled(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -159,18 +158,18 @@ def validate(
 
     """
     transform = Transform(recipe.transform)
-    force = partial(
-        force_references,
-        model.decoder,
-        vocabulary=vocabulary,
-        maximum_length=recipe.data.maximum_length,
-        autocast=autocast,
-    )
     full = len(images) // processes.world // BATCH  # batches that every process has
     surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
 
     def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
-        nats = force(grid, [one.image for one in batch]).nats()
+        nats = force_references(
+            model.decoder,
+            grid,
+            [one.image for one in batch],
+            vocabulary=vocabulary,
+            maximum_length=recipe.data.maximum_length,
+            autocast=autocast,
+        ).nats()
         surprise.append((float(nats.cpu().double().sum()), len(nats)))
         if together is not None and len(surprise) <= full:
             together()
