@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
+    "EXPLAINED",
     "Fraction",
     "NotNegative",
     "OneOf",
@@ -37,6 +38,10 @@ PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
+
+EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
+"""`__pydantic_config__` of what recipes have: the text under a field is its reason, which
+`captioner train --fields` prints."""
 
 
 @dataclass(frozen=True)
