@@ -160,7 +160,7 @@ def _plots(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[tuple[Pl
         ({"after": of(epochs, "validation", "CIDEr")}, "CIDEr", "On validation."),
         ({"before": of(steps, "learning_rate")}, "learning rate", "Of the decoder."),
     ):  # fmt: skip
-        yield curves_plot(curves, title=title, ends=ends, y_name=""), about
+        yield curves_plot(curves, title=title, ends=ends), about
 
 
 def _facts(recipe: Recipe, log: Sequence[Record]) -> Iterator[tuple[str, str]]:
