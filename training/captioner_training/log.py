@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype, find_dtype
-from captioner.errors import OutputError
+from captioner.files import writing
 from captioner.vocabulary import PAD
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
@@ -124,7 +124,7 @@ class Log:
         self._bar: tqdm[NoReturn] | None = None
         if not processes.main:
             return
-        with self._written():
+        with writing(self.path):
             keep = progress.log_bytes
             self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
             # Who has taken the log away, or put an older one back, has the rest of it from here on.
@@ -139,17 +139,10 @@ class Log:
         if self.processes.main:
             self._file.close()
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.path} cannot be written: {error.strerror}") from error
-
     def _write(self, record: Mapping[str, Any]) -> None:
         """Append a record, at once visible to readers."""
         if self.processes.main:
-            with self._written():
+            with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
 
@@ -157,7 +150,7 @@ class Log:
         """Force all records to disk and return how long the log is."""
         if not self.processes.main:
             return 0
-        with self._written():
+        with writing(self.path):
             os.fsync(self._file.fileno())
             return self._file.tell()
 

@@ -380,15 +380,14 @@ def _coco_listed(
         entries = content[part]
         if not isinstance(entries, list) or any(not isinstance(one, dict) for one in entries):
             raise TypeError(f"its {part} are no list of objects")
-    captions = defaultdict[int | str, list[str]](list)
-    listed: dict[int | str, int] = {}
+    captions: dict[int | str, list[str]] = {}
     for image in content["images"]:
         if not isinstance(image["id"], int | str):
             raise TypeError(f"an image's id is {image['id']!r}")
-        listed[image["id"]] = 0
+        captions[image["id"]] = []
     for one in content["annotations"]:
         key, caption = one["image_id"], one["caption"]
-        if key not in listed:
+        if key not in captions:
             problems.add("caption of an unknown image", f"image {key} in {name}")
         elif isinstance(caption, str):
             captions[key].append(caption)
