@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
-from captioner.files import identity, refuse_input
+from captioner.files import identity, refuse_input, writing
 from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
 from captioner.trust import trust_file
@@ -183,10 +183,8 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
                 raise ConfigError(
                     f"--predictions {predictions} is a file that --report writes: name another"
                 )
-        try:
+        with writing(f"--report {report}"):
             report.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"--report {report} cannot be made: {error.strerror}") from error
         if not os.access(report, os.W_OK):
             raise OutputError(f"--report {report} cannot be written: choose another folder")
         if there := [file for file in files if file.exists()]:
