@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
+from captioner.closing import Closing
 from captioner.device import best_dtype, find_dtype
 from captioner.files import writing
 from captioner.vocabulary import PAD
@@ -103,7 +104,7 @@ def _told(one: Captioned) -> dict[str, Any]:
     }
 
 
-class Log:
+class Log(Closing):
     """Tells how a run goes. The main process does; in the others every method is silent.
 
     log.jsonl has one record a line. What depends on the clock stands under `timing`: all else is
@@ -132,10 +133,8 @@ class Log:
             self._file.truncate(keep)
             self._file.seek(keep)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         if self.processes.main:
             self._file.close()
 

@@ -17,6 +17,7 @@ import httpx
 from tqdm import tqdm
 
 from captioner import __version__
+from captioner.closing import Closing
 from captioner.errors import DownloadError
 from captioner.files import file_digest, writing
 
@@ -58,7 +59,7 @@ class _TransferError(Exception):
     """The transfer stopped early, and may be taken up again."""
 
 
-class Downloader:
+class Downloader(Closing):
     """Downloads files into a folder; one that is there by its name is whole and checked.
 
     An unfinished one is NAME.part; what the server calls the version that it is a part of is in
@@ -75,10 +76,8 @@ class Downloader:
             headers={"User-Agent": f"captioner/{__version__}", "Accept-Encoding": "identity"},
         )
 
-    def __enter__(self) -> Downloader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close its connections."""
         self._client.close()
 
     def read_text(self, url: str) -> str | None:
