@@ -310,11 +310,10 @@ def _read(
     for entry in entries:
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
-            style = folder.absolute().name  # as recipe.py compares them
             found = read_dataset(folder, split=split, words=data.tokenize)
         else:
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
-            style = entry.style
             found = read_coco(captions, files, words=data.tokenize)
-        sets.append([replace(image, style=style if data.styles else "") for image in found])
+        style = data.style_of(entry) if data.styles else ""
+        sets.append([replace(image, style=style) for image in found])
     return sets
