@@ -188,7 +188,7 @@ class ImageFiles:
         ]
         for folder in self._folders:
             used = (Path(os.path.normpath(one.path)) for one in self._used if one.is_loose)
-            near = [path.parent for path in used if path.is_relative_to(folder)]
+            near = {path.parent for path in used if path.is_relative_to(folder)}
             each += _images(folder, Path(os.path.commonpath(near)) if near else folder)
         return sorted(
             name for name, place in each if base_name(name)[0] != "." and not is_used(name, place)
