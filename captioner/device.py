@@ -26,16 +26,11 @@ _OF_AMD = {"AuthenticAMD", "avx512_bf16"}
 
 def add_machine_arguments(parser: ArgumentParser | _ArgumentGroup, *, dtype: bool = True) -> None:
     """Declare `--device`, and `--dtype` unless the command has its own way with that."""
-    parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto"
-    )
+    add = parser.add_argument
+    add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda; default: auto")
     if dtype:
-        parser.add_argument(
-            "--dtype",
-            default="auto",
-            metavar="NAME",
-            help="auto (bfloat16 where it is fast), float32, bfloat16",
-        )
+        add("--dtype", default="auto", metavar="NAME",
+            help="auto (bfloat16 where it is fast), float32, bfloat16")  # fmt: skip
 
 
 def find_device(name: str | torch.device) -> torch.device:

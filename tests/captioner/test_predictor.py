@@ -90,6 +90,8 @@ def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: 
     assert results[0].text == results[3].text == captioner.caption(photo).text
     with pytest.raises(ImageFormatError, match=r"bad\.jpg"):
         captioner.caption([photo, bad])
+    with pytest.raises(ImageFormatError, match=r"bad\.jpg"):  # one by itself has no other place
+        captioner.caption(bad, errors="return")  # type: ignore[call-overload]
     assert captioner.caption([]) == []
 
 
