@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import DESK, Visit, visiting
-from tests.test_front_ends import VARIANTS, made
+from tests.test_front_ends import made
 
 HEADS = 4
 
@@ -307,7 +307,7 @@ def test_the_alt_text_is_copied_as_a_sentence(clipboard: None, visit: Visit) -> 
 def attentive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a tiny model of four heads."""
     folder: Path = tmp_path_factory.mktemp("heads")
-    made(VARIANTS[f"lstm-scaled_dot-{HEADS}"]).save(folder / "heads.safetensors")
+    made(score="scaled_dot", heads=HEADS).save(folder / "heads.safetensors")
     with serve(folder / "server", "--checkpoint", folder / "heads.safetensors") as running:
         yield running
 
