@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -71,27 +70,6 @@ def test_a_wide_screen_has_the_page_in_its_middle(visit: Visit) -> None:
     visit.errors.clear()  # the browser's own, about the network
 
 
-def luminance(color: str) -> float:
-    channels = [int(float(value)) / 255 for value in re.findall(r"[\d.]+", color)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_text_can_be_read_in_light_and_dark(visit: Visit) -> None:
-    """WCAG 2.1, 1.4.3: a contrast of at least 4.5."""
-    parts = ("header p", ".about", ".term", ".legend", ".limits", ".sentences button", ".word")
-    for scheme in ("light", "dark"):
-        visit.tab.emulate_media(color_scheme=scheme)
-        visit.tab.reload()
-        visit.settled()
-        background = visit.tab.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (luminance(background) > 0.5) == (scheme == "light")
-        for part in parts:
-            color = visit.tab.locator(part).first.evaluate("x => getComputedStyle(x).color")
-            low, high = sorted((luminance(color), luminance(background)))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, part
-
-
 def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
     with visiting(desk, server, reduced_motion="reduce") as visit:
         visit.tab.route("**/api/caption", lambda route: None)
@@ -105,8 +83,8 @@ def test_nobody_is_moved_who_asked_not_to_be(desk: Any, server: Server) -> None:
 @pytest.mark.parametrize(
     ("where", "scheme"),
     [
-        ("desk", "light"),
         ("pocket", "dark"),
+        pytest.param("desk", "light", marks=pytest.mark.slow),
         pytest.param("desk", "dark", marks=pytest.mark.slow),
         pytest.param("pocket", "light", marks=pytest.mark.slow),
     ],
@@ -140,7 +118,7 @@ def test_nothing_moves_while_a_caption_arrives(
         for photo in ("rocket", "chelsea"):  # the list opens, and is there
             tab.route("**/api/caption", lambda route: None)
             visit.choose(SAMPLES / f"{photo}.jpg", state="waiting")
-            tab.wait_for_timeout(800)  # what follows a touch within half a second is forgiven
+            tab.wait_for_timeout(600)  # what follows a touch within half a second is forgiven
             tab.evaluate("shifts.splice(0)")
             tab.unroute("**/api/caption")
             tab.wait_for_selector('.viewer[data-state="shown"]')
