@@ -168,6 +168,7 @@ def test_normalize_is_the_formula():
         ("mode", "stretch"),
         ("size", 0),
         ("size", 224.0),
+        ("size", True),
         ("resize", 223),
         ("mean", (0.5, 0.5)),
         ("mean", (0.5, 0.5, float("nan"))),

@@ -19,14 +19,13 @@ from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import GenerationError
 from captioner.vision.encoder import Encoder
-from captioner.vision.transform import TransformConfig
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, Reading
-from captioner_training.train import Run, _sized
+from captioner_training.train import Run
 from tests.training.runs import newest_state, records, train_here
 
 Main = Callable[..., subprocess.CompletedProcess[str]]
@@ -313,18 +312,6 @@ def test_a_stage_may_see_photos_smaller_than_they_are_in_use(place: Path, tmp_pa
     # Smaller where it is fine-tuned; in use, in validation and while it is frozen, as it is.
     assert seen == {(True, 32), (False, 64)}
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
-
-
-@pytest.mark.parametrize(
-    ("mode", "resize", "size", "expected"),
-    [("crop", 256, 112, (112, 128)), ("squash", None, 112, (112, None)), ("crop", 256, None, None)],
-)
-def test_a_smaller_square_frames_the_same_part_of_a_photo(
-    mode: Any, resize: int | None, size: int | None, expected: tuple[int, int | None] | None
-) -> None:
-    transform = TransformConfig(mode=mode, size=224, resize=resize)
-    sized = _sized(transform, size)
-    assert (sized.size, sized.resize) == (expected or (224, 256))
 
 
 def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-import captioner_training.data.scenes as scenes
 from captioner.errors import ConfigError
 from captioner_training.data.scenes import (
     COLORS,
@@ -110,38 +109,6 @@ def test_boxes_enclose_exactly_the_pixels_drawn(drawn: list[Scene]) -> None:
             assert top + height - 3.0 <= edges[3] + 1 <= top + height + 0.5
 
 
-@pytest.mark.parametrize(
-    ("shape", "share"),
-    # The share of the upright shape's box that it covers: pi/4; all; half; a star of radii 1 and
-    # 0.42, 5 * 0.42 * sin 36 = 1.234 in a box of 1.902 x 1.809; the heart, 180 pi / (32 x 28.9);
-    # the cross, 1 - 4 * 0.32^2.
-    [("circle", 0.785), ("square", 1.0), ("triangle", 0.5), ("star", 0.359), ("heart", 0.611),
-     ("cross", 0.590)],
-)  # fmt: skip
-def test_each_shape_covers_its_share_of_its_box(
-    shape: str, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scenes, "_TURN", 0.0)
-    found = 0
-    for seed in range(60):
-        scene = draw_scene(seed)
-        item = scene.objects[0]
-        if item.shape != shape:
-            continue
-        found += 1
-        left, top, width, height = item.box
-        fill = pixel(scene.image, *center(item))
-        columns = range(int(left) - 1, int(left + width) + 2)
-        rows = range(int(top) - 1, int(top + height) + 2)
-        inside = sum(
-            math.dist(pixel(scene.image, x, y), fill) < 40
-            for x, y in itertools.product(columns, rows)
-        )
-        assert inside / (width * height) == pytest.approx(share, abs=0.04)
-    assert found >= 3
-    assert shape in SHAPES
-
-
 def test_words_are_spread_evenly_and_independently() -> None:
     found = [draw_scene(seed, SceneConfig(side=64)) for seed in range(600)]
     relations = Counter(parse(scene.caption)[1] for scene in found)
@@ -186,23 +153,6 @@ def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path), *sys.path]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=300)
     assert digests(tmp_path) == digests(written)
-
-
-def test_no_two_scenes_share_a_seed() -> None:
-    # Among them are pairs that would meet if the parts were simply put side by side.
-    splits, seeds, places = ("train", "train1", "val", "1", "11"), (-1, 0, 1, 11), range(120)
-    keys = {
-        scene_seed(seed=seed, split=split, index=index)
-        for split, seed, index in itertools.product(splits, seeds, places)
-    }
-    assert len(keys) == len(splits) * len(seeds) * len(places)
-    assert min(keys) > 0
-
-
-def images(folder: Path, split: str) -> list[bytes]:
-    with tarfile.open(folder / f"{split}-00.tar") as tar:
-        members = [tar.extractfile(member) for member in tar]
-        return [member.read() for member in members if member is not None]
 
 
 def test_pycocotools_reads_what_the_scenes_say(written: Path) -> None:

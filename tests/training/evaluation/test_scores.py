@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
 from functools import partial
@@ -17,7 +16,6 @@ from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bootstrap import estimate, mean_table
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.evaluation.scores import (
-    bleu_tables,
     common_words,
     human_tables,
     official_scores,
@@ -154,20 +152,3 @@ def test_meteor_that_dies_costs_meteor_alone(
     assert isinstance(found["METEOR"], dict)
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
     assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference
-
-
-def test_bleu_is_papineni_s_worked_example() -> None:
-    # Papineni et al. 2002, section 2.1: "the" seven times against two references has a clipped
-    # unigram precision of 2/7, and no bigram in common.
-    references = [
-        ["the", "cat", "is", "on", "the", "mat"],
-        ["there", "is", "a", "cat", "on", "the", "mat"],
-    ]
-    scores = bleu_tables([references], [["the"] * 7])
-    assert scores["BLEU-1"].value() == pytest.approx(100 * 2 / 7, rel=1e-9)
-    # The official scorer counts 1e-15 matches for none, so that no logarithm is of nothing: here
-    # for the six bigrams that were said.
-    expected = 100 * math.sqrt(2 / 7 * 1e-15 / 6)
-    assert scores["BLEU-2"].value() == pytest.approx(expected, rel=1e-9, abs=0)
-    assert expected < 1e-6
-    assert bleu_tables([references], [references[0]])["BLEU-4"].value() == pytest.approx(100)

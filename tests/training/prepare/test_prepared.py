@@ -132,32 +132,6 @@ def test_damage_is_named(own: Path) -> None:
         read_dataset(own, split="val")
 
 
-def test_killed_at_random_moments_it_ends_the_same(
-    scenes: Path, prepared: Path, tmp_path: Path
-) -> None:
-    to = tmp_path / "to"
-    line = command(scenes, to, "--shard-images", 16)
-    chance = random.Random(7)
-    kills = 0
-    for longest in (0.05, 0.1, 0.2, 0.5):  # a fast machine is done in 0.16 s
-        process = launcher.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=chance.uniform(0, longest))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        if (to / "manifest.json").exists():
-            break
-        # Never taken for whole before it is; the second is before anything was done.
-        with pytest.raises(DataError, match=r"is not finished|there is no folder"):
-            read_dataset(to, split="train")
-    result = launcher.run(*line)
-    assert result.returncode == 0, result.stderr
-    assert kills >= 1
-    assert files(to) == files(prepared)  # every byte, and nothing else
-
-
 def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -> None:
     process = launcher.start(*command(scenes, tmp_path / "to", "--workers", 2))
     workers: list[int] = []
