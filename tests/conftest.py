@@ -10,7 +10,7 @@ import gc
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,8 +242,14 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Read every file below a folder, by its path in it."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 @pytest.fixture
-def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_captioner() -> launcher.Run:
     """Run the command as a user does, in a process of its own."""
     return launcher.run
 
@@ -251,7 +257,7 @@ def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def run_main(
     capfd: pytest.CaptureFixture[str],
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> launcher.Run:
     """Run the command in the test's own process: for what it refuses and what it prints."""
     from captioner.cli import main
 

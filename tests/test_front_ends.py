@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from tests.conftest import make_tiny
+from tests.launcher import Run
 from tests.serving.server.conftest import Server, serve
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lstm-none": {"score": "none"},

@@ -10,14 +10,14 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 from PIL import Image
 
 from captioner import Caption, Captioner
+from tests.launcher import Run
 from tests.serving.server.conftest import serve
 from tests.spots import (
     CASES,
@@ -28,8 +28,6 @@ from tests.spots import (
     pictures_in,
     said_place,
 )
-
-Run = Callable[..., CompletedProcess[str]]
 
 MODES = ("crop", "pad")
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import termios
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,7 @@ from captioner import __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS
 from captioner.files import HEADER_KEY
-from tests.launcher import environment
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run, environment
 
 
 def test_version(run_main: Run) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -21,8 +19,7 @@ from captioner.errors import CheckpointFormatError, UntrustedError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust import Sight, Trust, digest_weights, trust_file
 from tests.conftest import make_tiny, make_trust
-
-Run = Callable[..., CompletedProcess[str]]
+from tests.launcher import Run
 
 
 def test_trust_is_the_logistic_of_three_logarithms() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +23,7 @@ from captioner_training.ablation import (
 from captioner_training.ablation_table import Row, table_text
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.launcher import Run
 
 RECIPE = """
 name: miniature

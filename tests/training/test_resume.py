@@ -22,11 +22,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from captioner.errors import DataError
-from tests.launcher import environment, start
+from tests.launcher import Run, environment, start
 from tests.process_tree import children
 from tests.training.runs import RECIPE, newest_state, records, train_here
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 STEPS = 24  # 2 x 6 frozen, 6 of fine-tuning, 6 self-critical
 WITHIN = (3, 15, 22)  # steps, one in each stage; states are saved after each fourth and each epoch

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,8 @@ from captioner.decoding.reader import Reader
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
 from tests.captioner import bombs
-from tests.launcher import environment
+from tests.launcher import Run, environment
 from tests.process_tree import children
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_what_is_open_already_starts_no_process_and_files_start_one(

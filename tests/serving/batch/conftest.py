@@ -20,6 +20,8 @@ from tests import launcher
 from tests.launcher import environment
 
 Records = list[dict[str, Any]]
+Photos = Callable[..., Path]
+Read = Callable[[Path], Records]
 
 
 def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:

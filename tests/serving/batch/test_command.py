@@ -23,10 +23,8 @@ from captioner.familiarity import Familiarity, pool
 from captioner.trust import digest_weights, trust_file
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.conftest import make_trust
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Photos = Callable[..., Path]
-Read = Callable[[Path], list[dict[str, Any]]]
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, Read
 
 
 def test_records_are_those_of_caption_in_the_order_of_the_photos(

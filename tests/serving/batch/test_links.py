@@ -22,9 +22,8 @@ from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
+from tests.serving.batch.conftest import Photos
 from tests.serving.batch.test_sources import make_tar, names
-
-Photos = Callable[..., Path]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 # What follows `captioner batch ... --output c.jsonl`, where no other output is named.
 REFUSED: dict[str, tuple[int, str]] = {

@@ -15,12 +15,11 @@ import pytest
 
 from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
+from tests.launcher import Run
 from tests.process_tree import children
+from tests.serving.batch.conftest import Photos, Read
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]
-Photos = Callable[..., Path]
-Read = Callable[[Path], list[dict[str, Any]]]
 
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:

@@ -15,10 +15,8 @@ from PIL import Image
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.wording import combine
+from tests.serving.batch.conftest import Photos, Records
 from tests.serving.batch.test_xmp import LIGHTROOM
-
-Photos = Callable[..., Path]
-Records = list[dict[str, Any]]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import itertools
 import json
@@ -27,6 +26,7 @@ from captioner_training.data.scenes import (
     scene_seed,
     write_scenes,
 )
+from tests.conftest import read_tree
 
 # What a person would call these names, written down apart from the module's own table.
 NAMED = {
@@ -127,15 +127,6 @@ def test_words_are_spread_evenly_and_independently() -> None:
     assert min(pairs.values()) > 8
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
-
-
-FILES = {f"{split}-00.tar" for split in ("train", "val")} | {
-    f"{kind}_{split}.json" for kind in ("captions", "boxes") for split in ("train", "val")
-}
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes") / "new" / "folder"
@@ -152,7 +143,7 @@ def test_another_process_writes_the_same_bytes(written: Path, tmp_path: Path) ->
     )
     command = [sys.executable, "-c", code, str(tmp_path), *sys.path]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "99"}, timeout=300)
-    assert digests(tmp_path) == digests(written)
+    assert read_tree(tmp_path) == read_tree(written)
 
 
 def test_pycocotools_reads_what_the_scenes_say(written: Path) -> None:

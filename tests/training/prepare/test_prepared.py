@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,9 @@ from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
 from tests import launcher
+from tests.conftest import read_tree
+from tests.launcher import Run
 from tests.process_tree import children
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +54,6 @@ def own(prepared: Path, tmp_path: Path) -> Path:
     """A copy of the prepared set that a test may damage."""
     subprocess.run(["cp", "-r", prepared, tmp_path / "own"], check=True)
     return tmp_path / "own"
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None:
@@ -144,19 +139,19 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
 
 
 def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
-    before = files(own)
+    before = read_tree(own)
     same = run_main(*command(scenes, own, "--shard-images", 16))
-    assert (same.returncode, files(own)) == (0, before)
+    assert (same.returncode, read_tree(own)) == (0, before)
     other = command(scenes, own, "--shard-images", 16, "--size", 64)
     result = run_main(*other)
     assert result.returncode == 1 and "holds another data set" in result.stderr
-    assert "--force" in result.stderr and files(own) == before
+    assert "--force" in result.stderr and read_tree(own) == before
     (own / "backup-00001.tar").write_text("mine")
     result = run_main(*command(scenes, own, "--size", 64, "--force"))
     assert result.returncode == 0, result.stderr
     assert (own / "backup-00001.tar").read_text() == "mine"
     (own / "backup-00001.tar").unlink()
-    assert sorted(files(own)) == [  # fewer shards, and none of the old ones
+    assert sorted(read_tree(own)) == [  # fewer shards, and none of the old ones
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
     assert Manifest.load(own).image.short_side == 64
@@ -168,7 +163,7 @@ def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None
     assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
     (own / "train-00001.tar").unlink()
     assert run_main(*again).returncode == 0
-    assert files(own) == before
+    assert read_tree(own) == before
 
 
 def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own: Path) -> None:
@@ -178,7 +173,7 @@ def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
     result = run_main(*command(scenes, own, "--size", 64))
     assert result.returncode == 0, result.stderr
-    assert sorted(files(own)) == [
+    assert sorted(read_tree(own)) == [
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
 
@@ -195,7 +190,7 @@ def test_files_of_something_else_are_left_alone(
             result.returncode == 1
             and "contains other files: choose an empty or new folder" in result.stderr
         )
-    assert files(to) == {"train-00000.tar": b"mine"}
+    assert read_tree(to) == {"train-00000.tar": b"mine"}
     (to / "manifest.json").write_text('{"name": "an app"}')
     result = run_main(*command(scenes, to, "--force"))
     assert result.returncode == 1 and "is not a manifest" in result.stderr
