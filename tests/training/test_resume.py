@@ -293,8 +293,12 @@ def test_a_loader_that_the_system_kills_ends_in_a_sentence(
         os.kill(worker, signal.SIGKILL)
         time.sleep(5)  # torch hears of it by a signal, wherever it is
 
-    with acting({1: kill}), pytest.raises(DataError, match=r"lower --data\.workers"):
-        go(recipe, out, workers=2)
+    try:
+        with acting({1: kill}), pytest.raises(DataError, match=r"lower --data\.workers"):
+            go(recipe, out, workers=2)
+    finally:  # where it does not, Python would wait for the other one for ever
+        for left in multiprocessing.active_children():
+            left.kill()
     go(recipe, out)
     same(unbroken, out)
 
