@@ -115,7 +115,8 @@ def near(one: Any, other: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [[], ["--captions", "3"], ["--beam-size", "1"], ["--beam-size", "20"]]
+    "options",
+    [[], ["--beam-size", "1"], ["--beam-size", "3"], ["--beam-size", "20", "--captions", "3"]],
 )
 def test_the_folder_says_what_the_command_says(
     exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]
