@@ -51,15 +51,14 @@ WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 # The files that take longest, the longest first: two workers that take whole files in the order of
 # the collection then end at about the same time.
 LONGEST = (
-    "training/test_resume.py",
-    "test_front_ends.py",
-    "serving/server/page/test_photos.py",
-    "training/test_train.py",
-    "serving/server/test_limits.py",
+    "training/test_run.py",
+    "training/test_conclusion.py",
+    "training/test_styles.py",
     "serving/server/page/",
-    "training/prepare/test_prepared.py",
-    "training/test_distributed.py",
+    "training/test_resume.py",
     "serving/server/",
+    "captioner/test_encoder.py",
+    "test_front_ends.py",
     "serving/batch/",
     "training/",
 )

@@ -283,21 +283,17 @@ def test_a_prepared_set_is_trained_on_and_scored(
     ]
 
 
-def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path) -> None:
-    for arguments, message in (
-        ((), "name either a folder DIR or --captions FILE"),
-        ((prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
-        (("--captions", "c.json"), "--captions and --images belong together"),
+def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path, saved_tiny: Path) -> None:
+    tiny = ("--checkpoint", saved_tiny)
+    for status, arguments, message in (
+        (2, (), "name either a folder DIR or --captions FILE"),
+        (2, (prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
+        (2, ("--captions", "c.json"), "--captions and --images belong together"),
+        (2, (prepared, *tiny, "--beam-size", "0"), "--beam-size 0 is out of range"),
+        (1, (prepared, *tiny, "--split", "test"), "has no split 'test'"),
+        (1, (prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),
+        (1, (prepared.with_name("no"), *tiny), "there is no folder"),
+        (1, ("--captions", "no.json", "--images", prepared, *tiny), "there is no file no.json"),
     ):
         result = run_main("evaluate", *arguments)
-        assert result.returncode == 2 and message in result.stderr
-    for arguments, message in (
-        ((prepared, "--split", "test"), "has no split 'test'"),
-        ((prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),
-        ((prepared.with_name("no"),), "there is no folder"),
-        (("--captions", "no.json", "--images", prepared), "there is no file no.json"),
-    ):
-        result = run_main("evaluate", *arguments)
-        assert result.returncode == 1 and message in result.stderr
-    result = run_main("evaluate", prepared, "--beam-size", "0")
-    assert result.returncode == 2 and "--beam-size 0 is out of range" in result.stderr
+        assert result.returncode == status and message in result.stderr
