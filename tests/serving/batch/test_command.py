@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import termios
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -35,7 +34,7 @@ from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.progress import ProgressBar
 from tests.conftest import make_trust
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, Read
+from tests.serving.batch.conftest import Photos, Read, Start
 
 
 def test_records_are_those_of_caption_in_the_order_of_the_photos(
@@ -77,7 +76,7 @@ def test_records_are_those_of_caption_in_the_order_of_the_photos(
 
 
 def test_a_list_on_standard_input_and_records_on_standard_output(
-    start_batch: Callable[..., subprocess.Popen[str]], photos: Photos, tmp_path: Path
+    start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
     folder = photos(3)
     listed = "\0".join(str(folder / name) for name in ("p002.jpg", "p000.jpg", "missing.jpg"))
@@ -293,7 +292,7 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
 
 
 def test_a_plain_line_where_there_is_no_terminal(
-    photos: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
@@ -319,7 +318,7 @@ def test_a_plain_line_where_there_is_no_terminal(
     ]
 
 
-def test_a_bar_on_a_terminal(photos: Callable[..., Path]) -> None:
+def test_a_bar_on_a_terminal(photos: Photos) -> None:
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 60))
     with (

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
 from tests.process_tree import children
-from tests.serving.batch.conftest import Photos, Read
-
-Start = Callable[..., subprocess.Popen[str]]
+from tests.serving.batch.conftest import Photos, Read, Start
 
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:
