@@ -195,27 +195,6 @@ def test_killed_and_then_ended_by_a_signal_to_its_group(
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
-    seed, kills = random.randrange(2**32), 12
-    print("moments from seed", seed)  # shown where the test fails
-    chance = random.Random(seed)
-    out, done = tmp_path / "run", 0
-    while done < kills and not (out / "finished.json").exists():
-        process = start("train", recipe, "--out", out)
-        # Now before anything is logged, now in the middle of an epoch, a validation or a save.
-        wait_for_lines(process, out, grown=chance.randint(0, 2 * STEPS // kills))
-        time.sleep(chance.uniform(0, 0.2))
-        process.kill()
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode in (0, -signal.SIGKILL), errors
-        done += process.returncode != 0
-    process = start("train", recipe, "--out", out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    same(unbroken, out)
-
-
 def test_killed_between_its_last_stage_and_its_end(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
