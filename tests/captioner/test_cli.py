@@ -23,7 +23,7 @@ from captioner import __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS
 from captioner.files import HEADER_KEY
-from tests.launcher import Run, environment
+from tests.launcher import Run, environment, start
 
 
 def test_version(run_main: Run) -> None:
@@ -148,15 +148,12 @@ def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
     """In one that draws no pictures: in halves of cells, as wide as it is."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 60))
-    command = [sys.executable, "-m", "captioner", "caption", str(photo), "--show"]
-    command += ["--word", "1", "--checkpoint", str(tiny_file)]
     variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
     for name in ("COLUMNS", "LINES"):  # of the terminal that the tests run in
         variables.pop(name, None)
-    process = subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=subprocess.PIPE, text=True, env=variables
-    )
+    line = ("caption", photo, "--show", "--word", 1, "--checkpoint", tiny_file)
+    process = start(*line, stdin=its, stdout=its, env=variables)
     os.close(its)
     drawn = b""
     try:
