@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ from PIL import Image, ImageDraw
 from tests import launcher
 
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
+    from torch import Tensor
+
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
     from captioner.trust import Trust
@@ -155,7 +159,19 @@ def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Tr
 
 
 def make_tiny() -> Checkpoint:
-    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
+    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not.
+
+    Each is a copy: to draw the weights takes six times as long. What is drawn next is the same too.
+    """
+    import torch
+
+    made, chance = _tiny()
+    torch.set_rng_state(chance)
+    return deepcopy(made)
+
+
+@cache
+def _tiny() -> tuple[Checkpoint, Tensor]:
     import torch
 
     from captioner.checkpoint import Checkpoint
@@ -171,12 +187,9 @@ def make_tiny() -> Checkpoint:
     config = ModelConfig(encoder=EncoderConfig(name="mobilenet_v3_small"), decoder=decoder)
     model = CaptionModel(config, vocabulary_size=len(vocabulary))
     torch.nn.init.normal_(model.decoder.embedding.weight)  # far from uniform: no near-ties
-    return Checkpoint(
-        model=model.eval(),
-        vocabulary=vocabulary,
-        transform=TransformConfig(mode="squash", size=96),
-        name="tiny",
-    )
+    transform = TransformConfig(mode="squash", size=96)
+    made = Checkpoint(model=model.eval(), vocabulary=vocabulary, transform=transform, name="tiny")
+    return made, torch.get_rng_state()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The plan of docs/design.md: which way imports go, files of one noun, and what is public."""
+"""The plan of docs/design.md: which way imports go, files of one noun, what is public, mistakes."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_in_this_process_it_is_the_same(
         assert said[0].record() == said[1].record()
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
 def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_path: Path) -> None:
     """Twelve times the square, but for a pixel; larger JPEGs may be decoded smaller."""
     noise = Image.effect_noise((200, 150), 90).resize((1600, 1151), Image.Resampling.BICUBIC)

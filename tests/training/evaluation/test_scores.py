@@ -1,4 +1,4 @@
-"""Scores against pycocoevalcap's and nltk's, against what people reach, and where Java fails."""
+"""Scores against pycocoevalcap's and nltk's and by hand; what people reach; where Java fails."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_meteor_that_dies_costs_meteor_alone(
     assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference
 
 
-# Worked by hand after Guo et al. 2017, section 2
+# Calibration, worked by hand after Guo et al. 2017, section 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Self-critical training: what is drawn, what it is worth, and that it raises the reward."""
+"""Self-critical training: what is drawn, and what it is worth by CIDEr-D."""
 
 from __future__ import annotations
 

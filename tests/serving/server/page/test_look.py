@@ -1,4 +1,4 @@
-"""How the page looks: on a phone and on a wide screen, in light and in dark."""
+"""How the page looks: on a phone and on a wide screen, in light, in dark and in a frame."""
 
 from __future__ import annotations
 
