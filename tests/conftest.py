@@ -10,8 +10,10 @@ import gc
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ from PIL import Image, ImageDraw
 from tests import launcher
 
 if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and needs no torch
+    from torch import Tensor
+
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
     from captioner.trust import Trust
@@ -51,15 +55,14 @@ WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 # The files that take longest, the longest first: two workers that take whole files in the order of
 # the collection then end at about the same time.
 LONGEST = (
-    "training/test_resume.py",
-    "test_front_ends.py",
-    "serving/server/page/test_photos.py",
-    "training/test_train.py",
-    "serving/server/test_limits.py",
+    "training/test_run.py",
+    "training/test_conclusion.py",
+    "training/test_styles.py",
     "serving/server/page/",
-    "training/prepare/test_prepared.py",
-    "training/test_distributed.py",
+    "training/test_resume.py",
     "serving/server/",
+    "captioner/test_encoder.py",
+    "test_front_ends.py",
     "serving/batch/",
     "training/",
 )
@@ -156,7 +159,19 @@ def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Tr
 
 
 def make_tiny() -> Checkpoint:
-    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not."""
+    """Make a whole model in miniature; its sentences are gibberish, its arithmetic is not.
+
+    Each is a copy: to draw the weights takes six times as long. What is drawn next is the same too.
+    """
+    import torch
+
+    made, chance = _tiny()
+    torch.set_rng_state(chance)
+    return deepcopy(made)
+
+
+@cache
+def _tiny() -> tuple[Checkpoint, Tensor]:
     import torch
 
     from captioner.checkpoint import Checkpoint
@@ -172,12 +187,9 @@ def make_tiny() -> Checkpoint:
     config = ModelConfig(encoder=EncoderConfig(name="mobilenet_v3_small"), decoder=decoder)
     model = CaptionModel(config, vocabulary_size=len(vocabulary))
     torch.nn.init.normal_(model.decoder.embedding.weight)  # far from uniform: no near-ties
-    return Checkpoint(
-        model=model.eval(),
-        vocabulary=vocabulary,
-        transform=TransformConfig(mode="squash", size=96),
-        name="tiny",
-    )
+    transform = TransformConfig(mode="squash", size=96)
+    made = Checkpoint(model=model.eval(), vocabulary=vocabulary, transform=transform, name="tiny")
+    return made, torch.get_rng_state()
 
 
 @pytest.fixture
@@ -242,8 +254,14 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Read every file below a folder, by its path in it."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 @pytest.fixture
-def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_captioner() -> launcher.Run:
     """Run the command as a user does, in a process of its own."""
     return launcher.run
 
@@ -251,7 +269,7 @@ def run_captioner() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def run_main(
     capfd: pytest.CaptureFixture[str],
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> launcher.Run:
     """Run the command in the test's own process: for what it refuses and what it prints."""
     from captioner.cli import main
 

@@ -28,6 +28,7 @@ import tempfile
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,10 @@ _PRELOADED = (
     "nltk",  # more than a second, which scores ask for
     "pi_heif",
 )
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""What runs `captioner ARGUMENTS` for a test: the fixtures run_main and run_captioner."""
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
+TIMEOUT = 3600  # seconds: a mistake may let a test wait for ever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ def unnoticed(tests: Collection[str], tree: Path) -> list[str]:
         env={**os.environ, **own},
         capture_output=True,
         text=True,
+        timeout=TIMEOUT,
     )
     if done.returncode not in (0, 1):  # nothing was tested
         raise RuntimeError(done.stdout + done.stderr)

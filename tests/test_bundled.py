@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from PIL import Image
 
 from captioner.paths import bundled_checkpoint
 from captioner.trust import DOUBTFUL_CAPTION
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))

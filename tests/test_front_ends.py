@@ -1,10 +1,9 @@
-"""Every kind of decoder through every front end: caption, batch and the API."""
+"""A decoder of one head and one of several through every front end: caption, batch and the API."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,16 @@ from captioner.checkpoint import Checkpoint
 from captioner.decoders.config import DecoderConfig
 from captioner.model import CaptionModel, ModelConfig
 from tests.conftest import make_tiny
+from tests.launcher import Run
 from tests.serving.server.conftest import Server, serve
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
 VARIANTS: dict[str, dict[str, Any]] = {
-    "lstm-scaled_dot-4": {"score": "scaled_dot", "heads": 4},
     "lstm-none": {"score": "none"},
-    "top_down-multiplicative-2": {"kind": "top_down", "score": "multiplicative", "heads": 2},
     "transformer-additive-4": {"kind": "transformer", "score": "additive", "heads": 4},
 }
 
 
-def made(variant: dict[str, Any]) -> Checkpoint:
+def made(**variant: Any) -> Checkpoint:
     """The tiny model with another decoder; it speaks in sentences of three words and more."""
     tiny = make_tiny()
     sizes = {"embedding_dim": 16, "hidden_dim": 24, "attention_dim": 8, "value_dim": 24}
@@ -54,7 +50,7 @@ def variant(
 ) -> tuple[Path, int]:
     """A checkpoint file, and how many heads it has."""
     path = tmp_path_factory.mktemp("variants") / f"{request.param}.safetensors"
-    checkpoint = made(VARIANTS[request.param])
+    checkpoint = made(**VARIANTS[request.param])
     checkpoint.save(path)
     return path, checkpoint.model.config.decoder.heads
 

@@ -10,14 +10,14 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 from PIL import Image
 
 from captioner import Caption, Captioner
+from tests.launcher import Run
 from tests.serving.server.conftest import serve
 from tests.spots import (
     CASES,
@@ -28,8 +28,6 @@ from tests.spots import (
     pictures_in,
     said_place,
 )
-
-Run = Callable[..., CompletedProcess[str]]
 
 MODES = ("crop", "pad")
 
@@ -141,16 +139,17 @@ def test_batch(
                 assert drawn.size == case.size and near(lit_place(drawn, case.photo), case.at)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_server(folder: Path, tmp_path: Path, mode: str) -> None:
-    cases = dict(cases_of(mode))
-    checkpoint = ("--checkpoint", folder / f"{mode}.safetensors")
-    with serve(tmp_path / "server", *checkpoint) as server, server.client() as client:
-        photos = [("image", (name, case.photo)) for name, case in cases.items()]
-        answer = client.post("/api/caption", files=photos, data={"attention": "true"})
-        records = answer.raise_for_status().json()["records"]
-    for record, case in zip(records, cases.values(), strict=True):
-        assert near(said_place(record, case.size), case.at)
+def test_server(folder: Path, tmp_path: Path) -> None:
+    both = [part for mode in MODES for part in ("--checkpoint", folder / f"{mode}.safetensors")]
+    with serve(tmp_path / "server", *both) as server, server.client() as client:
+        for mode in MODES:
+            cases = dict(cases_of(mode))
+            photos = [("image", (name, case.photo)) for name, case in cases.items()]
+            form = {"attention": "true", "model": f"spot-{mode}"}
+            answer = client.post("/api/caption", files=photos, data=form)
+            records = answer.raise_for_status().json()["records"]
+            for record, case in zip(records, cases.values(), strict=True):
+                assert near(said_place(record, case.size), case.at)
 
 
 @pytest.mark.parametrize("mode", MODES)

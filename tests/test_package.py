@@ -1,4 +1,4 @@
-"""The plan of docs/design.md: which way imports go, files of one noun, and what is public."""
+"""The plan of docs/design.md: which way imports go, files of one noun, what is public, mistakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import captioner
 import captioner_serving
 import captioner_training
+from tests.mutations import table
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {
@@ -131,3 +132,20 @@ def test_every_exception_is_public_and_drawn_in_the_tree() -> None:
         if isinstance(value, type) and issubclass(value, Exception):
             assert name in captioner.__all__ and name in tree
             assert value.type and value.title
+
+
+# The table of mistakes moves with the tree; `make mutations` makes them
+
+
+def test_what_a_mistake_replaces_stands_there_once_and_its_tests_exist() -> None:
+    problems = []
+    for mutation in table():
+        try:
+            mutation.made((ROOT / mutation.file).read_text())
+            for test in mutation.tests:
+                file, _, name = test.partition("::")
+                if f"def {name}" not in (ROOT / file).read_text():
+                    problems.append(f"{mutation.breaks}: {file} has no {name}")
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+    assert problems == []

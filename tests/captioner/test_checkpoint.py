@@ -53,11 +53,6 @@ def test_what_is_saved_comes_back(tiny_checkpoint: Checkpoint, tmp_path: Path) -
     tiny_checkpoint.save(path, dtype=torch.float32)
     loaded = load_checkpoint(path)
     assert loaded.vocabulary.words == tiny_checkpoint.vocabulary.words
-    assert loaded.vocabulary.tokenizer == "words"
-    words = tiny_checkpoint.vocabulary.ordinary_words
-    changed = replace(tiny_checkpoint, vocabulary=Vocabulary(words, tokenizer="characters"))
-    changed.save(path, dtype=torch.float32)
-    assert load_checkpoint(path).vocabulary.tokenizer == "characters"
     assert loaded.transform == tiny_checkpoint.transform
     assert loaded.model.config == tiny_checkpoint.model.config
     assert (loaded.name, loaded.version) == ("tiny", "1")
@@ -178,6 +173,10 @@ def test_headers_as_they_were_before_decoders_had_kinds(tiny_file: Path) -> None
         lambda document: document.update(name="\x1b[2Jtiny"),
         lambda document: document.update(version="\ud800"),
         lambda document: document["vocabulary"].__setitem__(0, 7),
+        lambda document: document.update(styles=["\ud800", "a"]),
+        lambda document: document.update(styles="long"),
+        lambda document: document["generation"].update(style=5),
+        lambda document: document["generation"].update(style="loud"),  # which it does not have
     ],
 )
 def test_headers_that_make_no_sense(

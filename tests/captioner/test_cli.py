@@ -12,7 +12,6 @@ import sys
 import tempfile
 import termios
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,7 @@ from captioner import __version__
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS
 from captioner.files import HEADER_KEY
-from tests.launcher import environment
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run, environment, start
 
 
 def test_version(run_main: Run) -> None:
@@ -151,15 +148,12 @@ def test_a_word_is_drawn_in_the_terminal(tiny_file: Path, photo: Path) -> None:
     """In one that draws no pictures: in halves of cells, as wide as it is."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 60))
-    command = [sys.executable, "-m", "captioner", "caption", str(photo), "--show"]
-    command += ["--word", "1", "--checkpoint", str(tiny_file)]
     variables = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     del variables["PYTHONWARNINGS"]  # the library calls what Pillow gives up in 2027
     for name in ("COLUMNS", "LINES"):  # of the terminal that the tests run in
         variables.pop(name, None)
-    process = subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=subprocess.PIPE, text=True, env=variables
-    )
+    line = ("caption", photo, "--show", "--word", 1, "--checkpoint", tiny_file)
+    process = start(*line, stdin=its, stdout=its, env=variables)
     os.close(its)
     drawn = b""
     try:
@@ -222,39 +216,19 @@ def test_a_photo_comes_by_standard_input(
     assert json.loads(alone.stdout)["caption"] == json.loads(result.stdout)["caption"]
 
 
-def test_pictures(run_main: Run, tiny_file: Path, photo: Path, tmp_path: Path) -> None:
-    sheet, overlay, animation = (tmp_path / name for name in ("s.png", "o.jpg", "a.webp"))
-    result = run_main(
-        "caption", photo, "--checkpoint", tiny_file, "--sheet", sheet, "--overlay", overlay,
-        "--word", 2, "--animation", animation,
-    )  # fmt: skip
-    words = len(result.stdout.split())
-    second = result.stdout.split()[1]
-    assert result.stderr == f"{overlay} shows {second!r}, word 2 of {words}\n"
-    assert result.returncode == 0
-    with Image.open(overlay) as picture:
-        assert picture.size == (120, 80)
-    with Image.open(animation) as picture:
-        assert picture.n_frames == words + 2  # type: ignore[attr-defined]  # the photo, the whole
-    with Image.open(sheet) as picture:
-        assert picture.width > 120
-    many = tmp_path / "new" / "{number}-{name}.png"
-    result = run_main("caption", photo, photo, "--checkpoint", tiny_file, "--sheet", many)
-    assert result.returncode == 0
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "1-photo.png",
-        "2-photo.png",
-    ]
-
-
-def test_a_word_that_is_not_there(run_main: Run, tiny_file: Path, photo: Path) -> None:
+def test_the_word_of_an_overlay_is_said_or_that_it_is_not_there(
+    run_main: Run, tiny_file: Path, photo: Path
+) -> None:
     target = photo.with_name("o.png")
-    result = run_main(
-        "caption", photo, "--checkpoint", tiny_file, "--overlay", target, "--word", "zebra"
-    )
+    drawn = ("caption", photo, "--checkpoint", tiny_file, "--overlay", target, "--word")
+    result = run_main(*drawn, "zebra")
     assert result.returncode == 1
     assert f"{photo}: --word zebra: there is no word 'zebra' in" in result.stderr
     assert result.stdout and not target.exists()  # the caption itself was made
+    result = run_main(*drawn, 2)
+    words = result.stdout.split()
+    assert (result.returncode, target.exists()) == (0, True)
+    assert result.stderr == f"{target} shows {words[1]!r}, word 2 of {len(words)}\n"
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,11 @@ from captioner.vision.convolutions import SameConv2d, fold_batch_norm, fuse_silu
 from captioner.vision.encoder import FAMILIES, NETWORKS, Encoder, EncoderConfig, encoder_names
 from captioner.vision.transform import TransformConfig
 
-# One of each way to cut, and the stride that it has.
+# One of each way to cut that no other test takes, and the stride that it has.
 STRIDES = {
-    "alexnet": 32, "convnext_tiny": 32, "densenet121": 32, "efficientnet_v2_b0": 32,
-    "googlenet": 32, "inception_v3": 32, "maxvit_t": 32, "mnasnet0_5": 32,
-    "mobilenet_v3_small": 32, "regnet_y_400mf": 32, "resnet18": 32, "shufflenet_v2_x0_5": 32,
-    "squeezenet1_1": 16, "swin_t": 32, "vit_b_32": 32,
-    "timm/resnet18": 32, "timm/vit_tiny_patch16_224": 16, "timm/swin_tiny_patch4_window7_224": 32,
+    "alexnet": 32, "densenet121": 32, "googlenet": 32, "inception_v3": 32, "maxvit_t": 32,
+    "mnasnet0_5": 32, "shufflenet_v2_x0_5": 32, "squeezenet1_1": 16, "swin_t": 32, "vit_b_32": 32,
+    "timm/swin_tiny_patch4_window7_224": 32,
 }  # fmt: skip
 
 
@@ -49,10 +47,7 @@ def test_all_of_torchvisions_models_have_a_family() -> None:
     assert {"resnet101", "vit_h_14", "efficientnet_v2_b0"} < set(encoder_names())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["resnet18", "convnext_tiny", "mobilenet_v3_small"],
-)
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "mobilenet_v3_small"])
 def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> None:
     """Dilation (Yu and Koltun 2016): every second cell is what the strided network computes."""
     coarse = Encoder(EncoderConfig(name=name)).eval()
@@ -68,7 +63,7 @@ def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "stage", "stride"),
-    [("resnet18", 2, 8), ("efficientnet_v2_b0", 4, 16), ("convnext_tiny", 1, 4)],
+    [("resnet18", 2, 8), ("efficientnet_v2_b0", 4, 16)],
 )
 def test_a_grid_can_be_an_early_stages(name: str, stage: int, stride: int) -> None:
     """The cells are those that the whole backbone computes on its way."""
@@ -150,28 +145,17 @@ def test_frozen_encoder_keeps_nothing_for_a_gradient() -> None:
     assert not encoder.train()(torch.randn(1, 3, 64, 64)).features.requires_grad
 
 
-def test_errors_name_the_value_and_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"'resnet99'.*resnet"):
-        EncoderConfig(name="resnet99")
-    with pytest.raises(ConfigError, match="stride 8 is impossible"):
-        Encoder(EncoderConfig(stride=8))
-    with pytest.raises(ConfigError, match="last_stage -1 is out of range"):
-        EncoderConfig(last_stage=-1)
-    with pytest.raises(ConfigError, match="stages 0 to 4; there is no 5"):
-        Encoder(EncoderConfig(name="resnet18", last_stage=5))
-    with pytest.raises(ConfigError, match="resnet18 up to stage 3 has a stride of 16, and 8"):
-        Encoder(EncoderConfig(name="resnet18", last_stage=3))
-    with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
-        Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
-    with pytest.raises(ConfigError, match="pretrained weights of efficientnet_v2_b0"):
-        Encoder(EncoderConfig(name="efficientnet_v2_b0"), pretrained=True)
-    with pytest.raises(ConfigError, match="vit_b_32 cannot take images of \\(96, 96\\)"):
-        Encoder(EncoderConfig(name="vit_b_32"))(torch.zeros(1, 3, 96, 96))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"name": "resnet99"}, "'resnet99'.*resnet"),
+        ({"stride": 8}, "stride 8 is impossible"),
+        ({"last_stage": -1}, "last_stage -1 is out of range"),
+        ({"name": "resnet18", "last_stage": 5}, "stages 0 to 4; there is no 5"),
+        (
+            {"name": "resnet18", "last_stage": 3},
+            "resnet18 up to stage 3 has a stride of 16, and 8",
+        ),
         ({"name": "timm/resnet81"}, "no model 'resnet81', did you mean resnet18"),
         ({"name": "timm/hf-hub:somebody/model"}, "no model"),
         ({"name": "timm/vit_tiny_patch16_224"}, "with stride 32"),
@@ -179,9 +163,18 @@ def test_errors_name_the_value_and_the_remedy() -> None:
         ({"name": "convnext_tiny", "last_stage": 1, "stride": 2}, "cannot be halved"),
     ],
 )
-def test_networks_that_cannot_be_cut_so(settings: dict[str, Any], message: str) -> None:
+def test_errors_name_the_value_and_the_remedy(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Encoder(EncoderConfig(**settings))
+
+
+def test_what_a_network_cannot_do_is_said_when_it_is_asked() -> None:
+    with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
+        Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
+    with pytest.raises(ConfigError, match="pretrained weights of efficientnet_v2_b0"):
+        Encoder(EncoderConfig(name="efficientnet_v2_b0"), pretrained=True)
+    with pytest.raises(ConfigError, match="vit_b_32 cannot take images of \\(96, 96\\)"):
+        Encoder(EncoderConfig(name="vit_b_32"))(torch.zeros(1, 3, 96, 96))
 
 
 def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

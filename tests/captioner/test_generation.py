@@ -465,6 +465,16 @@ def test_what_is_asked_for_follows_one_rule() -> None:
         replace(own, sample=True).asked(captions=21)
 
 
+def test_every_field_that_is_out_of_bounds_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        GenerationConfig(beam_size=21, top_p=0, temperature=math.nan, seed=10**400)
+    assert all(name in str(caught.value) for name in ("beam_size", "top_p", "temperature", "seed"))
+    with pytest.raises(ConfigError, match="minimum_length 9 is out of range: it is at most"):
+        GenerationConfig(minimum_length=9, maximum_length=8)
+    with pytest.raises(ConfigError, match="sample 1 is out of range: it should be a valid boolean"):
+        GenerationConfig(sample=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_a_word_without_probability_is_never_drawn(
     monkeypatch: pytest.MonkeyPatch, chance: float

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 
-from captioner import CheckpointFormatError, ConfigError, GenerationConfig
+from captioner import ConfigError, GenerationConfig
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.generation.generate import generate
 from captioner.vocabulary import END, START, UNK, Vocabulary
@@ -63,43 +61,6 @@ def test_each_style_begins_with_its_token_and_none_is_said(
     if "sample" not in method:  # each image as if all had its style
         assert mixed[1][0].tokens == found[1][0].tokens
         assert mixed[3][0].tokens == found[3][0].tokens
-
-
-def test_a_checkpoint_whose_usual_style_it_does_not_have_is_refused(
-    styled: Checkpoint, tmp_path: Path
-) -> None:
-    path = tmp_path / "odd.safetensors"
-    replace(styled, generation=GenerationConfig(style="loud")).save(path)
-    with safe_open(path, framework="pt") as file:  # it is the header that is odd
-        assert "loud" in file.metadata()["captioner"]
-    with pytest.raises(CheckpointFormatError, match="no style 'loud'"):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("styles", ["\ud800", "a"]),
-        ("styles", "long"),
-        ("generation", {"style": 5}),
-    ],
-)
-def test_headers_that_make_no_sense_are_the_file_s_fault(
-    run_main: Callable[..., Any], styled: Checkpoint, photo: Path, tmp_path: Path,
-    field: str, value: object,
-) -> None:  # fmt: skip
-    good, odd = tmp_path / "good.safetensors", tmp_path / "odd.safetensors"
-    styled.save(good)
-    with safe_open(good, framework="pt") as file:
-        header = json.loads(file.metadata()["captioner"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    metadata = {"captioner": json.dumps({**header, field: value})}
-    odd.write_bytes(save(tensors, metadata=metadata))
-    result = run_main("caption", photo, "--checkpoint", odd)
-    assert result.returncode == 1 and str(odd) in result.stderr
-    result = run_main("caption", photo, "--checkpoint", odd, "--style", "x")
-    assert result.returncode in (1, 2) and result.stderr.startswith("captioner: ")
-    assert "Traceback" not in result.stderr
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(

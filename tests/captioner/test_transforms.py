@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from PIL import Image
 
 from captioner.errors import ConfigError
-from captioner.vision.image import open_image
 from captioner.vision.transform import Box, Transform, TransformConfig
 
 CONFIGS = {
@@ -61,22 +58,6 @@ def test_a_place_in_the_square_maps_back_to_the_photo(config, size):
     # One pixel of the square, or of the photo where that is the coarser.
     assert found[0] == pytest.approx(place[0], abs=max((box.right - box.left) / 97, 1 / size[0]))
     assert found[1] == pytest.approx(place[1], abs=max((box.bottom - box.top) / 97, 1 / size[1]))
-
-
-@every_config
-@pytest.mark.parametrize("orientation", [6, 5])
-def test_a_photo_turned_by_exif(config, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    buffer = io.BytesIO()
-    with_patch((800, 400), 0.5, 0.3).save(buffer, "JPEG", exif=exif)
-    transform = Transform(config)
-    whole = open_image(buffer.getvalue())
-    decoded = open_image(buffer.getvalue(), at_least=transform.at_least)
-    # As the viewer sees it: where the patch of the stored photo lies after the turn.
-    expected = {6: (0.7, 0.5), 8: (0.3, 0.5), 3: (0.5, 0.7), 5: (0.3, 0.5)}[orientation]
-    found = to_photo(transform.box(*whole.size), *brightest(transform(decoded)))
-    assert found == pytest.approx(expected, abs=0.012)
 
 
 def test_boxes_of_known_photos():
@@ -181,19 +162,13 @@ def test_normalize_is_the_formula():
 # Settings
 
 
-def test_at_least():
-    assert Transform(TransformConfig(size=192)).at_least == 6 * 192
-    assert Transform(TransformConfig(size=192, resize=232)).at_least == 6 * 232
-    assert Transform(TransformConfig(size=192, resize=192)).at_least == 6 * 192
-    assert Transform(TransformConfig(size=192, mode="pad")).at_least == 6 * 192
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("mode", "stretch"),
         ("size", 0),
         ("size", 224.0),
+        ("size", True),
         ("resize", 223),
         ("mean", (0.5, 0.5)),
         ("mean", (0.5, 0.5, float("nan"))),

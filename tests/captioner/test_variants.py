@@ -199,9 +199,6 @@ def test_a_checkpoint_of_it_captions_as_before(
     assert caption.text == before.text
     for word in caption.words:
         assert word.attention.sum().item() == pytest.approx(1, abs=1e-5)
-    record = caption.record(attention=True)
-    assert len(record["words"]) == len(caption.words)
-    assert caption.contact_sheet().size > (100, 100)
     if variant["kind"] == "transformer":
         words = len(caption.words)
         looked = caption.word_attention
@@ -214,20 +211,15 @@ def test_a_checkpoint_of_it_captions_as_before(
     heads = variant.get("heads", 1)
     maps = torch.stack([caption.words[0].map(head + 1) for head in range(heads)])
     torch.testing.assert_close(maps.mean(0), caption.words[0].attention)
-    assert caption.overlay(1, head=heads).size == (120, 80)
     names = ["", ""] if heads == 1 else [f"mean of {heads} heads", f"head 2 of {heads}"]
     assert [caption.words[0].shown(head) for head in (None, 2)] == names
-    firsts = [caption.animation(head=head)[0].tobytes() for head in (None, 1, heads)]
-    assert len(set(firsts)) == (1 if heads == 1 else 3)  # before any heat: the text names the head
-    first, *_, last = caption.animation(head=heads)
-    accents = [color for _, color in last.getcolors(1 << 20) if color == (0xC2, 0x41, 0x0C)]
-    assert first.size == last.size and accents == []  # at the end no word is the present one
     with pytest.raises(ConfigError, match=f"no head {heads + 1}: they go from 1 to {heads}"):
         caption.contact_sheet(head=heads + 1)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "transformer"])
-@pytest.mark.parametrize("positions", POSITIONS[1:])
+@pytest.mark.parametrize(
+    ("kind", "positions"), [("lstm", "learned"), ("lstm", "binary"), ("transformer", "sine")]
+)
 def test_files_of_before_add_positions_as_they_are(
     kind: str, positions: str, base: Checkpoint, tmp_path: Path, photo: Path
 ) -> None:

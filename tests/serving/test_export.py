@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,11 +38,11 @@ from captioner.export.parity import check_parity
 from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.transform import Transform, TransformConfig
 from tests.conftest import ROOT, WORDS, make_styled, make_tiny
+from tests.launcher import Run
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
     pytest.skip("the extra onnx is not installed", allow_module_level=True)
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 Mode = Literal["squash", "crop", "pad"]
 
 # caption.py, where neither torch nor captioner can be imported.
@@ -115,7 +115,8 @@ def near(one: Any, other: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [[], ["--captions", "3"], ["--beam-size", "1"], ["--beam-size", "20"]]
+    "options",
+    [[], ["--beam-size", "1"], ["--beam-size", "3"], ["--beam-size", "20", "--captions", "3"]],
 )
 def test_the_folder_says_what_the_command_says(
     exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]

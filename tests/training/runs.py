@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 from captioner_training.train import train
@@ -39,6 +40,28 @@ stages:
   - {epochs: 1, batch_size: 6, warmup: 2, self_critical: {samples: 3}}
 """
 )
+
+
+def write_own(place: Path, **splits: int) -> Path:
+    """Write own.yaml, a recipe of two stages that takes seconds, and its data: scenes."""
+    write_scenes(place / "data", splits=splits)
+    (place / "own.yaml").write_text(OWN)
+    return place
+
+
+OWN = """
+name: own
+encoder_weights: random
+encoder: {name: mobilenet_v3_small, stride: 32}
+transform: {mode: squash, size: 64}
+decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
+data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
+generation: {beam_size: 1}
+log_every: 1
+stages:
+  - {epochs: 1, batch_size: 10, warmup: 2}
+  - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
+"""
 
 
 def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields: object) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.cli import main
 from captioner.decoders.config import DecoderConfig
 from captioner.device import best_dtype
 from captioner.errors import CheckpointError, ConfigError
@@ -25,8 +22,7 @@ from captioner_training.ablation import (
 from captioner_training.ablation_table import Row, table_text
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.launcher import Run
 
 RECIPE = """
 name: miniature
@@ -129,14 +125,14 @@ def people(folder: Path, **boxes: object) -> Path:
 def test_boxes_of_people_that_cannot_be_used_are_refused_at_once(
     notes: list[object],
     problem: str,
+    run_main: Run,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = people(tmp_path, annotations=notes)
-    assert main(["ablate", "smoke", "--people", str(folder), "--device", "cpu"]) == 1
-    assert problem in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    result = run_main("ablate", "smoke", "--people", folder, "--device", "cpu")
+    assert result.returncode == 1 and problem in result.stderr and not Path("runs").exists()
 
 
 def measured(value: float, **more: float) -> dict[str, dict[str, float]]:
@@ -200,12 +196,9 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     ],
 )
 def test_mistakes_leave_nothing_behind(
-    arguments: str,
-    problem: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: str, problem: str, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(arguments.split()) in (1, 2)
-    assert problem in capsys.readouterr().err and not list(tmp_path.iterdir())
+    result = run_main(*arguments.split())
+    assert result.returncode in (1, 2)
+    assert problem in result.stderr and not list(tmp_path.iterdir())

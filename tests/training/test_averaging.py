@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ from safetensors.torch import save_file
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.files import HEADER_KEY
 from tests.conftest import WORDS
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,57 +19,38 @@ from captioner.trust import trust_file
 from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.scenes import write_scenes
 from captioner_training.evaluation.gain import new_word_nats, told
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
-from tests.training.runs import records, write_photos
-
-Main = Callable[..., subprocess.CompletedProcess[str]]
-
-RECIPE = """
-name: own
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 32}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
-data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
-generation: {beam_size: 1}
-stages:
-  - {epochs: 2, batch_size: 10, learning_rate: 1.0e-2, warmup: 2}
-  - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
-"""
+from tests.launcher import Run
+from tests.training.runs import records, write_own, write_photos
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recipe and its data: of val and test together trust can be learned."""
-    place = tmp_path_factory.mktemp("place")
-    write_scenes(place / "data", splits={"train": 110, "val": 60, "test": 50})
-    (place / "own.yaml").write_text(RECIPE)
-    return place
+    return write_own(tmp_path_factory.mktemp("place"), train=30, val=10, test=20)
 
 
-def train(run: Main, place: Path, out: Path, *fields: object) -> str:
+def train(run: Run, place: Path, out: Path, *fields: object) -> str:
     result = run("train", place / "own.yaml", "--data.root", place, "--out", out, *fields)
     assert (result.returncode, result.stdout) == (0, f"{out / 'best.safetensors'}\n"), result.stderr
     return result.stderr
 
 
 def test_the_gain_is_told_on_photos_kept_apart_and_what_is_missing_is_made_again(
-    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    said = train(run_main, place, out, "--weights", tiny_file)
+    learns = ("--weights", tiny_file, "--stages.1.epochs", 2, "--stages.1.learning_rate", 1e-2)
+    said = train(run_main, place, out, *learns)
     gain = json.loads((out / "finished.json").read_text())["gain"]
-    assert (gain["split"], gain["images"]) == ("test", 50)
+    assert (gain["split"], gain["images"]) == ("test", 20)
     assert gain["gain"] == pytest.approx(gain["after"] - gain["before"])
     low, high = gain["intervals"]["gain"]
     assert low < gain["gain"] < high
     assert f"{told(gain)} ({out}/best.safetensors)\n" in said
     assert f"the run gained {gain['gain']:.1f} (between {low:.1f} and {high:.1f}" in said
-    assert "on 50 photos kept apart for it (test)" in said
-    assert "trust is learned from the 110 photos of val and test together" in said
+    assert "on 20 photos kept apart for it (test)" in said
     # The same photos, scored by `evaluate` in its own arithmetic.
     for checkpoint, name in ((out, "after"), (tiny_file, "before")):
         result = run_main(
@@ -84,12 +63,17 @@ def test_the_gain_is_told_on_photos_kept_apart_and_what_is_missing_is_made_again
 
     monkeypatch.setattr(conclusion, "measure_gain", pytest.fail)  # it is known
     (out / "report.html").unlink()
-    assert told(gain) in train(run_main, place, out, "--weights", tiny_file)
+    assert told(gain) in train(run_main, place, out, *learns)
     assert (out / "report.html").is_file()
 
 
-def test_a_dry_run_claims_nothing(run_main: Main, place: Path, tmp_path: Path) -> None:
-    said = train(run_main, place, tmp_path / "run", "--max-steps", 2)
+def test_a_dry_run_claims_nothing_and_shows_its_report_to_who_asks(
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    said = train(run_main, place, tmp_path / "run", "--max-steps", 2, "--open")
+    assert opened == [(tmp_path / "run" / "report.html").as_uri()]
     assert "this was a dry run: it says nothing of what a whole one gains" in said
     assert "gained" not in said and "CIDEr" not in said.splitlines()[-1]
     assert not trust_file(tmp_path / "run").exists()
@@ -103,14 +87,16 @@ def test_a_dry_run_claims_nothing(run_main: Main, place: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_without_a_model_before_the_score_is_told_and_records_say_what_is_trusted(
-    run_main: Main, place: Path, tmp_path: Path, photo: Path, browser: Any
+    run_main: Run, tmp_path: Path, photo: Path, browser: Any
 ) -> None:
     out = tmp_path / "run"
+    place = write_own(tmp_path, train=110, val=60, test=50)  # enough to learn trust from
     said = train(
         run_main, place, out, "--encoder.name", "efficientnet_v2_b0",
-        "--encoder_weights", "bundled", "--stages.1.epochs", 4, "--data.minimum_count", 1,
+        "--encoder_weights", "bundled", "--stages.1.epochs", 4, "--stages.1.learning_rate", 1e-2,
     )  # fmt: skip
     assert trust_file(out).is_file() and "words of the other photos: " in said
+    assert "trust is learned from the 110 photos of val and test together" in said
     record = json.loads(run_main("caption", photo, "--checkpoint", out, "--json").stdout)
     assert {"trust", "familiarity"} <= record.keys()
     assert re.search(r"CIDEr [\d.]+ \(between [\d.]+ and [\d.]+\), on 50 photos kept apart", said)
@@ -133,17 +119,8 @@ def test_without_a_model_before_the_score_is_told_and_records_say_what_is_truste
     page.close()
 
 
-def test_the_report_is_shown_to_who_asks(
-    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    train(run_main, place, tmp_path / "run", "--max-steps", 1, "--open")
-    assert opened == [(tmp_path / "run" / "report.html").as_uri()]
-
-
 def test_room_is_asked_for_everything_that_a_run_writes(
-    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what lies there at its fullest: grids, states and checkpoints."""
     out = tmp_path / "run"
@@ -185,18 +162,18 @@ def test_what_a_run_has_written_is_not_asked_for_again(
 
 
 def test_a_split_of_test_that_cannot_be_read_costs_no_run(
-    run_main: Main, place: Path, tmp_path: Path
+    run_main: Run, place: Path, tmp_path: Path
 ) -> None:
     """Its captions may be there without the photos."""
     shutil.copytree(place, tmp_path / "place")
     (tmp_path / "place" / "data" / "test-00.tar").unlink()
-    said = train(run_main, tmp_path / "place", tmp_path / "run", "--stages.1.epochs", 1)
+    said = train(run_main, tmp_path / "place", tmp_path / "run")
     assert re.search("^test: .*/data/", said, re.MULTILINE)
-    assert "and there are 110 and 60" in said
+    assert "and there are 30 and 10" in said
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_one_photo_is_too_few_to_train_on(run_main: Main, tmp_path: Path, place: Path) -> None:
+def test_one_photo_is_too_few_to_train_on(run_main: Run, tmp_path: Path, place: Path) -> None:
     write_photos(tmp_path / "data", "train", [["a grey square"]])
     write_photos(tmp_path / "data", "val", [["a grey square"]] * 2)
     shutil.copy(place / "own.yaml", tmp_path)
@@ -207,15 +184,11 @@ def test_one_photo_is_too_few_to_train_on(run_main: Main, tmp_path: Path, place:
 
 
 def test_a_run_s_folder_is_its_best_checkpoint(
-    run_main: Main, place: Path, tmp_path: Path, photo: Path
+    run_main: Run, place: Path, tmp_path: Path, photo: Path
 ) -> None:
     out = tmp_path / "run"
     train(run_main, place, out, "--max-steps", 1)
-    texts = [
-        run_main("caption", photo, "--checkpoint", one).stdout
-        for one in (out, out / "best.safetensors")
-    ]
-    assert texts[0] == texts[1] != ""
+    assert run_main("caption", photo, "--checkpoint", out).stdout
     assert (
         load_checkpoint(out).fingerprint()
         == load_checkpoint(out / "best.safetensors").fingerprint()
@@ -235,7 +208,7 @@ def test_a_new_word_that_the_model_before_does_not_know_is_one_of_them_by_chance
     assert nats == pytest.approx(2 * math.log(2) / 7)
 
 
-def test_a_stage_s_field_is_found_where_it_is(run_main: Main) -> None:
+def test_a_stage_s_field_is_found_where_it_is(run_main: Run) -> None:
     result = run_main("train", "own", "--epochs", 3)
     assert result.returncode == 2
     assert "epochs: there is no such field, did you mean stages.1.epochs?" in result.stderr

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from captioner.checkpoint import load_checkpoint
 from captioner_training.data.scenes import COLORS, RELATIONS, SHAPES, write_scenes
+from tests.launcher import Run
 from tests.training.runs import records
-
-Main = Callable[..., subprocess.CompletedProcess[str]]
 
 # The scenes' grammar in German: nouns with their gender, adjectives that agree, datives.
 NOUNS = {
@@ -60,7 +57,7 @@ def test_the_grammar_agrees() -> None:
 
 
 @pytest.mark.slow
-def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path: Path) -> None:
+def test_german_scenes_are_learned_with_their_capitals(run_main: Run, tmp_path: Path) -> None:
     write_german(tmp_path / "data", train=1000, val=60, test=60)
     result = run_main(
         "train", "own-language", "--data.root", tmp_path / "data", "--out", tmp_path / "run",
@@ -81,7 +78,7 @@ def test_german_scenes_are_learned_with_their_capitals(run_main: Main, tmp_path:
 
 @pytest.mark.slow
 def test_a_model_of_another_language_is_told_so_and_loses_to_one_that_learns_it(
-    run_main: Main, tmp_path: Path
+    run_main: Run, tmp_path: Path
 ) -> None:
     """What a new word costs counts for the model that does not know it, too."""
     write_german(tmp_path / "data", train=24, val=12)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +17,15 @@ from captioner.checkpoint import load_checkpoint
 from captioner.device import best_dtype
 from captioner.errors import GenerationError
 from captioner.vision.encoder import Encoder
-from captioner.vision.transform import TransformConfig
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
 from captioner_training.losses.objective import Objective, Reading
-from captioner_training.train import Run, _sized
-from tests.training.runs import newest_state, records, train_here
-
-Main = Callable[..., subprocess.CompletedProcess[str]]
-
-RECIPE = """
-name: own
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 32}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 16, hidden_dim: 24, attention_dim: 8, dropout: 0.0}
-data: {train: [data], validation: [data], minimum_count: 1, workers: 0}
-generation: {beam_size: 1}
-log_every: 1
-stages:
-  - {epochs: 1, batch_size: 10, warmup: 2}
-  - {epochs: 1, batch_size: 10, fine_tune_from: 5, warmup: 2}
-"""
-
+from tests.conftest import read_tree
+from tests.launcher import Run
+from tests.training.runs import newest_state, records, train_here, write_own
 
 OBJECTIVE = ("--stages.1.objectives",)
 
@@ -57,10 +38,7 @@ class Weighed(Objective):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe and its data."""
-    place = tmp_path_factory.mktemp("place")
-    write_scenes(place / "data", splits={"train": 30, "val": 4})
-    (place / "own.yaml").write_text(RECIPE)
-    return place
+    return write_own(tmp_path_factory.mktemp("place"), train=30, val=4)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +54,11 @@ def command(place: Path, out: Path, *fields: object) -> tuple[object, ...]:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    found = (path for path in out.rglob("*") if path.is_file() and path.name != "lock")
-    return {str(path.relative_to(out)): path.read_bytes() for path in found}
+    return {name: data for name, data in read_tree(out).items() if name != "lock"}
 
 
 def test_a_finished_run_keeps_its_checkpoints_and_says_so(
-    run_main: Main, place: Path, finished: Path
+    run_main: Run, place: Path, finished: Path
 ) -> None:
     before = files(finished)
     assert before.keys() == {
@@ -107,7 +84,7 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     ],
 )
 def test_a_folder_with_another_run_is_refused(
-    run_main: Main, place: Path, finished: Path, tmp_path: Path, fields: tuple[Any, ...],
+    run_main: Run, place: Path, finished: Path, tmp_path: Path, fields: tuple[Any, ...],
     problem: str,
 ) -> None:  # fmt: skip
     write_scenes(tmp_path / "data", splits={"train": 30, "val": 4}, seed=5)
@@ -123,7 +100,7 @@ def test_a_folder_with_another_run_is_refused(
     [("best.safetensors",), ("log.jsonl", "state/thesis.txt"), ("finished.json",), ("thesis.txt",)],
 )
 def test_a_folder_without_a_run_is_refused(
-    run_main: Main, place: Path, tmp_path: Path, names: tuple[str, ...]
+    run_main: Run, place: Path, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -134,7 +111,7 @@ def test_a_folder_without_a_run_is_refused(
     assert files(tmp_path) == before
 
 
-def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path: Path) -> None:
+def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path: Path) -> None:
     """Grids may be there already, and be those of other runs."""
     (grids := tmp_path / "grids").mkdir()
     (out := tmp_path / "out").mkdir()
@@ -175,7 +152,7 @@ def test_only_files_of_the_run_are_removed(run_main: Main, place: Path, tmp_path
     ],
 )
 def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
-    run_main: Main, place: Path, saved_tiny: Path, tmp_path: Path,
+    run_main: Run, place: Path, saved_tiny: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, fields: tuple[Any, ...], status: int, problem: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -188,7 +165,7 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
 
 
 def test_a_model_is_gone_on_from_and_compared_with(
-    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path
+    run_main: Run, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     result = run_main(
         *command(place, tmp_path / "run", "--weights", tiny_file), "--stages.1.epochs", 3,
@@ -207,7 +184,7 @@ def test_a_model_is_gone_on_from_and_compared_with(
 
 
 def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
-    run_main: Main, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     still = command(
@@ -224,7 +201,7 @@ def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
         assert run_main(*still).returncode == 130
     begun = records(out)
     assert [one["event"] for one in begun] == ["origin"]
-    monkeypatch.setattr(Run, "_score_origin", stop)
+    monkeypatch.setattr("captioner_training.train.Run._score_origin", stop)
     result = run_main(*still)
     assert "no epoch was better than the model as it was: best.safetensors is" in result.stderr
     assert records(out)[0] == begun[0]
@@ -235,7 +212,7 @@ def test_a_run_that_learns_nothing_hands_out_its_origin_which_is_scored_once(
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_stage(run_main: Main, place: Path, tmp_path: Path) -> None:
+def test_early_stopping_ends_a_stage(run_main: Run, place: Path, tmp_path: Path) -> None:
     """At a rate of zero nothing gets better, so that patience runs out at once."""
     result = run_main(
         *command(place, tmp_path / "run"), "--stages.1.learning_rate", 0,
@@ -315,20 +292,8 @@ def test_a_stage_may_see_photos_smaller_than_they_are_in_use(place: Path, tmp_pa
     assert load_checkpoint(tmp_path / "run" / "last.safetensors").transform.size == 64
 
 
-@pytest.mark.parametrize(
-    ("mode", "resize", "size", "expected"),
-    [("crop", 256, 112, (112, 128)), ("squash", None, 112, (112, None)), ("crop", 256, None, None)],
-)
-def test_a_smaller_square_frames_the_same_part_of_a_photo(
-    mode: Any, resize: int | None, size: int | None, expected: tuple[int, int | None] | None
-) -> None:
-    transform = TransformConfig(mode=mode, size=224, resize=resize)
-    sized = _sized(transform, size)
-    assert (sized.size, sized.resize) == (expected or (224, 256))
-
-
 def test_a_run_goes_on_in_its_own_precision_and_says_what_is_otherwise(
-    run_main: Main, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begun in what this machine would not choose, as a run that comes from another machine."""
     fast = best_dtype(torch.device("cpu"))[0] is torch.bfloat16

@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,8 @@ from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
+from tests.launcher import Run
 from tests.training.runs import MODEL, train_here
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = (
     MODEL

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,8 @@ from safetensors.torch import load_file
 from captioner.checkpoint import load_checkpoint
 from captioner_training.data.grids import CachedGrids, MeanDataset
 from captioner_training.data.scenes import write_scenes
+from tests.launcher import Run
 from tests.training.runs import MODEL, newest_state, records, train_here
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SENTENCE = "an octopus sits on the table"
 RECIPE = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,8 @@ from captioner_training.initialization import build_model, load_encoder, load_or
 from captioner_training.losses.objective import Objective, Reading
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
-from tests.launcher import start
+from tests.launcher import Run, start
 from tests.training.runs import MODEL, records, train_here, write_photos
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = (
     MODEL

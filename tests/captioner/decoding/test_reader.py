@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,8 @@ from captioner.decoding.reader import Reader
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
 from tests.captioner import bombs
-from tests.launcher import environment
+from tests.launcher import Run, environment
 from tests.process_tree import children
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_what_is_open_already_starts_no_process_and_files_start_one(
@@ -80,7 +77,7 @@ def test_in_this_process_it_is_the_same(
         assert said[0].record() == said[1].record()
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
 def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_path: Path) -> None:
     """Twelve times the square, but for a pixel; larger JPEGs may be decoded smaller."""
     noise = Image.effect_noise((200, 150), 90).resize((1600, 1151), Image.Resampling.BICUBIC)

@@ -13,7 +13,6 @@ from captioner.drawing.lettering import INK, PAPER, Text, font_of
 from captioner.drawing.overlay import Panel, overlay
 from captioner.drawing.saving import save_animation
 from captioner.drawing.sheet import contact_sheet
-from captioner.errors import ConfigError
 from tests.captioner.drawing.scenes import UNIFORM, panels, same, scene
 
 
@@ -106,11 +105,6 @@ class TestContactSheet:
             255,
             255,
         )
-
-    @pytest.mark.parametrize("option", [{"colors": "jet"}])
-    def test_settings_that_cannot_work_are_refused(self, option):
-        with pytest.raises(ConfigError):
-            contact_sheet(scene((60, 60)), panels("a"), **option)
 
 
 class TestAnimation:

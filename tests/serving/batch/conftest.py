@@ -20,6 +20,9 @@ from tests import launcher
 from tests.launcher import environment
 
 Records = list[dict[str, Any]]
+Photos = Callable[..., Path]
+Read = Callable[[Path], Records]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
@@ -31,7 +34,7 @@ def draw(number: int, size: tuple[int, int] = (60, 40)) -> Image.Image:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Callable[..., Path]:
+def photos(tmp_path: Path) -> Photos:
     """Make a folder of so many photos, p000.jpg and on."""
 
     def make(count: int, *, name: str = "photos", first: int = 0) -> Path:
@@ -68,7 +71,7 @@ def tiny(lively_file: Path) -> Captioner:
 
 
 @pytest.fixture
-def read() -> Callable[[Path], Records]:
+def read() -> Read:
     """Read a file of records."""
 
     def lines(path: Path) -> Records:
@@ -78,7 +81,7 @@ def read() -> Callable[[Path], Records]:
 
 
 @pytest.fixture
-def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
+def start_batch(lively_file: Path) -> Start:
     """Start `captioner batch` with the tiny model and do not wait for it."""
 
     def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -92,11 +95,11 @@ def start_batch(lively_file: Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def run_batch(
-    run_main: Callable[..., subprocess.CompletedProcess[str]],
+    run_main: launcher.Run,
     lively_file: Path,
     tiny: Captioner,
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> launcher.Run:
     """Run `captioner batch` with the tiny model, loaded but once, in the test's own process."""
     load = Captioner.from_pretrained
 

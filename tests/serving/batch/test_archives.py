@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import random
 import tarfile
 import tracemalloc
 import zipfile
@@ -19,6 +20,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engine import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from tests.benchmarks.fuzz_archives import fuzz
 from tests.serving.batch.conftest import draw
 
 
@@ -263,3 +265,12 @@ def test_a_batch_keeps_few_bytes_for_its_maps(
             batches = list(engine._batches(iter(carried)))  # type: ignore[arg-type]
         assert [len(batch) for batch in batches] == lengths
         assert {len(each.photo.data) for batch in batches for each in batch} == {kept}  # type: ignore[attr-defined]
+
+
+# Mutated archives through the whole command; tests/benchmarks/fuzz_archives.py takes thousands
+
+
+@pytest.mark.slow
+def test_mutated_archives_end_in_captions_or_errors(saved_tiny: Path) -> None:
+    chance = random.Random(1)
+    assert fuzz(150, together=75, checkpoint=saved_tiny, chance=chance, keep=None) == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import Journal
 from captioner_serving.batch.wording import Wording
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 
 def record(image: str, caption: str = "a man and a dog", **more: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
+from tests.conftest import read_tree
 from tests.serving.batch.conftest import draw
 
 Tree = dict[str, bytes]  # the files below a folder, by their paths in it
@@ -28,11 +29,6 @@ Run = Callable[..., Iterator[dict[str, Any]]]
 NOTES = (".run.json", ".written.jsonl")
 PLAIN: dict[str, Any] = dict.fromkeys(("sidecar", "maps", "maps_to", "min_score", "review"))
 OUTPUTS = pytest.mark.parametrize("output", ["c.jsonl", "c.csv"])
-
-
-def read_tree(folder: Path) -> Tree:
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def write_tree(folder: Path, tree: Tree) -> None:

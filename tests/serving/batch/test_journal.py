@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,8 +16,8 @@ from captioner.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
+from tests.serving.batch.conftest import Photos
 
-Photos = Callable[..., Path]
 SETTINGS: dict[str, Any] = {"review": None}
 
 

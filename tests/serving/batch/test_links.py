@@ -22,9 +22,8 @@ from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
+from tests.serving.batch.conftest import Photos
 from tests.serving.batch.test_sources import make_tar, names
-
-Photos = Callable[..., Path]
 
 
 @pytest.fixture
@@ -84,8 +83,8 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     assert record["image"].endswith("a.tar/./p000/p000.jpg") and "caption" in record
 
 
-def test_a_file_system_that_is_not_installed(run_main: Any, tmp_path: Path) -> None:
-    result = run_main("batch", "nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
+def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:
+    result = run_batch("nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
     assert result.returncode == 1
     assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.photos import PhotoFile
 from captioner_serving.batch.outputs.maps import MapWriter
 from captioner_serving.batch.outputs.written import WrittenFiles, write_unnoted
-from tests.serving.batch.conftest import draw
-
-Photos = Callable[..., Path]
+from tests.serving.batch.conftest import Photos, draw
 
 
 def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(

@@ -8,10 +8,8 @@ import os
 import socket
 import stat
 import struct
-import subprocess
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,8 @@ from PIL import Image
 
 from captioner import ImageNotFoundError
 from captioner_serving.batch.inputs.photos import PhotoFile
+from tests.launcher import Run
 from tests.serving.batch.conftest import draw
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

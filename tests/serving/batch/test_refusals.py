@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos
 
 # What follows `captioner batch ... --output c.jsonl`, where no other output is named.
 REFUSED: dict[str, tuple[int, str]] = {
@@ -92,7 +90,7 @@ REFUSED: dict[str, tuple[int, str]] = {
 
 
 @pytest.fixture
-def place(photos: Callable[..., Path], tmp_path: Path, tiny: Captioner, monkeypatch: Any) -> Path:
+def place(photos: Photos, tmp_path: Path, tiny: Captioner, monkeypatch: Any) -> Path:
     monkeypatch.chdir(tmp_path)
     photos(2)
     for name in ("empty", "raw"):

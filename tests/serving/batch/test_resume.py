@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ import pytest
 
 from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
+from tests.launcher import Run
 from tests.process_tree import children
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[str]]
-Photos = Callable[..., Path]
-Read = Callable[[Path], list[dict[str, Any]]]
+from tests.serving.batch.conftest import Photos, Read, Start
 
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:
@@ -38,7 +34,7 @@ def is_alive(pid: int) -> bool:
 def test_killed_once_and_gone_on(
     run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
 ) -> None:
-    folder, output = photos(200), tmp_path / "captions.csv"
+    folder, output = photos(120), tmp_path / "captions.csv"
     process = start_batch(folder, "--output", output, "--batch-size", 2)
     journal = Path(f"{output}.journal.jsonl")
     await_records(process, journal)
@@ -61,7 +57,7 @@ def test_killed_once_and_gone_on(
     assert (result.returncode, result.stdout) == (0, "")
     assert not done or f"{done} done before" in result.stderr
     assert [record["image"] for record in read(journal)] == sorted(map(str, folder.iterdir()))
-    assert len(output.read_text().splitlines()) == 201
+    assert len(output.read_text().splitlines()) == 121
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -82,7 +78,7 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
 def test_a_decoder_that_dies_costs_no_photo_that_is_sound(
     start_batch: Start, photos: Photos, tmp_path: Path, read: Read
 ) -> None:
-    folder, output = photos(200), tmp_path / "captions.jsonl"
+    folder, output = photos(100), tmp_path / "captions.jsonl"
     process = start_batch(folder, "--output", output, "--workers", 2, "--batch-size", 4)
     await_records(process, output)
     first, _ = children(process.pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +15,10 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles, lock
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
+from tests.conftest import read_tree
+from tests.launcher import Run
+from tests.serving.batch.conftest import Photos, Read
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-Photos = Callable[..., Path]
-Read = Callable[[Path], list[dict[str, Any]]]
 Caption = Callable[..., list[dict[str, Any]]]
 
 
@@ -32,10 +31,6 @@ def caption(tiny: Captioner, tmp_path: Path) -> Caption:
         return list(caption_batch(sources, output=tmp_path / output, config=config, captioner=tiny))
 
     return run
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_a_changed_output_is_not_cut(caption: Caption, photos: Photos, tmp_path: Path) -> None:
@@ -79,10 +74,10 @@ def test_a_damaged_state_is_a_sentence(
     folder = photos(1)
     caption(folder)
     (tmp_path / "c.jsonl.run.json").write_text(damaged)
-    before = contents(tmp_path)
+    before = read_tree(tmp_path)
     with pytest.raises(OutputError, match=r"run\.json was not written by this version"):
         caption(folder)
-    assert contents(tmp_path) == before
+    assert read_tree(tmp_path) == before
 
 
 def test_a_review_belongs_to_one_output(
@@ -107,7 +102,7 @@ def test_a_review_belongs_to_one_output(
     assert {Path(record["image"]).stem for record in unsure} == {"p000", "p001"}
     assert unsure[0]["score"] < unsure[1]["score"]
     names = ("one.jsonl", "one.jsonl.errors.jsonl", "one.jsonl.run.json", "unsure.jsonl")
-    assert sorted(contents(tmp_path)) == list(names)
+    assert sorted(name for name in read_tree(tmp_path) if "/" not in name) == list(names)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -208,11 +203,11 @@ def test_maps_never_lie_among_the_photos(
 ) -> None:
     folder = photos(1)
     shutil.copy(folder / "p000.jpg", folder / "p000.jpg.png")
-    before = contents(folder)
+    before = read_tree(folder)
     monkeypatch.chdir(tmp_path)
     (record,) = caption("photos/p000.jpg", maps="overlay", maps_to=".")
     assert "would lie among the photos" in record["error"]["detail"]
-    assert contents(folder) == before
+    assert read_tree(folder) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

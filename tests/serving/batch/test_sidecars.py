@@ -15,10 +15,8 @@ from PIL import Image
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.wording import combine
+from tests.serving.batch.conftest import Photos, Records
 from tests.serving.batch.test_xmp import LIGHTROOM
-
-Photos = Callable[..., Path]
-Records = list[dict[str, Any]]
 
 
 @pytest.fixture
@@ -35,15 +33,14 @@ def caption(tiny: Captioner) -> Callable[..., Records]:
 Caption = Callable[..., Records]
 
 
-@pytest.mark.parametrize("kind", ["txt", "caption"])
-def test_text_sidecars(kind: Any, caption: Caption, photos: Photos) -> None:
+def test_text_sidecars(caption: Caption, photos: Photos) -> None:
     folder = photos(2)
-    theirs = folder / f"p001.{kind}"
+    theirs = folder / "p001.txt"
     theirs.write_text("mine\n")
 
     def run(existing: str) -> tuple[str, str]:
-        first, second = caption(folder, kind, existing=existing)
-        assert (folder / f"p000.{kind}").read_text().startswith(first["caption"])
+        first, second = caption(folder, existing=existing)
+        assert (folder / "p000.txt").read_text().startswith(first["caption"])
         return second["caption"], theirs.read_text()
 
     assert run("skip")[1] == "mine\n"

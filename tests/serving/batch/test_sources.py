@@ -7,7 +7,6 @@ import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from captioner import Captioner, DataError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import LostPhoto
 from captioner_serving.batch.inputs.sources import Inputs
-
-Photos = Callable[..., Path]
+from tests.serving.batch.conftest import Photos
 
 
 def names(*sources: object, **options: Any) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.outputs.xmp import merge_xmp
+from tests.serving.batch.conftest import Photos
 
 needs_exiftool = pytest.mark.needs("exiftool")
 
@@ -102,9 +102,7 @@ def exiftool(folder: Path, *files: bytes, odd: bool = False) -> list[dict[str, A
 
 
 @needs_exiftool
-def test_a_new_sidecar_reads_back(
-    tiny: Captioner, photos: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_new_sidecar_reads_back(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     folder = photos(1)
     (record,) = caption_batch(
         folder, config=BatchConfig(sidecar="xmp", language="pt-BR"), captioner=tiny

@@ -6,7 +6,6 @@ import json
 import tarfile
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 
 from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
-from captioner.vocabulary import END, PAD, START, tokenize
+from captioner.vocabulary import END, PAD, START
 from captioner_training.data.batches import BucketSampler
 from captioner_training.data.dataset import Augmentation, ImageDataset, collate
 from captioner_training.data.images import ImageStore
@@ -178,17 +177,6 @@ def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
     (tmp_path / "all" / "mine" / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match=r"has one in it: name .*all/mine$"):
         read_dataset(tmp_path / "all", split="train")
-
-
-def test_captions_by_characters(data: Path) -> None:
-    words = partial(tokenize, by="characters")
-    found = read_coco(data / "captions.json", data / "images", words=words)
-    assert found[0].words == (("a", "dog"), ("the", "red", "dog"))
-    content = json.loads((data / "captions.json").read_text())
-    content["annotations"][0]["caption"] = "一只狗"
-    (data / "captions.json").write_text(json.dumps(content), "utf-8")
-    found = read_coco(data / "captions.json", data / "images", words=words)
-    assert found[0].words[0] == ("一", "只", "狗")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -17,6 +17,7 @@ from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
 from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner_training.evaluation import split as split_module
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import (
     DeletionTest,
@@ -44,8 +45,8 @@ class _Noted(ImageStore):
 def images(tmp_path: Path) -> list[CaptionedImage]:
     photos = tmp_path / "photos"
     photos.mkdir()
-    for number in range(53):  # more than a batch
-        photo = Image.effect_noise((60, 60), 4 * number).convert("RGB")
+    for number in range(5):
+        photo = Image.effect_noise((60, 60), 40 * number).convert("RGB")
         photo.save(photos / f"{number}.png")
     store = _Noted(photos)
     store.note = tmp_path / "opened"
@@ -53,7 +54,7 @@ def images(tmp_path: Path) -> list[CaptionedImage]:
     captions = tuple(map(" ".join, words))
     return [
         CaptionedImage(name=f"{at}.png", id=at, store=store, captions=captions, words=words)
-        for at in range(53)
+        for at in range(5)
     ]
 
 
@@ -67,8 +68,12 @@ def captioner() -> Captioner:
 
 
 def test_each_photo_is_opened_and_encoded_once(
-    images: list[CaptionedImage], captioner: Captioner, tmp_path: Path
+    images: list[CaptionedImage],
+    captioner: Captioner,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(split_module, "BATCH", 2)
     encoded: list[int] = []
     watch = captioner.model.encoder.register_forward_hook(
         lambda _, pixels, __: encoded.append(len(pixels[0]))
@@ -84,11 +89,11 @@ def test_each_photo_is_opened_and_encoded_once(
     assert captioner.trust is not None
     told = captioner.trust.familiarity.of(pooled_grids(captioner, images))
     assert [row.familiarity for row in rows] == pytest.approx(told)
-    found = captioner.caption(tmp_path / "photos" / "7.png", split.config)
-    assert found.trust == pytest.approx(rows[7].trust)
+    found = captioner.caption(tmp_path / "photos" / "3.png", split.config)
+    assert found.trust == pytest.approx(rows[3].trust)
     calibration, deletion = report["calibration"], report["deletion"]
     assert isinstance(calibration, dict) and isinstance(deletion, dict)
-    assert calibration["tokens"] == 53 * 2 * 4  # three words and the end
+    assert calibration["tokens"] == 5 * 2 * 4  # three words and the end
     words = sum(kind["words"] for kind in deletion.values())
     assert words == sum(len(row.caption.split()) for row in rows)
 

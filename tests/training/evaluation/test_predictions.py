@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -20,8 +18,7 @@ from captioner_training.evaluation.predictions import (
     write_predictions,
 )
 from captioner_training.evaluation.report import hash_split
-
-Run = Callable[..., CompletedProcess[str]]
+from tests.launcher import Run
 
 SPLIT = [
     Target(id=7, name="seven.jpg", references=("A dog runs in the grass.", "the dog is running")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -20,8 +20,7 @@ from captioner_training.pages.page import draw_page
 from captioner_training.pages.plots import dots_plot
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
-
-Run = Callable[..., CompletedProcess[str]]
+from tests.launcher import Run
 
 CAPTIONS = [
     ("a dog runs in the grass", "the <b>dog</b> runs"),

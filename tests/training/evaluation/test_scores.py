@@ -1,9 +1,8 @@
-"""Scores against pycocoevalcap's and nltk's, against what people reach, and where Java fails."""
+"""Scores against pycocoevalcap's and nltk's and by hand; what people reach; where Java fails."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
 from functools import partial
@@ -15,9 +14,14 @@ import pytest
 from captioner import DataError
 from captioner.vocabulary import tokenize
 from captioner_training.evaluation.bootstrap import estimate, mean_table
+from captioner_training.evaluation.calibration import reliability
+from captioner_training.evaluation.hallucination import (
+    hallucination,
+    named_categories,
+    words_of,
+)
 from captioner_training.evaluation.java import meteor_table, tokenize_ptb
 from captioner_training.evaluation.scores import (
-    bleu_tables,
     common_words,
     human_tables,
     official_scores,
@@ -156,18 +160,62 @@ def test_meteor_that_dies_costs_meteor_alone(
     assert isinstance(found["human"], dict) and "METEOR" not in found["human"]  # one reference
 
 
-def test_bleu_is_papineni_s_worked_example() -> None:
-    # Papineni et al. 2002, section 2.1: "the" seven times against two references has a clipped
-    # unigram precision of 2/7, and no bigram in common.
-    references = [
-        ["the", "cat", "is", "on", "the", "mat"],
-        ["there", "is", "a", "cat", "on", "the", "mat"],
-    ]
-    scores = bleu_tables([references], [["the"] * 7])
-    assert scores["BLEU-1"].value() == pytest.approx(100 * 2 / 7, rel=1e-9)
-    # The official scorer counts 1e-15 matches for none, so that no logarithm is of nothing: here
-    # for the six bigrams that were said.
-    expected = 100 * math.sqrt(2 / 7 * 1e-15 / 6)
-    assert scores["BLEU-2"].value() == pytest.approx(expected, rel=1e-9, abs=0)
-    assert expected < 1e-6
-    assert bleu_tables([references], [references[0]])["BLEU-4"].value() == pytest.approx(100)
+# Calibration, worked by hand after Guo et al. 2017, section 2
+
+
+@pytest.mark.parametrize(
+    ("confidence", "right", "error"),
+    [
+        # Bin (0.5, 0.6]: mean 0.55, 1 of 2 right, gap 0.05. Bin (0.9, 1]: mean 0.95, none of 1
+        # right, gap 0.95. (2 * 0.05 + 1 * 0.95) / 3 = 0.35.
+        ([0.52, 0.58, 0.95], [1, 0, 0], 0.35),
+        # The means agree (0.5 and 0.5), the bins are off by 0.8 each.
+        ([0.2, 0.8], [1, 0], 0.8),
+        ([1.0], [1.0], 0),
+    ],
+)
+def test_the_gap_of_each_bin_counts_by_its_size(
+    confidence: list[float], right: list[float], error: float
+) -> None:
+    table, bins = reliability(confidence, right, [0] * len(right), images=1)
+    assert table.value() / 100 == pytest.approx(error)
+    assert sum(one["count"] for one in bins) == len(right)
+    if len(right) == 3:
+        assert bins[0] == pytest.approx({"count": 2, "confidence": 0.55, "right": 0.5})
+
+
+# CHAIR on captions whose objects are counted by hand
+
+
+@pytest.mark.parametrize(
+    ("caption", "named"),
+    [
+        ("a man rides his bike by two buses", ["person", "bicycle", "bus"]),
+        ("a hot dog and a dog", ["hot dog", "dog"]),
+        ("train tracks beside a train station", []),
+        ("geese and sheep near knives", ["bird", "sheep", "knife"]),
+        ("a clock tower", ["clock"]),
+        ("the male coach of a group he passes her", []),  # words that as often name something else
+    ],
+)
+def test_captions_name_categories(caption: str, named: list[str]) -> None:
+    assert named_categories(caption.split()) == named
+
+
+def test_there_are_cocos_eighty_categories() -> None:
+    categories = ("person", *words_of("categories.yaml")["categories"])
+    assert len(set(categories)) == len(categories) == 80
+    for category in categories:
+        assert named_categories(category.split()) == [category]
+
+
+def test_hallucinated_objects_by_hand() -> None:
+    references = [[["a", "man", "and", "a", "dog"], ["a", "person"]], [["two", "cats"]], [["snow"]]]
+    captions = [["a", "woman", "with", "a", "puppy"], ["a", "cat", "on", "a", "couch"], ["snow"]]
+    found = hallucination(references, captions)
+    assert found is not None and found["mentions"] == 4
+    assert found["CHAIR_i"] == pytest.approx(100 / 4)  # the couch
+    assert found["CHAIR_s"] == pytest.approx(100 / 3)
+    found = hallucination(references, captions, objects=[[], ["couch"], []])
+    assert found is not None and found["CHAIR_i"] == 0
+    assert hallucination(references, [["snow"]] * 3) is None

@@ -1,11 +1,13 @@
-"""Self-critical training: what is drawn, what it is worth, and that it raises the reward."""
+"""Self-critical training: what is drawn, and what it is worth by CIDEr-D."""
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -14,6 +16,7 @@ from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.dataset import Batch
+from captioner_training.losses.cider import CiderD
 from captioner_training.losses.objective import Captions, Reading
 from captioner_training.losses.self_critical import (
     SelfCriticalCaptions,
@@ -170,3 +173,36 @@ def test_captions_are_drawn_as_long_as_the_stage_says(
     critic = critic_of([[("a",)]], samples=50, maximum_length=maximum_length)
     drawn = critic.draw(decoder, torch.randn(1, 4, 6), batch([0], [START]))
     assert drawn.targets.shape[-1] == tokens  # with <end>
+
+
+# CIDEr-D against pycocoevalcap's CiderScorer
+
+
+def sentence(chance: random.Random, longest: int = 14) -> list[str]:
+    return [f"w{chance.randrange(30)}" for _ in range(chance.randint(1, longest))]
+
+
+def test_scores_are_pycocoevalcaps() -> None:
+    from pycocoevalcap.cider import cider_scorer as scorer
+
+    chance = random.Random(4)
+    references = [[sentence(chance) for _ in range(chance.randint(1, 6))] for _ in range(700)]
+    captions = []
+    for each in references:
+        kind = chance.randrange(4)
+        caption = sentence(chance)
+        if kind == 0:  # most of a reference, and words that no reference has
+            caption = each[0][: chance.randint(1, 9)] + ["new", "newer"][: chance.randint(0, 2)]
+        elif kind == 1:  # a word said again and again, which is clipped
+            caption = [each[0][0]] * chance.randint(1, 9)
+        elif kind == 2:
+            caption = list(chance.choice(each))
+        captions.append(caption)
+    theirs = scorer.CiderScorer()
+    for each, caption in zip(references, captions, strict=True):
+        theirs += (" ".join(caption), [" ".join(words) for words in each])
+    mean, scores = theirs.compute_score()
+    ours = CiderD(references).score(references, [[caption] for caption in captions])
+    np.testing.assert_allclose(ours[:, 0], scores, atol=1e-9)
+    assert ours.mean() == pytest.approx(mean, abs=1e-9)
+    assert 0.5 < mean < 10 and np.ptp(scores) > 5  # nothing trivial was compared

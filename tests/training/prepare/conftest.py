@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import json
-import subprocess
 import threading
 import time
 import zipfile
@@ -19,8 +18,7 @@ from typing import Any
 import pytest
 
 from captioner_training.data.scenes import SceneConfig, draw_scene
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 TRAIN, VAL = range(100, 108), range(200, 206)
 # As in the real one, 2017 moved most of 2014's val into train; Karpathy's split knows three parts.

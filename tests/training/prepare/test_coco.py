@@ -18,17 +18,8 @@ from PIL import Image
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import SceneConfig, draw_scene
 from captioner_training.prepare.manifest import Manifest
-from tests.launcher import start
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+from tests.conftest import read_tree
+from tests.launcher import Run, start
 
 
 def prepare(run: Run, to: Path, url: str, *options: object) -> subprocess.CompletedProcess[str]:
@@ -174,7 +165,7 @@ def test_killed_while_downloading_and_while_preparing(
     assert codes == [200, 206]  # the rest of it, once
     whole = tmp_path / "whole"
     run_main(*arguments[:3], whole, *arguments[4:])
-    assert files(to) == files(whole)
+    assert read_tree(to) == read_tree(whole)
 
 
 def _size(path: Path) -> int:

@@ -55,16 +55,6 @@ def test_a_dropped_line_is_taken_up_where_it_broke(server: Any, folder: Path) ->
     assert fetch(folder, remote(server)) == path and len(server.gets("file.zip")) == 8
 
 
-def test_another_process_goes_on_with_the_part(server: Any, folder: Path) -> None:
-    server.behave("file.zip", drops=[70_000])
-    with pytest.raises(DownloadError, match="goes on where it stopped"):
-        fetch(folder, remote(server), tries=1)
-    assert (folder / "file.zip.part").stat().st_size == 70_000
-    assert not (folder / "file.zip").exists()
-    assert fetch(folder, remote(server)).read_bytes() == DATA
-    assert server.gets("file.zip")[1:] == [("bytes=70000-", 206)]
-
-
 def test_a_server_without_ranges_sends_all_of_it_again(server: Any, folder: Path) -> None:
     server.behave("file.zip", drops=[70_000, 200_000], ranges=False)
     assert fetch(folder, remote(server)).read_bytes() == DATA

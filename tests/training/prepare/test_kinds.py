@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import subprocess
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,7 @@ from captioner import DataError
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare.manifest import Manifest
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.launcher import Run
 
 
 @pytest.fixture

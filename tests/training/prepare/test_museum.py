@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,9 +10,8 @@ import pytest
 from PIL import Image
 
 from captioner_training.prepare.manifest import Manifest
+from tests.launcher import Run
 from tests.training.prepare.conftest import prepare
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SENTENCES = [
     "ein großer Hund läuft über die nasse Wiese",

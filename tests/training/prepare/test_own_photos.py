@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import unicodedata
 import zipfile
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from PIL import Image
 
 from captioner_training.prepare.manifest import Manifest
 from tests.captioner.pictures import HEIC
+from tests.launcher import Run
 from tests.training.prepare.conftest import prepare
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

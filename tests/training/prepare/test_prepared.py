@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,9 @@ from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import write_scenes
 from captioner_training.prepare.manifest import Manifest
 from tests import launcher
+from tests.conftest import read_tree
+from tests.launcher import Run
 from tests.process_tree import children
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +54,6 @@ def own(prepared: Path, tmp_path: Path) -> Path:
     """A copy of the prepared set that a test may damage."""
     subprocess.run(["cp", "-r", prepared, tmp_path / "own"], check=True)
     return tmp_path / "own"
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_same_images_come_out_by_split(prepared: Path, scenes: Path) -> None:
@@ -132,32 +127,6 @@ def test_damage_is_named(own: Path) -> None:
         read_dataset(own, split="val")
 
 
-def test_killed_at_random_moments_it_ends_the_same(
-    scenes: Path, prepared: Path, tmp_path: Path
-) -> None:
-    to = tmp_path / "to"
-    line = command(scenes, to, "--shard-images", 16)
-    chance = random.Random(7)
-    kills = 0
-    for longest in (0.05, 0.1, 0.2, 0.5):  # a fast machine is done in 0.16 s
-        process = launcher.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=chance.uniform(0, longest))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        if (to / "manifest.json").exists():
-            break
-        # Never taken for whole before it is; the second is before anything was done.
-        with pytest.raises(DataError, match=r"is not finished|there is no folder"):
-            read_dataset(to, split="train")
-    result = launcher.run(*line)
-    assert result.returncode == 0, result.stderr
-    assert kills >= 1
-    assert files(to) == files(prepared)  # every byte, and nothing else
-
-
 def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -> None:
     process = launcher.start(*command(scenes, tmp_path / "to", "--workers", 2))
     workers: list[int] = []
@@ -170,19 +139,19 @@ def test_workers_do_not_outlive_a_killed_command(scenes: Path, tmp_path: Path) -
 
 
 def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None:
-    before = files(own)
+    before = read_tree(own)
     same = run_main(*command(scenes, own, "--shard-images", 16))
-    assert (same.returncode, files(own)) == (0, before)
+    assert (same.returncode, read_tree(own)) == (0, before)
     other = command(scenes, own, "--shard-images", 16, "--size", 64)
     result = run_main(*other)
     assert result.returncode == 1 and "holds another data set" in result.stderr
-    assert "--force" in result.stderr and files(own) == before
+    assert "--force" in result.stderr and read_tree(own) == before
     (own / "backup-00001.tar").write_text("mine")
     result = run_main(*command(scenes, own, "--size", 64, "--force"))
     assert result.returncode == 0, result.stderr
     assert (own / "backup-00001.tar").read_text() == "mine"
     (own / "backup-00001.tar").unlink()
-    assert sorted(files(own)) == [  # fewer shards, and none of the old ones
+    assert sorted(read_tree(own)) == [  # fewer shards, and none of the old ones
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
     assert Manifest.load(own).image.short_side == 64
@@ -194,7 +163,7 @@ def test_one_folder_one_data_set(run_main: Run, scenes: Path, own: Path) -> None
     assert Manifest.load(own).image.short_side == 64  # the one that there was is whole
     (own / "train-00001.tar").unlink()
     assert run_main(*again).returncode == 0
-    assert files(own) == before
+    assert read_tree(own) == before
 
 
 def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own: Path) -> None:
@@ -204,7 +173,7 @@ def test_what_an_interrupted_set_left_makes_way(run_main: Run, scenes: Path, own
     (own / "manifest.json").rename(own / ".prepare" / "manifest.json")
     result = run_main(*command(scenes, own, "--size", 64))
     assert result.returncode == 0, result.stderr
-    assert sorted(files(own)) == [
+    assert sorted(read_tree(own)) == [
         "manifest.json", "train-00000.tar", "train.index.jsonl", "val-00000.tar", "val.index.jsonl",
     ]  # fmt: skip
 
@@ -221,7 +190,7 @@ def test_files_of_something_else_are_left_alone(
             result.returncode == 1
             and "contains other files: choose an empty or new folder" in result.stderr
         )
-    assert files(to) == {"train-00000.tar": b"mine"}
+    assert read_tree(to) == {"train-00000.tar": b"mine"}
     (to / "manifest.json").write_text('{"name": "an app"}')
     result = run_main(*command(scenes, to, "--force"))
     assert result.returncode == 1 and "is not a manifest" in result.stderr
@@ -314,21 +283,17 @@ def test_a_prepared_set_is_trained_on_and_scored(
     ]
 
 
-def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path) -> None:
-    for arguments, message in (
-        ((), "name either a folder DIR or --captions FILE"),
-        ((prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
-        (("--captions", "c.json"), "--captions and --images belong together"),
+def test_evaluate_wants_one_data_set(run_main: Run, prepared: Path, saved_tiny: Path) -> None:
+    tiny = ("--checkpoint", saved_tiny)
+    for status, arguments, message in (
+        (2, (), "name either a folder DIR or --captions FILE"),
+        (2, (prepared, "--captions", "c.json"), "name either a folder DIR or --captions FILE"),
+        (2, ("--captions", "c.json"), "--captions and --images belong together"),
+        (2, (prepared, *tiny, "--beam-size", "0"), "--beam-size 0 is out of range"),
+        (1, (prepared, *tiny, "--split", "test"), "has no split 'test'"),
+        (1, (prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),
+        (1, (prepared.with_name("no"), *tiny), "there is no folder"),
+        (1, ("--captions", "no.json", "--images", prepared, *tiny), "there is no file no.json"),
     ):
         result = run_main("evaluate", *arguments)
-        assert result.returncode == 2 and message in result.stderr
-    for arguments, message in (
-        ((prepared, "--split", "test"), "has no split 'test'"),
-        ((prepared, "--checkpoint", "no.safetensors"), "there is no checkpoint no.safetensors"),
-        ((prepared.with_name("no"),), "there is no folder"),
-        (("--captions", "no.json", "--images", prepared), "there is no file no.json"),
-    ):
-        result = run_main("evaluate", *arguments)
-        assert result.returncode == 1 and message in result.stderr
-    result = run_main("evaluate", prepared, "--beam-size", "0")
-    assert result.returncode == 2 and "--beam-size 0 is out of range" in result.stderr
+        assert result.returncode == status and message in result.stderr

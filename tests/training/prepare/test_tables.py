@@ -149,11 +149,6 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
         read_table(table, jsonl_rows, Columns(), problems)
 
 
-def test_numbered_captions(tmp_path: Path, problems: Problems) -> None:
-    table = "image,caption_1,Caption 2,part\n1.jpg,a,b,train\n2.jpg,c,d,\n"
-    assert read(tmp_path, table, problems) == {"1.jpg": ("a", "b"), "2.jpg": ("c", "d")}
-
-
 def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
     table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
     found = read(tmp_path, table, problems)

@@ -68,7 +68,7 @@ def test_the_overlay_is_the_library_s(mode: str, visit: Visit, tmp_path: Path) -
 
 def test_the_page_marks_the_spot(mode: str, visit: Visit, tmp_path: Path) -> None:
     """Its own drawing, and a picture to save."""
-    for case in (case for case in CASES.values() if case.mode == mode):
+    for case in [case for case in CASES.values() if case.mode == mode][:2]:  # plain, and turned
         (tmp_path / "photo.jpg").write_bytes(case.photo)
         visit.choose(tmp_path / "photo.jpg")
         shown = visit.tab.locator("img.photo")

@@ -97,12 +97,3 @@ def test_on_a_phone_the_photo_stays_in_sight_of_the_words(phone: Visit) -> None:
     assert top >= 0
     tab.locator(".text").focus()  # and makes room for somebody who writes
     assert tab.evaluate("getComputedStyle(document.querySelector('.stage')).position") != "sticky"
-
-
-def test_headings_go_down_one_at_a_time_and_names_begin_with_what_is_seen(visit: Visit) -> None:
-    """What axe-core found wrong once."""
-    visit.choose(SAMPLES / "rocket.jpg")
-    headings = visit.tab.evaluate("[...document.querySelectorAll('h1,h2,h3')].map(h => h.tagName)")
-    assert headings == ["H1", "H2", "H2"]
-    legend = visit.tab.get_by_role("button", name="attention from an even share to 8 times")
-    assert legend.count() == 1

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import DESK, Visit, visiting
-from tests.test_front_ends import VARIANTS, made
+from tests.test_front_ends import made
 
 HEADS = 4
 
@@ -59,32 +59,32 @@ def test_a_picture_unlike_all_photos_comes_with_a_warning(visit: Visit, tmp_path
     assert "unlike" not in visit.tab.inner_text('[role="status"]')
 
 
-@pytest.mark.parametrize(("photo", "wrong"), [("camera", False), ("rocket", True)])
 def test_doubtful_words_are_marked_and_a_caption_that_is_likely_wrong_says_so(
-    visit: Visit, photo: str, wrong: bool
+    visit: Visit,
 ) -> None:
     tab = visit.tab
-    visit.choose(SAMPLES / f"{photo}.jpg")
-    words = visit.record()["words"]
-    doubtful = [word["word"] for word in words if word.get("trust", 1) < 0.5]
-    assert doubtful and tab.locator(".word.doubtful").all_inner_texts() == doubtful
-    for label in tab.locator(".word.doubtful").all():
-        assert "doubtful, " in label.get_attribute("aria-label")
-    assert tab.locator(".doubt").is_visible() == wrong
-    said = f"This may be wrong: '{min(words, key=lambda word: word.get('trust', 1))['word']}'"
-    for line in (".doubt", '[role="status"]'):
-        assert (said in tab.inner_text(line)) == wrong
-    # The first word that names something and is likely right is the one that is shown.
-    likely = [place for place, word in enumerate(words) if word.get("trust", 0) >= 0.5]
-    assert likely[0] > 0 and tab.locator(".heat").get_attribute("data-word") == str(likely[0])
-    assert "likely right" in tab.inner_text(".about")
-    tab.locator(".word").nth(0).hover()
-    assert "likely right" not in tab.inner_text(".about")
-    # And the doubt is of one sentence.
-    tab.locator(".sentences li button:first-child").nth(1).click()
-    visit.settled()
-    other = visit.record()
-    assert tab.locator(".doubt").is_visible() == (other["trust"] < 0.02)
+    for photo, wrong in (("camera", False), ("rocket", True)):
+        visit.choose(SAMPLES / f"{photo}.jpg")
+        words = visit.record()["words"]
+        doubtful = [word["word"] for word in words if word.get("trust", 1) < 0.5]
+        assert doubtful and tab.locator(".word.doubtful").all_inner_texts() == doubtful
+        for label in tab.locator(".word.doubtful").all():
+            assert "doubtful, " in label.get_attribute("aria-label")
+        assert tab.locator(".doubt").is_visible() == wrong
+        said = f"This may be wrong: '{min(words, key=lambda word: word.get('trust', 1))['word']}'"
+        for line in (".doubt", '[role="status"]'):
+            assert (said in tab.inner_text(line)) == wrong
+        # The first word that names something and is likely right is the one that is shown.
+        likely = [place for place, word in enumerate(words) if word.get("trust", 0) >= 0.5]
+        assert likely[0] > 0 and tab.locator(".heat").get_attribute("data-word") == str(likely[0])
+        assert "likely right" in tab.inner_text(".about")
+        tab.locator(".word").nth(0).hover()
+        assert "likely right" not in tab.inner_text(".about")
+        # And the doubt is of one sentence.
+        tab.locator(".sentences li button:first-child").nth(1).click()
+        visit.settled()
+        other = visit.record()
+        assert tab.locator(".doubt").is_visible() == (other["trust"] < 0.02)
 
 
 def test_a_caption_below_the_least_trust_is_not_shown(visit: Visit) -> None:
@@ -128,6 +128,8 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
         ".filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).length"
     )
     assert unnamed == 0
+    legend = tab.get_by_role("button", name="attention from an even share to 8 times")
+    assert legend.count() == 1  # named by what is seen
     tab.locator(".word").nth(0).focus()
     tab.keyboard.press("ArrowRight")
     assert tab.evaluate("document.activeElement.textContent") == visit.words()[1]
@@ -173,20 +175,23 @@ def test_a_sentence_from_right_to_left_runs_so(visit: Visit) -> None:
     )
 
 
-@pytest.mark.parametrize("forced", ["none", "active"])
-def test_one_word_is_outlined_at_a_time(visit: Visit, forced: str) -> None:
+def test_one_word_is_outlined_at_a_time(visit: Visit) -> None:
     tab, words = visit.tab, visit.words()
-    tab.emulate_media(forced_colors=forced)
-    assert len(tab.evaluate(OUTLINED)) == 1  # the first that is shown
-    tab.locator(".word").nth(3).click()
-    tab.locator(".word").nth(5).hover()
-    assert tab.evaluate(OUTLINED) == [words[5]]
-    tab.mouse.move(5, 5)
-    assert tab.evaluate(OUTLINED) == [words[3]]
-    tab.keyboard.press("ArrowRight")
-    assert tab.evaluate(OUTLINED) == [words[4]]
-    tab.locator(".word").nth(6).hover()
-    assert tab.evaluate(OUTLINED) == [words[6]]
+    for forced in ("none", "active"):
+        tab.mouse.move(5, 5)
+        tab.emulate_media(forced_colors=forced)
+        tab.reload()
+        visit.settled()
+        assert len(tab.evaluate(OUTLINED)) == 1  # the first that is shown
+        tab.locator(".word").nth(3).click()
+        tab.locator(".word").nth(5).hover()
+        assert tab.evaluate(OUTLINED) == [words[5]]
+        tab.mouse.move(5, 5)
+        assert tab.evaluate(OUTLINED) == [words[3]]
+        tab.keyboard.press("ArrowRight")
+        assert tab.evaluate(OUTLINED) == [words[4]]
+        tab.locator(".word").nth(6).hover()
+        assert tab.evaluate(OUTLINED) == [words[6]]
 
 
 def test_an_alternative_has_words_heat_and_numbers_of_its_own(visit: Visit) -> None:
@@ -283,31 +288,20 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     assert sizes["animation"][1] == len(visit.words()) + 2
     record = visit.record()
     assert record["caption"] == " ".join(visit.words()) and record["image"] == "rocket"
-
-
-def test_a_picture_that_cannot_be_drawn_says_why(visit: Visit) -> None:
-    problem = {"type": "busy", "title": "x", "status": 503, "detail": "y"}
-    visit.tab.route(
-        "**/api/sheet", lambda route: route.fulfill(status=503, body=json.dumps(problem))
-    )
-    visit.tab.click("[data-picture=sheet]")
-    visit.tab.wait_for_selector(".about >> text=Too many photos are waiting")
-    assert visit.words()  # all else stays
+    # One that cannot be drawn says why, and all else stays.
+    problem = json.dumps({"type": "busy", "title": "x", "status": 503, "detail": "y"})
+    tab.route("**/api/sheet", lambda route: route.fulfill(status=503, body=problem))
+    tab.click("[data-picture=sheet]")
+    tab.wait_for_selector(".about >> text=Too many photos are waiting")
+    assert record["caption"] == " ".join(visit.words())
     visit.errors.clear()  # the browser's own, about the 503
-
-
-def test_the_alt_text_is_copied_as_a_sentence(clipboard: None, visit: Visit) -> None:
-    visit.tab.click(".copy")
-    visit.tab.wait_for_selector(".about >> text=Copied")
-    text = visit.tab.evaluate("navigator.clipboard.readText()")
-    assert text == " ".join(visit.words()).capitalize() + "."
 
 
 @pytest.fixture(scope="module")
 def attentive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a tiny model of four heads."""
     folder: Path = tmp_path_factory.mktemp("heads")
-    made(VARIANTS[f"lstm-scaled_dot-{HEADS}"]).save(folder / "heads.safetensors")
+    made(score="scaled_dot", heads=HEADS).save(folder / "heads.safetensors")
     with serve(folder / "server", "--checkpoint", folder / "heads.safetensors") as running:
         yield running
 
@@ -347,6 +341,7 @@ def test_a_head_is_shown_saved_and_kept(desk: Any, attentive: Server) -> None:
         assert saved(tab) != one
 
 
+@pytest.mark.slow
 def test_a_finger_reaches_the_heads(pocket: Any, attentive: Server) -> None:
     with visiting(pocket, attentive) as phone:
         box = phone.tab.locator(".heads").bounding_box()
