@@ -90,7 +90,7 @@ def best_dtype(device: torch.device) -> tuple[torch.dtype, str]:
         if flag in known:
             return torch.bfloat16, f"the CPU has {flag}"
     if known >= _OF_AMD:
-        return torch.bfloat16, "the CPU, AMD's, has avx512_bf16"
+        return torch.bfloat16, "the CPU has AMD's avx512_bf16"
     return torch.float32, "the CPU has no fast bfloat16"
 
 

@@ -147,7 +147,7 @@ def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
         (
             "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512_bf16\n",
             "bfloat16",
-            "the CPU, AMD's, has avx512_bf16",
+            "the CPU has AMD's avx512_bf16",
         ),
         ("flags\t: fpu avx512_vnni\nbugs\t\t: bf16\n", "float32", "the CPU has no fast bfloat16"),
     ],
