@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from captioner.caption import Caption
 from captioner.decoding.decoded import EncodedPhoto
 from captioner.decoding.prepared import PreparedImage, prepared_images
 from captioner.decoding.reader import Reader
-from captioner.decoding.turns import FairThreads
 from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
@@ -49,8 +47,8 @@ _FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
 # largest PNG takes five), behind the model and ordinary photos, and beside the largest of all there
 # is room for a usual one.
 _SECONDS, _NICE, _BESIDE = 20.0, 5, 30_000_000
+_OPENED = 2  # such photos at once; a picture takes up to 100 MB while it is drawn
 _NAME = "the image"  # in messages: what its owner calls it is nobody else's
-_DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
 class CaptionService:
@@ -77,20 +75,18 @@ class CaptionService:
         self.captioner = captioner
         self.config = config
         self.metrics = metrics
-        self._say = say
+        self._threads, self._say = threads, say
         self._answered = self._failed = 0.0  # when the model last did
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch,
             max_batch=config.max_batch,
             capacity=config.queue,
-            before_batch=partial(share_cores, threads),
-            on_batch=metrics.record_batch,
             threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
         self.reader = Reader(
             captioner.transform.config,
-            workers=2,
+            workers=_OPENED,
             quick=1,
             max_pixels=captioner.max_pixels,
             seconds=_SECONDS,
@@ -98,7 +94,6 @@ class CaptionService:
             nice=_NICE,
         )
         self.reader.start()
-        self._drawing = FairThreads([None] * _DRAWN, name="drawing")
 
     async def caption(
         self,
@@ -161,23 +156,20 @@ class CaptionService:
     async def with_photo(
         self, image: bytes, work: Callable[[Image.Image], T], *, longest: int, client: str = ""
     ) -> T:
-        """Open a whole photo and make something of it, in one of two threads; clients take turns.
+        """Open a whole photo and make something of it, two at a time; clients take turns.
 
         Raises:
             ImageError: the photo cannot be opened.
             BusyError, ClosedError: as for `caption`.
 
         """
-
-        def make(_: None) -> T:
-            photo = EncodedPhoto(_NAME, image)
-            return work(self.reader.picture(photo, longest=longest, client=client))
-
-        self._batcher.admit(1, client)
-        try:
-            return await asyncio.wrap_future(self._drawing.submit(make, client))
-        finally:
-            self._batcher.release(1, client)
+        photo = EncodedPhoto(_NAME, image)
+        with self._batcher.admit(1, client):
+            return await asyncio.wrap_future(
+                self.reader.make(
+                    photo, lambda decoded: work(decoded.picture()), longest=longest, client=client
+                )
+            )
 
     async def _order(
         self,
@@ -187,25 +179,20 @@ class CaptionService:
         on_place: OnPlace | None = None,
     ) -> list[Caption | ImageError]:
         """Have something done with images, in order; a caller that is cancelled takes them out."""
-        cost = len(images) * order.cost
-        self._batcher.admit(cost, client)
-        if on_place is not None:
-            on_place(self._batcher.waiting)
-        self.metrics.queue.inc(len(images))
-        tasks = [
-            asyncio.create_task(self._caption_one(image, order, client, hear))
-            for image, hear in zip(images, [*[None] * (len(images) - 1), on_place], strict=True)
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        finally:
-            self._batcher.release(cost, client)
-            self.metrics.queue.dec(len(images))
+        with self._batcher.admit(len(images) * order.cost, client):
+            if on_place is not None:
+                on_place(self._batcher.waiting)
+            self.metrics.queue.inc(len(images))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    hears = [*[None] * (len(images) - 1), on_place]
+                    tasks = [
+                        group.create_task(self._caption_one(image, order, client, hear))
+                        for image, hear in zip(images, hears, strict=True)
+                    ]
+            finally:
+                self.metrics.queue.dec(len(images))
+        return [task.result() for task in tasks]
 
     def require_room(self, client: str) -> None:
         """Refuse before an upload is read what would be refused after it.
@@ -215,8 +202,8 @@ class CaptionService:
             ClosedError: the server is shutting down.
 
         """
-        self._batcher.admit(1, client)
-        self._batcher.release(1, client)
+        with self._batcher.admit(1, client):
+            pass
 
     async def check(self) -> None:
         """Find out whether the model lives: whoever waits in its queue does not matter.
@@ -271,8 +258,7 @@ class CaptionService:
     def close(self) -> None:
         """Finish what was accepted, then stop."""
         self._batcher.close()
-        self.reader.close()  # so that no drawing waits for them
-        self._drawing.close()
+        self.reader.close()
 
     async def _caption_one(
         self,
@@ -281,13 +267,12 @@ class CaptionService:
         client: str,
         on_place: OnPlace | None,
     ) -> Caption | ImageError:
-        config = order.generation
+        result: Caption | ImageError
         try:
             photo = EncodedPhoto(_NAME, image)
             decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
             (prepared,) = prepared_images([(_NAME, decoded)])
-            result: Caption | ImageError
             result = await asyncio.wrap_future(
                 self._batcher.submit(prepared, order, client, on_place)
             )
@@ -302,11 +287,12 @@ class CaptionService:
                 result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
-            return result
-        # Another of its batch may have wanted more.
-        return replace(result, alternatives=result.alternatives[: config.captions - 1])
+        return result
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
+        alone = self._batcher.due <= len(images) * order.cost
+        share_cores(self._threads, 1 if alone else self._batcher.threads)
+        start = time.monotonic()
         try:
             if order.sentence is None:
                 captions = self.captioner.caption_prepared(
@@ -317,6 +303,8 @@ class CaptionService:
         except Exception:
             self._failed = time.monotonic()
             raise
+        finally:
+            self.metrics.record_batch(len(images), time.monotonic() - start)
         self._answered = time.monotonic()
         return captions
 
