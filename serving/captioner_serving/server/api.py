@@ -22,7 +22,8 @@ from captioner.caption import Caption
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
-from captioner.generation.config import MAX_BEAM_SIZE
+from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
+from captioner.predictor import Captioner
 from captioner_serving.server.batcher import OnPlace
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.description import (
@@ -92,6 +93,14 @@ class CaptionFields(BaseModel):
     check_attention: bool = False
     minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
     preview: bool = False
+
+    def settings(self, captioner: Captioner) -> GenerationConfig:
+        """Give what is asked as a captioner takes it; ConfigError: it cannot do that."""
+        config = captioner.generation.asked(
+            beam_size=self.beam_size, captions=self.captions, style=self.style
+        )
+        captioner.check_trust(self.minimum_trust)
+        return config
 
 
 class RecordFields(BaseModel):
@@ -204,10 +213,7 @@ async def caption(request: Request, service: Service) -> Response:
             known = ", ".join(named)
             raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
         service = named[fields.model]
-    config = service.captioner.generation.asked(
-        beam_size=fields.beam_size, captions=fields.captions, style=fields.style
-    )
-    service.captioner.check_trust(fields.minimum_trust)
+    config = fields.settings(service.captioner)
     client = client_of(request.scope)
 
     async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:

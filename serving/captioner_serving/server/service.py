@@ -7,15 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 from PIL import Image
 
 from captioner.caption import Caption
 from captioner.decoding.decoded import EncodedPhoto
-from captioner.decoding.prepared import PreparedImage, prepared_images
+from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
@@ -94,6 +95,19 @@ class CaptionService:
             nice=_NICE,
         )
         self.reader.start()
+
+    def sample(self, name: str, path: Path, *, captions: int) -> Caption:
+        """Caption a photo of our own, before anybody sends one; ImageError: it cannot be opened."""
+        decoded = self.reader.read(path)
+        image = PreparedImage(
+            image=name,
+            pixels=square_pixels(decoded),
+            box=decoded.box,
+            open_photo=partial(self.reader.picture, path),
+        )
+        config = self.captioner.generation.asked(captions=captions)
+        (caption,) = self.captioner.caption_prepared([image], config)
+        return caption
 
     async def caption(
         self,
@@ -272,7 +286,7 @@ class CaptionService:
             photo = EncodedPhoto(_NAME, image)
             decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
-            (prepared,) = prepared_images([(_NAME, decoded)])
+            prepared = PreparedImage(image=None, pixels=square_pixels(decoded), box=decoded.box)
             result = await asyncio.wrap_future(
                 self._batcher.submit(prepared, order, client, on_place)
             )
@@ -338,19 +352,17 @@ def check_sentence(
 ) -> list[Caption]:
     """Give the words of a caption their `effect` on each image; see captioner.deletion.
 
-    Where the decoder does not attend, the words stay as they are.
+    Where the decoder does not attend, they have none.
     """
     grid = captioner.encode(np.stack([image.pixels for image in images]))
     tokens = captioner.vocabulary.encode(word.text for word in caption.words)
     start = captioner.vocabulary.start(caption.style or "")
-    decoder = captioner.model.decoder
-    with torch.inference_mode():
-        found = sentence_effects(decoder, grid.features, [[tokens]] * len(images), start=start)
+    sentences = [[tokens]] * len(images)
+    found = sentence_effects(captioner.model.decoder, grid.features, sentences, start=start)
     checked = []
     for (effects,) in found:
-        words = caption.words
-        if effects is not None:
-            pairs = zip(words, effects, strict=True)
-            words = tuple(replace(word, effect=effect) for word, effect in pairs)
+        known: Sequence[float | None] = effects or [None] * len(caption.words)
+        pairs = zip(caption.words, known, strict=True)
+        words = tuple(replace(word, effect=effect) for word, effect in pairs)
         checked.append(replace(caption, words=words))
     return checked
