@@ -23,7 +23,7 @@ from captioner.decoding.turns import Turns
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server.problems import BusyError, ClosedError
 
-__all__ = ["Batcher", "OnPlace", "Order"]
+__all__ = ["Batcher", "Order", "Place"]
 
 
 class Order(NamedTuple):
@@ -50,8 +50,13 @@ class Order(NamedTuple):
 
 
 CaptionBatch = Callable[[Sequence[PreparedImage], Order], Sequence[Caption]]
-OnPlace = Callable[[int], None]
-"""Told how many images of the queue come first, each time that changes, from any thread."""
+
+
+@dataclass(eq=False)
+class Place:
+    """Where an image is: so many images of the queue come ahead of it, as things stand now."""
+
+    ahead: int = 0
 
 
 @dataclass(eq=False)
@@ -59,9 +64,8 @@ class _Job:
     image: PreparedImage
     order: Order
     client: str
-    on_place: OnPlace | None
+    place: Place
     future: Future[Caption] = field(default_factory=Future)
-    place: int | None = None  # as it was last told
 
 
 class Batcher:
@@ -148,16 +152,17 @@ class Batcher:
         image: PreparedImage,
         order: Order,
         client: str = "",
-        on_place: OnPlace | None = None,
+        place: Place | None = None,
     ) -> Future[Caption]:
         """Put an admitted image into the queue; a future cancelled before its batch costs nothing.
 
-        The future may raise whatever this one image makes the model raise.
+        The future may raise whatever this one image makes the model raise. A place that is given is
+        kept true until the image's batch begins.
         """
-        job = _Job(image, order, client, on_place)
+        job = _Job(image, order, client, place or Place())
         with self._changed:
             self._turns.put(job, client)
-            self._tell()
+            self._number()
             self._changed.notify()
         return job.future
 
@@ -190,7 +195,7 @@ class Batcher:
                 self._changed.wait()
             if batch:
                 self._begun[threading.get_ident()] = time.monotonic()
-                self._tell()
+                self._number()
             return batch
 
     def _take(self) -> list[_Job]:
@@ -204,18 +209,16 @@ class Batcher:
             if len(batch) >= max(1, min(share, self._max_batch // job.order.cost)):
                 break
             self._turns.start(job, job.client)
+            job.place.ahead = 0
             if job.future.set_running_or_notify_cancel():
                 batch.append(job)
             else:
                 self._turns.done(job.client, 0.0)
         return batch
 
-    def _tell(self) -> None:
-        """Say of each that waits how many come first, if that has changed."""
-        for place, job in enumerate(self._turns.in_order()):
-            if job.on_place is not None and place != job.place:
-                job.place = place
-                job.on_place(place)
+    def _number(self) -> None:
+        for ahead, job in enumerate(self._turns.in_order()):
+            job.place.ahead = ahead
 
     def _caption(self, jobs: list[_Job]) -> None:
         """Caption jobs of one order; where that fails, each alone: the fault is of one of them."""

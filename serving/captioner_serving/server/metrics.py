@@ -59,17 +59,11 @@ class Metrics:
             "Images accepted and not yet answered",
             registry=self._registry,
         )
-
         self.bodies = Gauge(
             "captioner_body_bytes",
             "Bytes of requests in memory, on their way in and until they are answered",
             registry=self._registry,
         )
-
-    def record_batch(self, size: int, seconds: float) -> None:
-        """Count one batch of the model."""
-        self.batch_size.observe(size)
-        self.batch_seconds.observe(seconds)
 
     def exposition(self) -> bytes:
         """Everything counted, as text."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
 
 from captioner.caption import Caption
@@ -25,9 +26,8 @@ from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
 from captioner_serving.allocator import is_out_of_memory
-from captioner_serving.server.batcher import Batcher, OnPlace, Order
+from captioner_serving.server.batcher import Batcher, Order, Place
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     ClosedError,
@@ -59,7 +59,7 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
-        threads: of torch, for the model; see captioner_serving.server.cores.
+        threads: of torch, for the model. No other thread of this process may have any.
         say: told in words for people what became of photos.
 
     """
@@ -115,7 +115,7 @@ class CaptionService:
         config: GenerationConfig,
         *,
         client: str = "",
-        on_place: OnPlace | None = None,
+        place: Place | None = None,
         check_attention: bool = False,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; one that cannot be opened fails alone, in its place.
@@ -126,8 +126,7 @@ class CaptionService:
             images: what to caption.
             config: beam size, number of captions, style.
             client: whose they are; clients take turns.
-            on_place: told how many images of the queue come before the last of these: when they are
-                admitted, and whenever that changes.
+            place: is that of the last of these, from when they are admitted.
             check_attention: whether words get their effect; see Captioner.caption.
 
         Raises:
@@ -139,7 +138,7 @@ class CaptionService:
         # By its name, so that who asks for the usual style and who asks for none share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
-        results = await self._order(images, Order(config, check_attention), client, on_place)
+        results = await self._order(images, Order(config, check_attention), client, place)
         self._tell(results, time.monotonic() - start)
         return results
 
@@ -190,19 +189,19 @@ class CaptionService:
         images: Sequence[bytes],
         order: Order,
         client: str,
-        on_place: OnPlace | None = None,
+        place: Place | None = None,
     ) -> list[Caption | ImageError]:
         """Have something done with images, in order; a caller that is cancelled takes them out."""
         with self._batcher.admit(len(images) * order.cost, client):
-            if on_place is not None:
-                on_place(self._batcher.waiting)
+            places = [*[None] * (len(images) - 1), place]
+            if place is not None:
+                place.ahead = self._batcher.waiting
             self.metrics.queue.inc(len(images))
             try:
                 async with asyncio.TaskGroup() as group:
-                    hears = [*[None] * (len(images) - 1), on_place]
                     tasks = [
-                        group.create_task(self._caption_one(image, order, client, hear))
-                        for image, hear in zip(images, hears, strict=True)
+                        group.create_task(self._caption_one(image, order, client, its))
+                        for image, its in zip(images, places, strict=True)
                     ]
             finally:
                 self.metrics.queue.dec(len(images))
@@ -279,7 +278,7 @@ class CaptionService:
         image: bytes,
         order: Order,
         client: str,
-        on_place: OnPlace | None,
+        place: Place | None,
     ) -> Caption | ImageError:
         result: Caption | ImageError
         try:
@@ -287,9 +286,7 @@ class CaptionService:
             decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
             prepared = PreparedImage(image=None, pixels=square_pixels(decoded), box=decoded.box)
-            result = await asyncio.wrap_future(
-                self._batcher.submit(prepared, order, client, on_place)
-            )
+            result = await asyncio.wrap_future(self._batcher.submit(prepared, order, client, place))
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:
@@ -304,8 +301,11 @@ class CaptionService:
         return result
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
+        # Each thread that calls torch has a pool of threads, which wait for work by spinning. Where
+        # all pools have more threads than there are cores, libgomp sends them to sleep after every
+        # loop, which costs a third of the speed: the model's threads share the cores.
         alone = self._batcher.due <= len(images) * order.cost
-        share_cores(self._threads, 1 if alone else self._batcher.threads)
+        torch.set_num_threads(max(1, self._threads // (1 if alone else self._batcher.threads)))
         start = time.monotonic()
         try:
             if order.sentence is None:
@@ -318,7 +318,8 @@ class CaptionService:
             self._failed = time.monotonic()
             raise
         finally:
-            self.metrics.record_batch(len(images), time.monotonic() - start)
+            self.metrics.batch_size.observe(len(images))
+            self.metrics.batch_seconds.observe(time.monotonic() - start)
         self._answered = time.monotonic()
         return captions
 
