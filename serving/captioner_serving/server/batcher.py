@@ -199,10 +199,10 @@ class Batcher:
             return batch
 
     def _take(self) -> list[_Job]:
-        """Take the one whose turn it is, and with it others of its order."""
+        """Take the one whose turn it is and others of its order; a share where threads are idle."""
         batch: list[_Job] = []
         waiting = self._turns.in_order()
-        share = math.ceil(len(waiting) / self.threads)
+        share = math.ceil(len(waiting) / (self.threads - len(self._begun)))
         for job in waiting:
             if batch and job.order != batch[0].order:
                 continue

@@ -8,6 +8,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    Summary,
     generate_latest,
 )
 
@@ -33,6 +34,12 @@ class Metrics:
             "Seconds from a request's first byte to its answer's last",
             ["route"],
             buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.photo = Summary(
+            "captioner_photo_seconds",
+            "Seconds that a photo spends being opened, and waiting for the model and in it",
+            ["stage"],
             registry=self._registry,
         )
         self.captions = Counter("captioner_captions", "Images captioned", registry=self._registry)

@@ -283,10 +283,13 @@ class CaptionService:
         result: Caption | ImageError
         try:
             photo = EncodedPhoto(_NAME, image)
-            decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
+            with self.metrics.photo.labels("opening").time():
+                decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
             prepared = PreparedImage(image=None, pixels=square_pixels(decoded), box=decoded.box)
-            result = await asyncio.wrap_future(self._batcher.submit(prepared, order, client, place))
+            with self.metrics.photo.labels("model").time():
+                future = self._batcher.submit(prepared, order, client, place)
+                result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:

@@ -70,7 +70,7 @@ def test_one_image_that_fails_fails_alone(
     assert batcher.submit("z", order).result(300) == "z"
 
 
-def test_what_waits_is_shared_by_the_threads() -> None:
+def test_what_waits_is_shared_by_the_threads_that_are_free() -> None:
     """They go on when they are let."""
     started: Queue[int] = Queue()
     going = threading.Semaphore(0)
@@ -82,15 +82,14 @@ def test_what_waits_is_shared_by_the_threads() -> None:
 
     batcher = Batcher(model, max_batch=8, capacity=64, threads=2)
     order = Order(GenerationConfig())
-    futures = [batcher.submit(0, order)]
-    assert started.get(timeout=300) == 1  # nobody waits for company
-    futures.append(batcher.submit(1, order))
-    assert started.get(timeout=300) == 1  # the other thread is free
-    futures += [batcher.submit(number, order) for number in range(2, 10)]
-    going.release(2)
-    assert sorted(started.get(timeout=300) for _ in range(2)) == [2, 4]
-    going.release(8)
-    assert [future.result(300) for future in futures] == [*range(10)]
+    with batcher._changed:  # nobody looks before all of them wait
+        futures = [batcher.submit(number, order) for number in range(4)]
+    assert [started.get(timeout=300) for _ in range(2)] == [2, 2]
+    futures += [batcher.submit(number, order) for number in range(4, 14)]
+    going.release()
+    assert started.get(timeout=300) == 8  # the other thread is at work
+    going.release(4)
+    assert [future.result(300) for future in futures] == [*range(14)]
     batcher.close()
 
 
