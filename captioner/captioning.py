@@ -176,33 +176,28 @@ class BaseCaptioner(ABC):
         if errors not in ("raise", "return"):
             raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
         self.check_trust(minimum_trust)
-        if not is_many(images):
-            image = self._prepare(as_source(images))
-            made = self.caption_prepared([image], config, check_attention=check_attention)
-            if untrusted := _untrusted(made[0], minimum_trust):
-                raise untrusted
-            return made[0]
+        many = is_many(images)
+        raises = errors == "raise" or not many
         results: list[Caption | ImageError] = []
-        waiting = iter(cast("Iterable[Any]", images))
+        waiting = iter(cast("Iterable[Any]", images if many else [images]))
         while batch := list(islice(waiting, BATCH)):
             prepared: list[PreparedImage | ImageError] = []
             for image in batch:
                 try:
                     prepared.append(self._prepare(as_source(image)))
                 except ImageError as error:
-                    if errors == "raise":
+                    if raises:
                         raise
                     prepared.append(error.without_traceback())
             sound = [one for one in prepared if isinstance(one, PreparedImage)]
             captions = iter(self.caption_prepared(sound, config, check_attention=check_attention))
             for one in prepared:
-                result = one if isinstance(one, ImageError) else next(captions)
-                if isinstance(result, Caption):
-                    result = _untrusted(result, minimum_trust) or result
-                    if isinstance(result, ImageError) and errors == "raise":
-                        raise result
+                lost = one if isinstance(one, ImageError) else None
+                result = lost or _trusted(next(captions), minimum_trust)
+                if isinstance(result, ImageError) and raises:
+                    raise result
                 results.append(result)
-        return results
+        return results if many else cast("Caption", results[0])
 
     def prepare(self, image: ImageSource) -> PreparedImage:
         """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
@@ -351,9 +346,10 @@ class BaseCaptioner(ABC):
             )
 
 
-def _untrusted(caption: Caption, minimum_trust: float | None) -> UntrustedError | None:
-    if minimum_trust is None or not caption.untrusted(minimum_trust):
-        return None
+def _trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
+    """Give the caption, or the error that stands for it where there is less trust in it."""
+    if not caption.untrusted(minimum_trust):
+        return caption
     return UntrustedError(
         f"{caption.image or 'the image'}: its caption is left out, for its trust of "
         f"{caption.trust or 0.0:.4f} is below the minimum_trust {minimum_trust:g}"

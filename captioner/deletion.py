@@ -17,7 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioner.decoders.state import State, StepDecoder, StepOutput
+from captioner.decoders.state import (
+    State,
+    StepDecoder,
+    StepOutput,
+    check_numbers,
+    log_probabilities,
+)
 
 __all__ = [
     "Draws",
@@ -29,8 +35,8 @@ __all__ = [
     "word_effects",
 ]
 
-SHARE = 0.5  # of a word's attention that the deleted cells hold
-DRAWS = 8  # enough to know a word's chance level; the mean over words is sharper by far
+_SHARE = 0.5  # of a word's attention that the deleted cells hold
+_DRAWS = 8  # enough to know a word's chance level; the mean over words is sharper by far
 _ROWS = 64  # grids that are changed at once: their copies are what a step takes most memory for
 
 # Takes how many cells (R,) to draw and the cells L of a grid; gives masks (draws, R, L).
@@ -62,26 +68,26 @@ class WordEffect(NamedTuple):
         return self.deletion - self.random_deletion
 
 
-def attended_cells(attention: Tensor, *, share: float = SHARE) -> Tensor:
-    """Mark the fewest cells that hold a share of the attention: (R, L) weights to a mask (R, L)."""
+def attended_cells(attention: Tensor) -> Tensor:
+    """Mark the fewest cells that hold half of the attention: (R, L) weights to a mask (R, L)."""
     ordered, order = attention.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     # The tolerance is for sums that reach the share but for rounding.
-    kept = before < share * attention.sum(dim=-1, keepdim=True) - 1e-6
+    kept = before < _SHARE * attention.sum(dim=-1, keepdim=True) - 1e-6
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def random_cells(generator: torch.Generator, *, draws: int = DRAWS) -> Draws:
+def random_cells(generator: torch.Generator, *, draws: int = _DRAWS) -> Draws:
     """Draw cells by chance, without replacement, anew for every word."""
     return partial(_draw, generator, draws, True)
 
 
-def repeated_cells(*, draws: int = DRAWS) -> Draws:
+def repeated_cells() -> Draws:
     """Draw cells by chance, for all captions the same at the same place.
 
     So what is found of a photo does not depend on the photos beside it, nor on the day.
     """
-    return partial(_draw, torch.Generator().manual_seed(0), draws, False)
+    return partial(_draw, torch.Generator().manual_seed(0), _DRAWS, False)
 
 
 def _draw(generator: torch.Generator, draws: int, anew: bool, counts: Tensor, cells: int) -> Tensor:
@@ -206,4 +212,6 @@ def _score(
 
 def _said(output: StepOutput, said: Tensor) -> Tensor:
     """Take the log-probabilities (R,) of the words (R,)."""
-    return output.log_probabilities()[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)
+    logs = log_probabilities(output.logits)[:, 0].gather(-1, said.unsqueeze(-1)).squeeze(-1)
+    check_numbers(bool(logs.isnan().any()))
+    return logs

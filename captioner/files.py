@@ -27,6 +27,7 @@ __all__ = [
     "refuse_input",
     "replace_file",
     "sync_folder",
+    "writing",
 ]
 
 HEADER_KEY = "captioner"
@@ -55,7 +56,7 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(part or new_part())
-    try:
+    with writing(path):
         try:
             rights = _rights(target)
             if part is not None:
@@ -73,8 +74,15 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
                 temporary.unlink()
             raise
         sync_folder(target.parent)
+
+
+@contextmanager
+def writing(what: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise OutputError where the block raises OSError: `what` cannot be written, and why."""
+    try:
+        yield
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{what} cannot be written: {error.strerror or error}") from error
 
 
 def new_part() -> str:

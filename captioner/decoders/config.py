@@ -12,7 +12,7 @@ from annotated_types import Interval
 from captioner.attention.positions import POSITIONS
 from captioner.attention.scores import SCORES, build_score, check_heads
 from captioner.errors import ConfigError
-from captioner.vision.bounds import Fraction, OneOf, Width, check_bounds
+from captioner.vision.bounds import EXPLAINED, Fraction, OneOf, Width, check_bounds
 
 __all__ = ["DECODERS", "DecoderConfig"]
 
@@ -37,10 +37,7 @@ class DecoderConfig:
 
     """
 
-    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid", "use_attribute_docstrings": True
-    }  # fmt: skip
+    __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     kind: Annotated[str, OneOf(DECODERS)] = "lstm"
     """The kind of decoder; older files do not say."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from captioner.errors import GenerationError
-from captioner.vocabulary import END
 
 __all__ = [
     "State",
@@ -90,17 +89,6 @@ class StepOutput(NamedTuple):
     attention: Tensor | None = None
     gate: Tensor | None = None
     heads: Tensor | None = None
-
-    def log_probabilities(self) -> Tensor:
-        """Turn the logits into log-probabilities (B, K, words), float32.
-
-        Raises:
-            GenerationError: they are not numbers.
-
-        """
-        logs = log_probabilities(self.logits)
-        check_numbers(bool(torch.isnan(logs[..., END]).any()))
-        return logs
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The bundled checkpoint in onnxruntime: captions without waiting for PyTorch.
 
 The export is kept in a folder of the user's cache (or of CAPTIONER_CACHE, unless that is empty),
-whose name is the checkpoint's digest. The search is that of every exported folder
-(captioner/export/app/caption.py). docs/export.md has what it is worth.
+whose name is the checkpoint's digest; what older versions left there goes. The search is that of
+every exported folder (captioner/export/app/caption.py). docs/export.md has what it is worth.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -38,6 +40,7 @@ __all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export", "
 T = TypeVar("T")
 
 _GRAPHS = 1  # goes up when the graphs of the same checkpoint change
+_KEPT = 30 * 86400.0  # seconds that another version's export stays beside a new one
 
 
 class ExportedModel:
@@ -171,11 +174,24 @@ def keep_export(
     except Exception as error:  # it was killed, or cannot start
         reason = _first_line(error)
     if not reason or folder.is_dir():  # another command made it meanwhile
+        _sweep(folder)
         return folder
     with suppress(OSError):
         note.write_text(reason + "\n", encoding="utf-8")
     say(f"there is none ({reason}): PyTorch goes on; to try again, remove {note}")
     return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what older versions have left beside an export that was just made.
+
+    What is not old may be of another installation, which is in use too.
+    """
+    for other in folder.parent.iterdir():
+        with suppress(OSError):
+            old = other.stat().st_mtime < time.time() - _KEPT
+            if old and re.fullmatch(r"[0-9a-f]{16}-\d+(\.txt)?", other.name):
+                other.unlink() if other.is_file() else shutil.rmtree(other)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.drawing.tables import drawing_tables
-from captioner.errors import ConfigError, OutputError
+from captioner.errors import ConfigError
 from captioner.export.graphs import Graphs, export_graphs
+from captioner.files import writing
 from captioner.paths import expanded
 
 __all__ = ["new_folder", "write_folder"]
@@ -66,15 +67,13 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = expanded(path).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(f"--to {path} is not an empty folder: name another one")
-    try:
+    with writing(path):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".captioner-", dir=target.parent) as made:
             inside = Path(made) / target.name
             inside.mkdir()
             yield inside
             inside.replace(target)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:

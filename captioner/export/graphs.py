@@ -11,10 +11,11 @@ Both take any B, K and F (captioner/generation/step.py says what these are).
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ from captioner.generation.step import BeamStep, Step
 from captioner.vision.encoder import prepare_encoder
 from captioner.vision.transform import Transform
 
-__all__ = ["Graphs", "export_graphs"]
+__all__ = ["Graphs", "export_graphs", "quietly"]
 
 # What a step gives beside the decoder's own.
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
@@ -177,7 +178,7 @@ def _export(
 
     """
     try:
-        with _quietly():
+        with quietly():
             traced = torch.export.export(
                 module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
             )
@@ -198,12 +199,12 @@ def _export(
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Let the exporter keep to itself what it thinks of torch's own operations."""
+def quietly() -> Iterator[None]:
+    """Let others keep to themselves how far they are, and what they think of torch's operations."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -8,12 +8,8 @@ find the range of what comes in each time (dynamic quantisation).
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from captioner.export.graphs import quietly
 from captioner.paths import sample_photos
 
 __all__ = ["quantize"]
@@ -43,7 +40,7 @@ def quantize(folder: Path) -> None:
 
     encoder, step = folder / "encoder.onnx", folder / "step.onnx"
     options: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8}
-    with tempfile.TemporaryDirectory() as scratch, _quietly():
+    with tempfile.TemporaryDirectory() as scratch, quietly():
         ready, half = Path(scratch, "ready.onnx"), Path(scratch, "half.onnx")
         quant_pre_process(encoder, ready, skip_symbolic_shape=True)
         static = partial(
@@ -96,18 +93,6 @@ class _Squares:
                 for image in (corner, middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)):
                     pixels = np.asarray(self.app.square(image)).transpose(2, 0, 1)
                     yield {"pixels": np.ascontiguousarray(pixels[np.newaxis])}
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Let the quantiser keep its progress to itself."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _keep_whole_numbers(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Gt, Interval
 
 from captioner.errors import ConfigError
-from captioner.vision.bounds import Positive, check_bounds
+from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
 
 __all__ = ["MAX_BEAM_SIZE", "GenerationConfig", "Length"]
 
@@ -30,10 +30,7 @@ class GenerationConfig:
     Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
-    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid", "use_attribute_docstrings": True
-    }  # fmt: skip
+    __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     beam_size: Annotated[int, Interval(ge=1, le=MAX_BEAM_SIZE)] = 5
     """Hypotheses; 1 is greedy."""

@@ -27,7 +27,7 @@ from captioner.errors import (
     ImageNotFoundError,
     OutputError,
 )
-from captioner.files import identity
+from captioner.files import identity, writing
 from captioner.generation.config import MAX_BEAM_SIZE
 from captioner.paths import bundled_checkpoint, checkpoint_file, is_web_address
 from captioner.terminal import in_a_line, json_line, probability
@@ -303,10 +303,8 @@ def plan_pictures(
 
 def _make_folders(files: Mapping[str, str]) -> None:
     for folder in {Path(file).parent for file in files.values()}:
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"folder {folder} cannot be made: {error.strerror}") from error
 
 
 def _fill(option: str, pattern: str, photo: str, number: int) -> str:

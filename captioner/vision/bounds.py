@@ -9,7 +9,7 @@ configuration is made in Python, from flags, from a form or from a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
+    "EXPLAINED",
     "Fraction",
     "NotNegative",
     "OneOf",
@@ -37,6 +38,10 @@ PositiveFloat = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Fraction = Annotated[float, Interval(ge=0, lt=1)]
+
+EXPLAINED = {"extra": "forbid", "use_attribute_docstrings": True}
+"""`__pydantic_config__` of what recipes have: the text under a field is its reason, which
+`captioner train --fields` prints."""
 
 
 @dataclass(frozen=True)
@@ -95,4 +100,6 @@ def _fields(kind: type) -> dict[str, TypeAdapter[Any]]:
 
     hints = get_type_hints(kind, include_extras=True)
     strict = ConfigDict(strict=True, allow_inf_nan=False)
-    return {field.name: TypeAdapter(hints[field.name], config=strict) for field in fields(kind)}
+    # A dataclass among them has looked at itself.
+    bare = (field.name for field in fields(kind) if not is_dataclass(hints[field.name]))
+    return {name: TypeAdapter(hints[name], config=strict) for name in bare}

@@ -27,7 +27,7 @@ from torchvision import models
 
 from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
 from captioner.paths import did_you_mean
-from captioner.vision.bounds import Positive, check_bounds
+from captioner.vision.bounds import EXPLAINED, Positive, check_bounds
 from captioner.vision.convolutions import (
     SameConv2d,
     convolutions,
@@ -59,10 +59,7 @@ class EncoderConfig:
     Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
-    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid", "use_attribute_docstrings": True
-    }  # fmt: skip
+    __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     name: str = "resnet101"
     """The usual choice for COCO."""

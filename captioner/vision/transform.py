@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from annotated_types import Interval
 from PIL import Image
 
-from captioner.vision.bounds import PositiveFloat, check_bounds
+from captioner.vision.bounds import EXPLAINED, PositiveFloat, check_bounds
 
 if TYPE_CHECKING:
     import torch
@@ -58,10 +58,7 @@ class TransformConfig:
 
     """
 
-    # For recipes: the text under a field is its reason, which `captioner train --fields` prints.
-    __pydantic_config__: ClassVar[dict[str, Any]] = {
-        "extra": "forbid", "use_attribute_docstrings": True
-    }  # fmt: skip
+    __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
 
     mode: Mode = "crop"
     """crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean

@@ -38,6 +38,7 @@ if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
 
 pytestmark = pytest.mark.slow  # a model is exported
 
+OLD, NEW, NOTE = ("00" * 8 + "-1", "ab" * 8 + "-12"), ("cd" * 8 + "-1",), "ef" * 8 + "-1.txt"
 MACHINE = {"device": "cpu", "dtype": "auto"}
 # The command, with another checkpoint in the place of the bundled one; says whether it had torch.
 COMMAND = """
@@ -67,12 +68,23 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def kept(bundled: Path) -> Path:
-    """Its export."""
+    """Its export, made beside those of other versions and what is somebody's own."""
     said: list[str] = []
+    cache = bundled.parent / "cache"
+    for name in (*OLD, *NEW, "0123456789abcdef", "photos"):
+        (cache / name / "graphs").mkdir(parents=True)
+    (cache / NOTE).write_text("the decoder cannot be exported")
+    for name in (*OLD, NOTE, "0123456789abcdef", "photos"):
+        os.utime(cache / name, (0, 0))
     folder = keep_export(bundled, **MACHINE, say=said.append)
     assert folder is not None and len(said) == 1 and "once" in said[0]
     assert keep_export(bundled, **MACHINE, say=said.append) == folder and len(said) == 1
     return folder
+
+
+def test_what_older_versions_left_goes(kept: Path) -> None:
+    left = {path.name for path in kept.parent.iterdir()}
+    assert left - {kept.name, "other.safetensors"} == {*NEW, "0123456789abcdef", "photos"}
 
 
 def run(checkpoint: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -90,6 +90,8 @@ def test_one_bad_image_fails_alone(captioner: Captioner, photo: Path, tmp_path: 
     assert results[0].text == results[3].text == captioner.caption(photo).text
     with pytest.raises(ImageFormatError, match=r"bad\.jpg"):
         captioner.caption([photo, bad])
+    with pytest.raises(ImageFormatError, match=r"bad\.jpg"):  # one by itself has no other place
+        captioner.caption(bad, errors="return")  # type: ignore[call-overload]
     assert captioner.caption([]) == []
 
 
@@ -137,7 +139,16 @@ def test_one_checkpoint_serves_in_two_dtypes_and_stays_as_it_is(
     [  # as they are on Intel's Sapphire Rapids, an ARM of Amazon's, AMD's Zen 5 and Ice Lake
         ("flags\t\t: fpu avx512_bf16 amx_bf16\n", "bfloat16", "the CPU has amx_bf16"),
         ("Features\t: fp asimd i8mm bf16 dgh\n", "bfloat16", "the CPU has bf16"),
-        ("flags\t\t: fpu avx512_bf16 avx512_vnni\n", "float32", "the CPU has no fast bfloat16"),
+        (
+            "vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16\n",
+            "float32",
+            "the CPU has no fast bfloat16",
+        ),
+        (
+            "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512_bf16\n",
+            "bfloat16",
+            "the CPU, AMD's, has avx512_bf16",
+        ),
         ("flags\t: fpu avx512_vnni\nbugs\t\t: bf16\n", "float32", "the CPU has no fast bfloat16"),
     ],
 )

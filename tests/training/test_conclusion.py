@@ -71,6 +71,7 @@ def test_the_gain_is_told_on_photos_kept_apart_and_what_is_missing_is_made_again
     assert f"{told(gain)} ({out}/best.safetensors)\n" in said
     assert f"the run gained {gain['gain']:.1f} (between {low:.1f} and {high:.1f}" in said
     assert "on 50 photos kept apart for it (test)" in said
+    assert "trust is learned from the 110 photos of val and test together" in said
     # The same photos, scored by `evaluate` in its own arithmetic.
     for checkpoint, name in ((out, "after"), (tiny_file, "before")):
         result = run_main(

@@ -261,11 +261,8 @@ class Ablation:
                 workers=recipe.data.workers,
             )
             return caption_split(
-                model,
+                checkpoint,
                 images,
-                transform=transform,
-                vocabulary=checkpoint.vocabulary,
-                config=checkpoint.generation,
                 autocast=exact,
                 grids=(grids, range(len(images))),
                 after_batch=after_batch,

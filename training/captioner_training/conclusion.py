@@ -150,6 +150,11 @@ def _trust(
             f"training and as many others, and there are {len(corpus.train)} and {len(held_out)}"
         )
         return
+    if len(held_out) > len(corpus.validation):
+        _say(
+            f"trust is learned from the {len(held_out)} photos of val and test together, as val "
+            f"has fewer than {FEWEST_PHOTOS}: on test, `evaluate` asks it about photos it knows"
+        )
     captioner = Captioner(load_checkpoint(path), device=device)
     train = corpus.train[:: -(-len(corpus.train) // _TRUSTED)]
     for line in write_trust(captioner, path, train, held_out[: _TRUSTED // 2]):

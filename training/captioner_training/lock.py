@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from captioner.errors import OutputError
+from captioner.files import writing
 
 __all__ = ["locked"]
 
@@ -23,11 +24,9 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
 
     """
     made = [folder for folder in file.parents if not folder.exists()]
-    try:
+    with writing(what):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = file.open("a")  # it may be a file of others
-    except OSError as error:
-        raise OutputError(f"{what} cannot be written: {error.strerror or error}") from error
     with handle:
         with suppress(ImportError):  # not on Windows
             import fcntl

@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
+from captioner.closing import Closing
 from captioner.device import best_dtype, find_dtype
-from captioner.errors import OutputError
+from captioner.files import writing
 from captioner.vocabulary import PAD
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
@@ -103,7 +104,7 @@ def _told(one: Captioned) -> dict[str, Any]:
     }
 
 
-class Log:
+class Log(Closing):
     """Tells how a run goes. The main process does; in the others every method is silent.
 
     log.jsonl has one record a line. What depends on the clock stands under `timing`: all else is
@@ -124,7 +125,7 @@ class Log:
         self._bar: tqdm[NoReturn] | None = None
         if not processes.main:
             return
-        with self._written():
+        with writing(self.path):
             keep = progress.log_bytes
             self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
             # Who has taken the log away, or put an older one back, has the rest of it from here on.
@@ -132,24 +133,15 @@ class Log:
             self._file.truncate(keep)
             self._file.seek(keep)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         if self.processes.main:
             self._file.close()
-
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _write(self, record: Mapping[str, Any]) -> None:
         """Append a record, at once visible to readers."""
         if self.processes.main:
-            with self._written():
+            with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
 
@@ -157,7 +149,7 @@ class Log:
         """Force all records to disk and return how long the log is."""
         if not self.processes.main:
             return 0
-        with self._written():
+        with writing(self.path):
             os.fsync(self._file.fileno())
             return self._file.tell()
 

@@ -251,10 +251,9 @@ class Run:
         drawn = self.recipe.data.scenes is not None
         try:
             scores, captioned = validate(
-                self.state.model,
+                self._checkpoint(),
                 self.corpus.validation,
-                self.recipe,
-                vocabulary=self.corpus.vocabulary,
+                self.recipe.data,
                 autocast=autocast_of(self.recipe, self.processes.device),
                 processes=self.processes,
                 boxes=self.shared / "scenes" / "boxes_val.json" if drawn else None,
@@ -271,26 +270,28 @@ class Run:
         """Write the checkpoint of the epoch; the model has the averaged weights."""
         if not self.processes.main:
             return
-        checkpoint = Checkpoint(
+        checkpoint = replace(self._checkpoint(), metrics=scores)
+        checkpoint.save(self.folder.last)
+        if best:
+            checkpoint.save(self.folder.best)
+
+    def _checkpoint(self) -> Checkpoint:
+        """Give the model, with the weights that it has now, as a checkpoint of the recipe."""
+        return Checkpoint(
             model=self.state.model,
             vocabulary=self.corpus.vocabulary,
             transform=self.recipe.transform,
             name=self.recipe.name,
-            metrics=scores,
             generation=self.recipe.generation,
         )
-        checkpoint.save(self.folder.last)
-        if best:
-            checkpoint.save(self.folder.best)
 
     def _score_origin(self, origin: Checkpoint) -> None:
         """Score the model that the run goes on from: until an epoch is better, it is the best."""
         origin.model.to(self.processes.device)
         scores, _ = validate(
-            origin.model,
+            replace(origin, generation=self.recipe.generation),
             self.corpus.validation,
-            replace(self.recipe, encoder=origin.model.config.encoder, transform=origin.transform),
-            vocabulary=origin.vocabulary,
+            self.recipe.data,
             autocast=autocast_of(self.recipe, self.processes.device),
             processes=self.processes,
         )

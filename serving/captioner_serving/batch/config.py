@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
 
 from captioner.errors import ConfigError
 from captioner.generation.config import GenerationConfig
+from captioner.vision.bounds import Positive, Share, check_bounds
 from captioner.vision.image import MAX_PIXELS
 from captioner_serving.batch.wording import Existing, Wording
 
@@ -18,8 +20,6 @@ __all__ = ["BatchConfig", "Existing", "Maps", "Shard", "Sidecar"]
 Sidecar = Literal["txt", "caption", "json", "xmp"]
 Maps = Literal["overlay", "sheet"]
 
-_CHOICES = {"sidecar": Sidecar, "existing": Existing, "maps": Maps}
-_MOST_WORKERS = 1024
 # RFC 3066; x-default is not a language.
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 # What may change between two runs with one output, and what `generation` has.
@@ -55,7 +55,7 @@ class BatchConfig:
     """How a batch is captioned and what is written; every default is what most runs want.
 
     Raises:
-        ConfigError: values that cannot work, all of them named.
+        ConfigError: a value cannot work; the detail names every such field.
 
     """
 
@@ -67,8 +67,9 @@ class BatchConfig:
     check_attention: bool = False  # each word's measured effect in the records; slower
     wording: Wording = field(default_factory=Wording)  # of captions before they are written
     # Where it goes
-    min_score: float | None = None  # records below go to `review` instead of the output
-    minimum_trust: float | None = None  # and so do captions with less trust
+    # Records below this log-probability go to `review` instead of the output.
+    min_score: Annotated[float, Interval(le=0)] | None = None
+    minimum_trust: Share | None = None  # and so do captions with less trust
     review: str | None = None
     sidecar: Sidecar | None = None  # a file beside each photo
     existing: Existing = "skip"  # what becomes of the text of a sidecar that is there already
@@ -81,25 +82,15 @@ class BatchConfig:
     retry_errors: bool = False  # the photos that failed before are tried again
     restart: bool = False  # forget what an earlier run with this output did
     # How fast
-    batch_size: int | None = None  # None: what suits the device; halved when memory runs out
-    workers: int | None = None  # processes that decode; None: one a core
-    max_pixels: int = MAX_PIXELS  # larger photos are refused
+    batch_size: Positive | None = None  # None: what suits the device; halved when memory runs out
+    # Processes that decode; None: one a core.
+    workers: Annotated[int, Interval(ge=1, le=1024)] | None = None
+    max_pixels: Positive = MAX_PIXELS  # larger photos are refused
 
     def __post_init__(self) -> None:
-        if problems := "; ".join(self._problems()):
-            raise ConfigError(problems)
+        check_bounds(self, also=self._contradictions())
 
-    def _problems(self) -> Iterator[str]:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in get_args(choices):
-                yield f"{name} {value!r} is not one of {', '.join(get_args(choices))}"
-        for name in ("batch_size", "workers", "max_pixels"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                yield f"{name} {value} is below 1"
-        if self.workers is not None and self.workers > _MOST_WORKERS:
-            yield f"workers {self.workers} is above {_MOST_WORKERS}"
+    def _contradictions(self) -> Iterator[str]:
         if self.review is not None and not self.review.endswith(".jsonl"):
             yield f"review {self.review!r} does not end in .jsonl"
         if (self.min_score is None and self.minimum_trust is None) != (self.review is None):
@@ -107,8 +98,6 @@ class BatchConfig:
                 "min_score and review go together, or minimum_trust and review: below the one, a "
                 "record goes to the other"
             )
-        if self.min_score is not None and not -math.inf < self.min_score <= 0:
-            yield f"min_score {self.min_score} is not a log-probability, which is 0 or less"
         if (self.maps is None) != (self.maps_to is None):
             yield "maps and maps_to go together: which pictures, and their folder"
         if self.head is not None and self.maps is None:

@@ -29,12 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", nargs="?", metavar="CHECKPOINT", help="default: the bundled one")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--int8", action="store_true", help="weights of 8 bits: a quarter of the size")
-    add(
-        "--check",
-        metavar="DIR",
+    add("--check", metavar="DIR",
         help="say what --int8 loses on these photos: a folder of them, or captions_val.json with "
-        "val*.tar or a folder val",
-    )
+        "val*.tar or a folder val")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

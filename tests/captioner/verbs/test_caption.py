@@ -113,4 +113,4 @@ def test_all_pictures_of_a_photo_open_it_once(
     assert [longest is None for longest in opened] == [True, False]  # a square, then whole
     assert Path("new/photo/s.png").is_file() and Path("o.png").is_file() and Path("a.gif").is_file()
     assert main([*command, "--sheet", "photo.jpg/{name}/s.png"]) == 1
-    assert "folder photo.jpg/photo cannot be made" in capsys.readouterr().err
+    assert "photo.jpg/photo cannot be written" in capsys.readouterr().err

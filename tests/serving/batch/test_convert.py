@@ -251,7 +251,7 @@ REFUSED = {
     "table, json": (("t.csv", "--sidecar", "json"), 2, "sidecars of the kinds txt, caption"),
     "no folder": (("r.jsonl", "--to", "no/c.csv"), 1, "has no folder"),
     "gone": (("gone.jsonl", "--to", "c.csv"), 1, "gone.jsonl cannot be read"),
-    "sidecar": (("r.jsonl", "--sidecar", "doc"), 2, "--sidecar 'doc' is not one of txt"),
+    "sidecar": (("r.jsonl", "--sidecar", "doc"), 2, "--sidecar 'doc' is out of range: it"),
     "existing": (("r.jsonl", "--to", "c.csv", "--existing", "append"), 2, "it needs"),
     "replace": (("r.jsonl", "--to", "c.csv", "--replace", "man"), 2, "write OLD=NEW"),
 }

@@ -83,6 +83,13 @@ def test_data_that_cannot_be_used_is_named(data: Path) -> None:
     (data / "broken.tar").write_bytes(b"\1" * 2000)
     with pytest.raises(DataError, match="not an uncompressed tar"):
         ImageStore(data / "broken.tar")
+    whole = bytearray((data / "images-00.tar").read_bytes())
+    with tarfile.open(data / "images-00.tar") as tar:
+        second = tar.getmembers()[1].offset
+    whole[second : second + 512] = b"\1" * 512  # where tarfile ends without a word
+    (data / "broken.tar").write_bytes(whole)
+    with pytest.raises(DataError, match=f"is damaged: damaged or cut off at byte {second:,}"):
+        ImageStore(data / "broken.tar")
 
 
 def test_a_glob_takes_what_holds_images_and_no_image_twice(data: Path) -> None:

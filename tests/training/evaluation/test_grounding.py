@@ -214,7 +214,7 @@ IMAGE = '"images": [{"id": 1, "width": 2, "height": 2}]'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "there is no file"),
         ("[]", "no list images and no list annotations"),
         ("[" * 100_000, "is not JSON"),  # deeper than Python can read
         ('{"images": [{"id": 1}], "annotations": []}', "lacks 'width'"),

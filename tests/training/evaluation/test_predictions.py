@@ -207,7 +207,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         ),
         (f"{PHOTOS} --report mine", 1, ["mine/report.html is there, and no report"]),
         (f"{PHOTOS} --report other", 1, ["other/report.json is there, and no"]),
-        (f"{PHOTOS} --report note.json", 1, ["note.json cannot be made: "]),
+        (f"{PHOTOS} --report note.json", 1, ["note.json cannot be written: "]),
     ],
 )  # fmt: skip
 def test_refusals(

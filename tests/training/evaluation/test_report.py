@@ -299,7 +299,7 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
     ("option", "path", "status", "message"),
     [
         ("--compare", "none.json", 1, "there is no file"),
-        ("--compare", "deep.json", 1, "cannot be read"),
+        ("--compare", "deep.json", 1, "is not JSON"),
         ("--unlike", "none", 1, "there is no folder"),
         ("--compare", "report/report.json", 2, "would overwrite what this command reads"),
         ("--predictions", "report/report.json", 2, "is a file that --report writes"),

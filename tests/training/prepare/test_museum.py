@@ -176,7 +176,8 @@ def test_everything_that_was_left_out_stands_in_one_file(
     (photos / "Kopie.jpg").write_bytes((photos / whole).read_bytes())
     with ZipFile(photos / "download.zip", "w") as archive:  # what the photos were unpacked from
         archive.write(photos / whole, f"Sammlung/{whole}")
-    Image.new("RGB", (32, 24), "white").save(photos / "=ohne Zeile.jpg")
+    for name in ("=ohne Zeile.jpg", "\n =ohne Zeile.jpg"):
+        Image.new("RGB", (32, 24), "white").save(photos / name)
     long = " ".join(["lang"] * 30)
     table = tmp_path / "Liste.csv"
     lines = [
@@ -200,6 +201,7 @@ def test_everything_that_was_left_out_stands_in_one_file(
         ("captions longer than 22 words", "line 6", "Kopie.jpg"),
         ("missing image", "line 7", "fort.jpg"),
         ("photos without a row", "", "'=ohne Zeile.jpg"),
+        ("photos without a row", "", "'\n =ohne Zeile.jpg"),
     }
     assert found == expected
     with problems.open(encoding="utf-8-sig", newline="") as file:
@@ -208,3 +210,16 @@ def test_everything_that_was_left_out_stands_in_one_file(
     said = prepare(run_main, tmp_path / "to", *command, "--skip-bad")
     assert f"note: every photo and row that this is about stands in {problems}\n" in said
     assert captions(tmp_path / "to").keys() == {whole, "Kopie.jpg", other}
+
+
+def test_photos_without_a_row_are_looked_for_where_the_others_lie(
+    run_main: Run, photos: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "Liste.csv"
+    rows = [f"Fotos/{name};{text}" for name, text in zip(names(photos), SENTENCES, strict=True)]
+    table.write_text("\n".join(["Datei;Text", *rows]))
+    (tmp_path / "Urlaub").mkdir()
+    for name in ("Fotos/ohne Zeile.jpg", "Urlaub/privat.jpg"):
+        Image.new("RGB", (32, 24), "white").save(tmp_path / name)
+    said = prepare(run_main, tmp_path / "to", "csv", table, "--val", 0.5)
+    assert "Fotos/ohne Zeile.jpg" in said and "privat" not in said

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.errors import OutputError
-from captioner.files import replace_file
+from captioner.files import replace_file, writing
 from captioner.vision.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
 from captioner_training.data.dataset import Item, ItemDataset
@@ -189,10 +188,8 @@ def _encode(
 
 
 def _make(folder: Path) -> None:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _digest(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from captioner.archives import tar_members
 from captioner.errors import DataError, ImageError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.image import open_image
@@ -80,10 +81,9 @@ class ImageStore:
 
     def _index(self, path: Path) -> None:
         try:
-            with tarfile.open(path, "r:") as tar:
-                for member in tar:
-                    if member.isfile():
-                        self._add(member.name, Member(path, member.offset_data, member.size))
+            for _, member in tar_members(path):
+                if member.isfile():
+                    self._add(member.name, Member(path, member.offset_data, member.size))
         except (tarfile.TarError, OSError) as error:
             raise DataError(
                 f"{path} is not an uncompressed tar file, or is damaged: {error}"

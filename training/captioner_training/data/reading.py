@@ -19,9 +19,9 @@ from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
 from captioner_training.data.corpus import Corpus, Sentence
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.scenes import write_scenes
-from captioner_training.prepare.caption_files import coco_images
+from captioner_training.prepare.caption_files import read_coco_file
 from captioner_training.prepare.kinds import KINDS
-from captioner_training.prepare.listing import ListedImage, Problems, has_word, read_json
+from captioner_training.prepare.listing import ListedImage, has_word
 from captioner_training.prepare.manifest import (
     MANIFEST,
     IndexRow,
@@ -101,11 +101,7 @@ def read_coco(
         DataError: a file is missing or of another format, or an image or caption is unusable.
 
     """
-    problems = Problems()
-    found = coco_images(read_json(captions, problems), problems, name=str(captions))
-    if not found:
-        raise DataError(f"{captions} has no images: it is not in COCO's captions format")
-    problems.refuse("caption that is no text", str(captions))
+    found = read_coco_file(captions)
     store = ImageStore(images)
     counts = Counter(image.id for image in found)
     checks: dict[str, Callable[[ListedImage], bool]] = {
@@ -180,8 +176,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
         write_scenes(folder, splits=splits, seed=recipe.seed)
-        train_sets = [read_dataset(folder, split="train")]
-        validation_sets = [read_dataset(folder, split="val")]
+        train_sets, validation_sets = ([read_dataset(folder, split=one)] for one in splits)
     train, validation = list(chain(*train_sets)), list(chain(*validation_sets))
     if len(train) == 1:
         raise DataError(
@@ -191,13 +186,36 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
     text = tuple(chain.from_iterable(_sentences(data, one, most=most) for one in data.text))
-    found = _words(data, train, text)
-    if data.tokenizer == "words" and has_no_spaces(_some_captions(train)):
+    vocabulary = _vocabulary(data, train, text, known=known)
+    vocabulary.start(recipe.generation.style)
+    if most is not None:
+        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
+    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
+        validation = [replace(image, style="") for image in validation]
+    return Corpus(
+        train=_styled(train, vocabulary, usual=recipe.generation.style),
+        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
+        vocabulary=vocabulary,
+        text=text,
+    )
+
+
+def _vocabulary(
+    data: DataConfig,
+    train: Sequence[CaptionedImage],
+    text: Sequence[Sentence],
+    *,
+    known: Vocabulary | None,
+) -> Vocabulary:
+    """Choose words and styles, those that are `known` first; see read_corpus for what it raises."""
+    some = (caption for image in train[:_SAMPLE] for caption in image.captions)
+    if data.tokenizer == "words" and has_no_spaces(some):
         raise DataError(
             "most of the training captions are in a script without spaces between words, so that "
             "a whole sentence would count as one word: set --data.tokenizer characters"
             + (_WITHOUT_WORDS if known else "")
         )
+    found = _words(data, train, text)
     if not found and not known:
         longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
@@ -210,22 +228,11 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     learned = (image.style for image in train)
     usual = (ANY_STYLE,) if data.any_style > 0 else ()
     styles = tuple(dict.fromkeys((*usual, *styles, *learned))) if data.styles else ()
-    vocabulary = Vocabulary(
+    return Vocabulary(
         list(dict.fromkeys((*words, *found))),
         tokenizer=data.tokenizer,
         lowercase=data.lowercase,
         styles=styles,
-    )
-    vocabulary.start(recipe.generation.style)
-    if most is not None:
-        train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
-    if data.any_style > 0:  # what nobody names a style for is what the checkpoint is judged by
-        validation = [replace(image, style="") for image in validation]
-    return Corpus(
-        train=_styled(train, vocabulary, usual=recipe.generation.style),
-        validation=_styled(validation, vocabulary, usual=recipe.generation.style),
-        vocabulary=vocabulary,
-        text=text,
     )
 
 
@@ -281,10 +288,6 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
     return _styled(images, vocabulary, usual=recipe.generation.style)
 
 
-def _some_captions(images: Sequence[CaptionedImage]) -> list[str]:
-    return [caption for image in images[:_SAMPLE] for caption in image.captions]
-
-
 def _styled(
     images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, usual: str
 ) -> list[CaptionedImage]:
@@ -307,11 +310,10 @@ def _read(
     for entry in entries:
         if isinstance(entry, str):
             folder = resolve(data.root, entry)
-            style = folder.absolute().name  # as recipe.py compares them
             found = read_dataset(folder, split=split, words=data.tokenize)
         else:
             captions, files = resolve(data.root, entry.captions), resolve(data.root, entry.images)
-            style = entry.style
             found = read_coco(captions, files, words=data.tokenize)
-        sets.append([replace(image, style=style if data.styles else "") for image in found])
+        style = data.style_of(entry) if data.styles else ""
+        sets.append([replace(image, style=style) for image in found])
     return sets

@@ -22,8 +22,8 @@ from typing import Final
 
 from PIL import Image, ImageDraw
 
-from captioner.errors import ConfigError, OutputError
-from captioner.files import replace_file
+from captioner.errors import ConfigError
+from captioner.files import replace_file, writing
 
 __all__ = [
     "COLORS",
@@ -280,11 +280,9 @@ def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a file; one of the same content stays, and is still what cached grids are of."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_bytes() == content:
             return
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
     with replace_file(path) as file:
         file.write(content)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
-    "RESAMPLES",
     "Estimate",
     "Floats",
     "Table",
@@ -26,7 +25,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 1000  # the ends of a 95 % interval rest on 25 draws each
+_RESAMPLES = 1000  # the ends of a 95 % interval rest on 25 draws each
 _LEVELS = 256  # of scores that are compared: the error of a ranking's area is below 1e-4
 _CHUNK = 100  # draws at once: 32 MB for COCO's 40,000 images
 
@@ -116,18 +115,16 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
     return Table(np.concatenate(rows, axis=1).astype(np.float64), score)
 
 
-def estimate(
-    tables: Mapping[str, Table], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Estimate]:
+def estimate(tables: Mapping[str, Table]) -> dict[str, Estimate]:
     """Give each score its interval; the tables are of the same images in the same order."""
     if not tables:
         return {}
     rows = np.concatenate([table.rows for table in tables.values()], axis=1)
     images = len(rows)
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     parts = [rows.sum(axis=0, keepdims=True)]  # first the images as they are
-    for first in range(0, resamples, _CHUNK):
-        draws = min(_CHUNK, resamples - first)
+    for first in range(0, _RESAMPLES, _CHUNK):
+        draws = min(_CHUNK, _RESAMPLES - first)
         times = chance.multinomial(images, np.full(images, 1 / images), size=draws)
         parts.append(times.astype(np.float64) @ rows)
     sums = np.concatenate(parts)

@@ -10,7 +10,6 @@ Categories may be left out: then every box is a person's.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from captioner.errors import DataError
 from captioner.vision.transform import Box, Transform
+from captioner_training.prepare.listing import Problems, read_json
 
 __all__ = ["BoxedObject", "Boxes", "box_coverage", "check_boxes", "read_boxes"]
 
@@ -47,12 +47,7 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
         DataError: the file cannot be read, or is not in COCO's instances format.
 
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+    content = read_json(path, Problems())
     lists = content if isinstance(content, dict) else {}
     if lacks := [one for one in ("images", "annotations") if not isinstance(lists.get(one), list)]:
         lacks_lists = " and no list ".join(lacks)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
-import yaml
 from nltk.stem.snowball import SnowballStemmer
 
-from captioner_training.evaluation.hallucination import mentions, named_categories, people_words
+from captioner_training.evaluation.hallucination import mentions, named_categories, words_of
 
 __all__ = ["FUNCTION_WORDS", "right_words", "stem", "stems_of", "synonyms"]
 
@@ -29,12 +26,13 @@ some other another each very so than then also
 FUNCTION_WORDS = frozenset(_FUNCTION.split())
 
 _PERSON = "person"
+_SYNONYMS = "synonyms.yaml"
 
 
 @cache
 def stem(word: str) -> str:
     """Give the stem of an English word; forms that no rule brings together are in the table."""
-    found: str = SnowballStemmer("english").stem(_table()["irregular"].get(word, word))
+    found: str = SnowballStemmer("english").stem(words_of(_SYNONYMS)["irregular"].get(word, word))
     return found
 
 
@@ -69,19 +67,13 @@ def right_words(words: Sequence[str], references: Sequence[Sequence[str]]) -> li
 
 
 @cache
-def _table() -> dict[str, Any]:
-    file = files("captioner_training.evaluation").joinpath("synonyms.yaml")
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
-
-
-@cache
 def _synonyms() -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
-    for line in _table()["same"]:
+    table, people = words_of(_SYNONYMS), words_of("categories.yaml")["people"]
+    for line in table["same"]:
         group = {stem(word) for word in line.split()}
         for one in group:
             found.setdefault(one, set()).update(group)
-    for word, others in {**_table()["general"], _PERSON: people_words()}.items():
+    for word, others in {**table["general"], _PERSON: people}.items():
         found.setdefault(stem(word), {stem(word)}).update(map(stem, others.split()))
     return {one: frozenset(group) for one, group in found.items()}

@@ -20,11 +20,9 @@ __all__ = ["auroc", "measure_familiarity", "pooled_grids"]
 _BATCH = 32  # photos that are encoded at once
 
 
-def pooled_grids(
-    captioner: Captioner, images: Sequence[CaptionedImage], *, workers: int = 2
-) -> NDArray[np.float32]:
+def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDArray[np.float32]:
     """Encode photos and pool their grids: (N, D + 1), see captioner.familiarity.pool."""
-    loader = make_split_loader(images, captioner.transform, workers=workers, batch_size=_BATCH)
+    loader = make_split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
         pool(captioner.encode(pixels).features)
         for pixels, _ in tqdm(loader, desc="photos", leave=False, disable=None)

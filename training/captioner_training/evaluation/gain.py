@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import mean_table, summary
@@ -30,15 +30,9 @@ def captions_of(
     autocast: torch.autocast,
 ) -> list[Captioned]:
     """Caption photos with a checkpoint as the run's validation does."""
-    return caption_split(
-        checkpoint.model.to(autocast.device),
-        images,
-        transform=Transform(checkpoint.transform),
-        vocabulary=checkpoint.vocabulary,
-        config=recipe.generation,
-        autocast=autocast,
-        workers=recipe.data.workers,
-    )
+    checkpoint.model.to(autocast.device)
+    asked = replace(checkpoint, generation=recipe.generation)
+    return caption_split(asked, images, autocast=autocast, workers=recipe.data.workers)
 
 
 def measure_gain(

@@ -11,14 +11,7 @@ import yaml
 
 from captioner_training.evaluation.bootstrap import mean_table, summary
 
-__all__ = [
-    "Mention",
-    "categories",
-    "hallucination",
-    "mentions",
-    "named_categories",
-    "people_words",
-]
+__all__ = ["Mention", "hallucination", "mentions", "named_categories", "words_of"]
 
 Words = Sequence[str]
 
@@ -89,20 +82,9 @@ def hallucination(
 
 
 @cache
-def categories() -> tuple[str, ...]:
-    """Name COCO's 80 categories."""
-    return ("person", *_lists()["categories"])
-
-
-def people_words() -> str:
-    """Give the words that name people, in one text."""
-    found: str = _lists()["people"]
-    return found
-
-
-@cache
-def _lists() -> dict[str, Any]:
-    file = files("captioner_training.evaluation").joinpath("categories.yaml")
+def words_of(table: str) -> dict[str, Any]:
+    """Read a table of words that lies beside this file."""
+    file = files("captioner_training.evaluation").joinpath(table)
     found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return found
 
@@ -110,8 +92,8 @@ def _lists() -> dict[str, Any]:
 @cache
 def _names() -> dict[tuple[str, ...], str]:
     """Give the category of each name, as words; "" for what only looks like a name."""
-    lists = _lists()
-    found: dict[tuple[str, ...], str] = {(word,): "person" for word in people_words().split()}
+    lists = words_of("categories.yaml")
+    found: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
     for category, others in lists["categories"].items():
         for name in (category, *filter(None, others.split(", "))):
             *before, last = name.split()

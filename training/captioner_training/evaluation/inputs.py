@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
-from captioner.files import identity, refuse_input
+from captioner.files import identity, refuse_input, writing
 from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
 from captioner.trust import trust_file
@@ -183,22 +183,17 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
                 raise ConfigError(
                     f"--predictions {predictions} is a file that --report writes: name another"
                 )
-        try:
+        with writing(f"--report {report}"):
             report.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"--report {report} cannot be made: {error.strerror}") from error
         if not os.access(report, os.W_OK):
             raise OutputError(f"--report {report} cannot be written: choose another folder")
         if there := [file for file in files if file.exists()]:
-            _check_is_report(there[0], files[0])
+            try:
+                read_report(files[0])
+            except DataError as error:
+                raise OutputError(
+                    f"{there[0]} is there, and no report of `captioner evaluate`: name another "
+                    "--report"
+                ) from error
     if predictions is not None:
         check_replaceable(predictions)
-
-
-def _check_is_report(there: Path, report: Path) -> None:
-    try:
-        read_report(report)
-    except DataError as error:
-        raise OutputError(
-            f"{there} is there, and no report of `captioner evaluate`: name another --report"
-        ) from error

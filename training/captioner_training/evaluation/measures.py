@@ -256,11 +256,8 @@ class CaptionedSplit:
                 decoder, vocabulary=vocabulary, autocast=autocast
             )
         self.captioned = caption_split(
-            captioner.model,
+            replace(captioner.checkpoint, model=captioner.model, generation=self.config),
             [replace(image, style=self.config.style) for image in images],
-            transform=captioner.transform,
-            vocabulary=vocabulary,
-            config=self.config,
             autocast=autocast,
             after_batch=self._measure,
         )

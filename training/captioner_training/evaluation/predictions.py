@@ -13,8 +13,7 @@ from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.terminal import json_line
 from captioner_training.data.images import CaptionedImage
-from captioner_training.prepare.caption_files import coco_images
-from captioner_training.prepare.listing import Problems, read_json
+from captioner_training.prepare.caption_files import read_coco_file
 
 __all__ = [
     "Predictions",
@@ -49,11 +48,7 @@ def read_targets(path: Path) -> list[Target]:
         DataError: it cannot be read, or has images without a caption.
 
     """
-    problems = Problems()
-    found = coco_images(read_json(path, problems), problems, name=str(path))
-    if not found:
-        raise DataError(f"{path} has no images: it is not in COCO's captions format")
-    problems.refuse("caption that is no text", str(path))
+    found = read_coco_file(path)
     if bare := [one.file_name for one in found if not one.captions]:
         raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
     return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]

@@ -15,6 +15,7 @@ from captioner.errors import CaptionerError, DataError
 from captioner.terminal import printable
 from captioner_training.evaluation.bootstrap import Table, mean_table, summary
 from captioner_training.evaluation.predictions import Target
+from captioner_training.prepare.listing import Problems, read_json
 
 __all__ = [
     "ImageRow",
@@ -149,14 +150,11 @@ def read_report(path: Path) -> dict[str, Any]:
         DataError: it cannot be read, or is none.
 
     """
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    report = read_json(path, Problems())
     keys = {"split", "document_frequencies", "per_image"}
-    if not isinstance(report, dict) or not keys <= report.keys():
-        raise DataError(f"{path} is no report.json that `captioner evaluate --report` wrote")
-    return report
+    if isinstance(report, dict) and keys <= report.keys():
+        return report
+    raise DataError(f"{path} is no report.json that `captioner evaluate --report` wrote")
 
 
 def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from captioner.generation.config import GenerationConfig
+from captioner.checkpoint import Checkpoint
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
@@ -27,7 +26,7 @@ from captioner_training.evaluation.calibration import force_references
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.scores import score_split
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import DataConfig
 
 __all__ = ["BATCH", "StoredGrids", "caption_split", "scene_pointing", "validate"]
 
@@ -44,12 +43,9 @@ class StoredGrids(Protocol):
 
 @torch.inference_mode()
 def caption_split(
-    model: CaptionModel,
+    checkpoint: Checkpoint,
     images: Sequence[CaptionedImage],
     *,
-    transform: Transform,
-    vocabulary: Vocabulary,
-    config: GenerationConfig,
     autocast: torch.autocast,
     workers: int = 2,
     no_bar: bool | None = None,
@@ -59,11 +55,8 @@ def caption_split(
     """Caption every image, in order and in its own style, on the model's device.
 
     Args:
-        model: in whatever arithmetic `autocast` gives it.
+        checkpoint: whose model is in whatever arithmetic `autocast` gives it.
         images: the split.
-        transform: of the model.
-        vocabulary: of the model.
-        config: how captions are made.
         autocast: how the model computes.
         workers: processes that decode images.
         no_bar: as tqdm takes `disable`; None hides the bar where no terminal is.
@@ -72,9 +65,11 @@ def caption_split(
             needs no photo to be opened and encoded again.
 
     """
+    model, vocabulary, config = checkpoint.model, checkpoint.vocabulary, checkpoint.generation
     device = next(model.parameters()).device
     model.eval()
     captioned: list[Captioned] = []
+    transform = Transform(checkpoint.transform)
     encoded = _encoded(model, images, transform, autocast=autocast, workers=workers, grids=grids)
     with tqdm(desc="captions", total=len(images), leave=False, disable=no_bar) as bar:
         for stored in encoded:
@@ -131,11 +126,10 @@ def _encoded(
 
 
 def validate(
-    model: CaptionModel,
+    checkpoint: Checkpoint,
     images: Sequence[CaptionedImage],
-    recipe: Recipe,
+    data: DataConfig,
     *,
-    vocabulary: Vocabulary,
     autocast: torch.autocast,
     processes: Processes,
     boxes: Path | None = None,
@@ -147,10 +141,9 @@ def validate(
     They are those of score_split, and `cross_entropy` of the references, in nats a token.
 
     Args:
-        model: with the weights that are to be scored.
+        checkpoint: whose model has the weights that are to be scored.
         images: the split.
-        recipe: of the run.
-        vocabulary: of the model.
+        data: of the run.
         autocast: how the model computes.
         processes: of the run.
         boxes: of drawn scenes, to see whether attention points at the right shape.
@@ -158,32 +151,28 @@ def validate(
         together: called after full batches, as often in every process.
 
     """
-    transform = Transform(recipe.transform)
-    force = partial(
-        force_references,
-        model.decoder,
-        vocabulary=vocabulary,
-        maximum_length=recipe.data.maximum_length,
-        autocast=autocast,
-    )
     full = len(images) // processes.world // BATCH  # batches that every process has
     surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
 
     def after_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
-        nats = force(grid, [one.image for one in batch]).nats()
+        nats = force_references(
+            checkpoint.model.decoder,
+            grid,
+            [one.image for one in batch],
+            vocabulary=checkpoint.vocabulary,
+            maximum_length=data.maximum_length,
+            autocast=autocast,
+        ).nats()
         surprise.append((float(nats.cpu().double().sum()), len(nats)))
         if together is not None and len(surprise) <= full:
             together()
 
     mine = list(range(len(images)))[processes.rank :: processes.world]
     captioned = caption_split(
-        model,
+        checkpoint,
         [images[index] for index in mine],
-        transform=transform,
-        vocabulary=vocabulary,
-        config=recipe.generation,
         autocast=autocast,
-        workers=recipe.data.workers,
+        workers=data.workers,
         no_bar=processes.no_bar,
         grids=None if grids is None else (grids, mine),
         after_batch=after_batch,
@@ -196,6 +185,7 @@ def validate(
         nats, tokens = map(sum, zip(*surprises, strict=True))
         scores["cross_entropy"] = nats / tokens
         if boxes is not None:
+            transform = Transform(checkpoint.transform)
             scores["pointing"] = scene_pointing(everything, boxes=boxes, transform=transform)
     return processes.broadcast(scores), everything
 

@@ -20,7 +20,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
-__all__ = ["Gallery", "in_a_line", "page_environment"]
+__all__ = ["Gallery", "in_a_line", "rendered"]
 
 _SIDE = 360  # pixels of a photo's longer side: sharp where the page shows it, 20 kB as JPEG
 _MAPS = 4  # words whose attention is drawn
@@ -88,9 +88,9 @@ def _address(picture: Image.Image) -> str:
     return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
-def page_environment(escape: Callable[[str], str] | None = None) -> Environment:
-    """Load the templates. Names and captions are strangers': all that is no Markup is escaped."""
-    return Environment(
+def rendered(template: str, *, escape: Callable[[str], str] | None = None, **values: object) -> str:
+    """Fill a template in. Names and captions are strangers': all that is no Markup is escaped."""
+    environment = Environment(
         loader=PackageLoader("captioner_training", "pages"),
         autoescape=lambda name: name != "report.md",
         undefined=StrictUndefined,
@@ -102,6 +102,9 @@ def page_environment(escape: Callable[[str], str] | None = None) -> Environment:
             else value
         ),
     )
+    svg = environment.get_template("plot.svg")
+    environment.globals["svg"] = lambda plot: Markup(svg.render(plot=plot))
+    return environment.get_template(template).render(**values)
 
 
 def in_a_line(text: str) -> str:

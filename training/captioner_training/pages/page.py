@@ -24,7 +24,7 @@ from captioner_training.pages.figures import (
     part_of,
     title,
 )
-from captioner_training.pages.gallery import Gallery, in_a_line, page_environment
+from captioner_training.pages.gallery import Gallery, in_a_line, rendered
 from captioner_training.pages.plots import (
     Plot,
     dots_plot,
@@ -98,10 +98,9 @@ def draw_markdown(report: Report, rows: Sequence[ImageRow]) -> str:
         if (part := part_of(report, *names)) is not None
     }  # fmt: skip
     scored = [name for name in SCORES if any(name in part for part in columns.values())]
-    return (
-        page_environment(_in_markdown)
-        .get_template("report.md")
-        .render(**_context(report, rows, shown=5), columns=columns, parts=parts, scored=scored)
+    context = _context(report, rows, shown=5)
+    return rendered(
+        "report.md", escape=_in_markdown, **context, columns=columns, parts=parts, scored=scored
     )
 
 
@@ -114,8 +113,6 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         gallery: their photos.
 
     """
-    environment = page_environment()
-    svg = environment.get_template("plot.svg")
     model, people = main_scores(report)
     kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())
     deletion = [(name, part) for name, part in kinds if part is not None]
@@ -129,7 +126,8 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         "deletion": _deletion(deletion),
         "comparison": _comparison(part_of(report, "comparison")),
     }
-    return environment.get_template("report.html").render(
+    return rendered(
+        "report.html",
         **_context(report, rows, shown=_SHOWN),
         deletion=deletion,
         examples=_examples(rows, gallery),
@@ -140,7 +138,6 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         people=people,
         plots=plots,
         reliability=list(_reliability(report)),
-        svg=lambda plot: Markup(svg.render(plot=plot)),
     )
 
 

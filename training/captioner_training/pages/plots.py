@@ -137,11 +137,7 @@ def review_plot(curve: Sequence[Mapping[str, float]]) -> Plot:
 
 
 def curves_plot(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    title: str,
-    ends: Sequence[float],
-    y_name: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str, ends: Sequence[float]
 ) -> Plot:
     """Draw values over the steps of a run, a curve a kind; its stages end at dashed lines."""
     values = [value for points in curves.values() for _, value in points] or [0.0]
@@ -151,7 +147,6 @@ def curves_plot(
         x=Scale.over(0, max(ends, default=1), start=52, end=_WIDTH - 14),
         y=Scale.over(max(0, min(values) - 0.1 * span), max(values), start=_HEIGHT - 40, end=20),
         x_name="steps",
-        y_name=y_name,
     )
     for end in ends[:-1]:
         plot.lines.append((f"{plot.x(end)},{_HEIGHT - 40} {plot.x(end)},20", "ideal"))

@@ -16,7 +16,7 @@ from captioner.generation.hypothesis import Hypothesis
 from captioner.vision.transform import Transform
 from captioner.vocabulary import join
 from captioner_training.evaluation.captioned import Captioned
-from captioner_training.pages.gallery import Gallery, page_environment
+from captioner_training.pages.gallery import Gallery, rendered
 from captioner_training.pages.plots import Plot, curves_plot
 from captioner_training.recipe import Recipe
 
@@ -64,9 +64,8 @@ def write_run(
     )
     first = _first(epochs[0].get("photos", ()), captioned)
     tokenizer = recipe.data.tokenizer
-    environment = page_environment()
-    svg = environment.get_template("plot.svg")
-    content = environment.get_template("run.html").render(
+    content = rendered(
+        "run.html",
         heading=f"The run {recipe.name}",
         lead=_lead(epochs),
         notes=list(notes),
@@ -80,7 +79,6 @@ def write_run(
         first=Gallery(images=best.images, captioned=first, framing=best.framing),
         first_said=dict(enumerate(join(one.words, tokenizer) for one in first)),
         facts=list(_facts(recipe, log)),
-        svg=lambda plot: Markup(svg.render(plot=plot)),
     )
     with replace_file(page) as file:
         file.write(content.encode(errors="backslashreplace"))
@@ -160,7 +158,7 @@ def _plots(log: Sequence[Record], epochs: Sequence[Record]) -> Iterator[tuple[Pl
         ({"after": of(epochs, "validation", "CIDEr")}, "CIDEr", "On validation."),
         ({"before": of(steps, "learning_rate")}, "learning rate", "Of the decoder."),
     ):  # fmt: skip
-        yield curves_plot(curves, title=title, ends=ends, y_name=""), about
+        yield curves_plot(curves, title=title, ends=ends), about
 
 
 def _facts(recipe: Recipe, log: Sequence[Record]) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.files import replace_file, sync_folder
+from captioner.files import replace_file, sync_folder, writing
 from captioner.terminal import printable
 from captioner_training.lock import locked
 from captioner_training.prepare.listing import PROBLEMS_FILE
@@ -85,12 +85,10 @@ class Options:
 def claimed(to: Path) -> Iterator[Path]:
     """Make the folder, keep other runs out of it, and yield DIR/.prepare. Raises OutputError."""
     work = to / WORK
-    try:
+    with writing(to):
         others = {one.name for one in to.iterdir()} - {PROBLEMS_FILE} if to.exists() else set()
         if others and not (is_prepared(to) or work.exists()):
             raise OutputError(f"{to} contains other files: choose an empty or new folder")
-    except OSError as error:
-        raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error
     with locked(work / "lock", verb="prepare", what=to):
         yield work
 
@@ -252,7 +250,7 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
 
     """
     names = {file.file for file in manifest.files}
-    try:
+    with writing(to):
         ours: set[str] = set()
         for path in (to / MANIFEST, work / MANIFEST):
             if path.exists():
@@ -275,5 +273,3 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
         sync_folder(to)
         (work / MANIFEST).replace(to / MANIFEST)
         sync_folder(to)
-    except OSError as error:
-        raise OutputError(f"{to} cannot be written: {error.strerror or error}") from error

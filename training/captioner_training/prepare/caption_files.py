@@ -17,7 +17,13 @@ from zipfile import BadZipFile
 from captioner.errors import ConfigError, DataError, MissingExtraError
 from captioner.paths import there_is_no
 from captioner_training.prepare.columns import USUAL_NAMES, Columns, cell_captions
-from captioner_training.prepare.listing import ListedImage, Problems, parse_json, read_text
+from captioner_training.prepare.listing import (
+    ListedImage,
+    Problems,
+    parse_json,
+    read_json,
+    read_text,
+)
 from captioner_training.prepare.originals import Found, Location, image_suffix, open_parquet
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "csv_rows",
     "jsonl_rows",
     "parquet_rows",
+    "read_coco_file",
     "read_table",
     "xlsx_rows",
 ]
@@ -325,6 +332,22 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
         yield f"row {number + 1}", row
 
 
+def read_coco_file(path: Path) -> list[ListedImage]:
+    """Read a file in COCO's captions format that is a data set as it stands.
+
+    Raises:
+        DataError: it cannot be read, is in another format, or has no images, or a caption is no
+            text.
+
+    """
+    problems = Problems()
+    found = coco_images(read_json(path, problems), problems, name=str(path))
+    if not found:
+        raise DataError(f"{path} has no images: it is not in COCO's captions format")
+    problems.refuse("caption that is no text", str(path))
+    return found
+
+
 def coco_images(
     content: Any, problems: Problems, *, name: str, split: str | None = None
 ) -> list[ListedImage]:
@@ -357,15 +380,14 @@ def _coco_listed(
         entries = content[part]
         if not isinstance(entries, list) or any(not isinstance(one, dict) for one in entries):
             raise TypeError(f"its {part} are no list of objects")
-    captions = defaultdict[int | str, list[str]](list)
-    listed: dict[int | str, int] = {}
+    captions: dict[int | str, list[str]] = {}
     for image in content["images"]:
         if not isinstance(image["id"], int | str):
             raise TypeError(f"an image's id is {image['id']!r}")
-        listed[image["id"]] = 0
+        captions[image["id"]] = []
     for one in content["annotations"]:
         key, caption = one["image_id"], one["caption"]
-        if key not in listed:
+        if key not in captions:
             problems.add("caption of an unknown image", f"image {key} in {name}")
         elif isinstance(caption, str):
             captions[key].append(caption)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,9 @@ import httpx
 from tqdm import tqdm
 
 from captioner import __version__
-from captioner.errors import DownloadError, OutputError
-from captioner.files import file_digest
+from captioner.closing import Closing
+from captioner.errors import DownloadError
+from captioner.files import file_digest, writing
 
 __all__ = ["Downloader", "RemoteFile"]
 
@@ -58,7 +59,7 @@ class _TransferError(Exception):
     """The transfer stopped early, and may be taken up again."""
 
 
-class Downloader:
+class Downloader(Closing):
     """Downloads files into a folder; one that is there by its name is whole and checked.
 
     An unfinished one is NAME.part; what the server calls the version that it is a part of is in
@@ -75,10 +76,8 @@ class Downloader:
             headers={"User-Agent": f"captioner/{__version__}", "Accept-Encoding": "identity"},
         )
 
-    def __enter__(self) -> Downloader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close its connections."""
         self._client.close()
 
     def read_text(self, url: str) -> str | None:
@@ -115,7 +114,7 @@ class Downloader:
         if path.exists():
             return path
         self._again_and_again(file.url, lambda: self._transfer(file), part)
-        with _writing(path):
+        with writing(path):
             self._version(file).unlink(missing_ok=True)
             if (wrong := file.difference(part)) is None:
                 part.replace(path)
@@ -164,7 +163,7 @@ class Downloader:
         with self._client.stream("GET", file.url, headers=headers) as response:
             start = _start(response, offset, file.url)
             if start is None:
-                with _writing(part):
+                with writing(part):
                     part.unlink(missing_ok=True)
                 raise _TransferError("the server no longer has the rest of the file")
             length = _length(response)
@@ -174,7 +173,7 @@ class Downloader:
                     f"{file.url} is not the file that was published: it has {total:,} bytes, not "
                     f"{file.size:,}"
                 )
-            with _writing(part):
+            with writing(part):
                 if start == 0:
                     part.write_bytes(b"")  # before the version: it must not vouch for old bytes
                 version.write_text(_version_of(response))
@@ -236,11 +235,3 @@ def _version_of(response: httpx.Response) -> str:
 
 def _size(path: Path | None) -> int:
     return path.stat().st_size if path and path.exists() else 0
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error

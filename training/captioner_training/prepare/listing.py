@@ -167,7 +167,7 @@ class Problems:
 
 def _harmless(cell: str) -> str:
     """Write a cell so that no spreadsheet takes it for a formula: names are strangers'."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell
 
 
 def _line(kind: str, problems: list[_Problem]) -> str:

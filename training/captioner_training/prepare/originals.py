@@ -172,7 +172,8 @@ class ImageFiles:
     def unused(self) -> list[str]:
         """Name the images that nobody has looked for, in the order of their names.
 
-        What an archive has of a photo that lies unpacked beside it is none of them.
+        A folder is searched from where those that were found lie: it may be somebody's home. What
+        an archive has of a photo that lies unpacked beside it is none of them.
         """
         loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
         unpacked = {(folded(base_name(one.path)), one.size) for one in self._used if one.is_loose}
@@ -182,7 +183,13 @@ class ImageFiles:
                 return place in self._used or (folded(base_name(name)), place.size) in unpacked
             return os.path.realpath(place) in loose
 
-        each = (one for known in self._known.values() for one in known if image_suffix(one[0]))
+        each: list[tuple[str, Path | Location]] = [
+            one for one in self._members if image_suffix(one.name)
+        ]
+        for folder in self._folders:
+            used = (Path(os.path.normpath(one.path)) for one in self._used if one.is_loose)
+            near = {path.parent for path in used if path.is_relative_to(folder)}
+            each += _images(folder, Path(os.path.commonpath(near)) if near else folder)
         return sorted(
             name for name, place in each if base_name(name)[0] != "." and not is_used(name, place)
         )
@@ -217,11 +224,8 @@ class ImageFiles:
         """All images by the stems of their base names, loose ones first; read when needed."""
         known: dict[str, list[tuple[str, Path | Location]]] = defaultdict(list)
         for folder in self._folders:
-            for parent, folders, files in os.walk(folder):  # what cannot be read is passed over
-                folders[:] = sorted(one for one in folders if not one.startswith("."))
-                above = Path(parent).relative_to(folder)
-                for name in filter(image_suffix, files):
-                    known[stem(name)].append(((above / name).as_posix(), Path(parent, name)))
+            for name, path in _images(folder, folder):
+                known[stem(path.name)].append((name, path))
         for member in self._members:
             known[stem(base_name(member.name))].append(member)
         return known
@@ -241,6 +245,15 @@ class ImageFiles:
         """Whether a file lies in one of the folders, after all `..` and links."""
         folder = Path(self._resolved(path) if path.is_symlink() else path).parent
         return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
+
+
+def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
+    """List the images below `top`, by their paths as seen from the folder that this lies in."""
+    for parent, folders, files in os.walk(top):  # what cannot be read is passed over
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        above = Path(parent).relative_to(folder)
+        for name in filter(image_suffix, files):
+            yield (above / name).as_posix(), Path(parent, name)
 
 
 def _distance(path: str, name: str) -> tuple[bool, ...] | None:

@@ -23,23 +23,15 @@ Any field of the recipe can be set, as for captioner train."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("recipe", metavar="RECIPE", help="ablation, smoke, or a .yaml file")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/ablate-RECIPE")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
-    parser.add_argument("--variants", nargs="+", metavar="NAME", help="default: all")
-    parser.add_argument(
-        "--people",
-        type=Path,
-        metavar="DIR",
-        help="photos with person_boxes_val.json: is attention for people on them?",
-    )
-    parser.add_argument(
-        "--deletion",
-        type=int,
-        default=500,
-        metavar="N",
-        help="validation images whose captions get the deletion test; default: 500",
-    )
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="ablation, smoke, or a .yaml file")
+    add("--out", type=Path, metavar="DIR", help="default: runs/ablate-RECIPE")
+    add("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
+    add("--variants", nargs="+", metavar="NAME", help="default: all")
+    add("--people", type=Path, metavar="DIR",
+        help="photos with person_boxes_val.json: is attention for people on them?")  # fmt: skip
+    add("--deletion", type=int, default=500, metavar="N",
+        help="validation images whose captions get the deletion test; default: 500")  # fmt: skip
     add_machine_arguments(parser, dtype=False)
 
 

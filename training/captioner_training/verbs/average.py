@@ -22,22 +22,13 @@ that means anything; those that have learned new words have none with those that
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="`bundled`, or a file")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="write the mean there"
-    )
-    parser.add_argument(
-        "--shares",
-        nargs="+",
-        type=float,
-        metavar="N",
-        help="how much each counts, in any unit; default: all alike",
-    )
-    parser.add_argument(
-        "--version",
-        metavar="TEXT",
-        help="which training it is, for records; default: as the first's",
-    )
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="`bundled`, or a file")
+    add("--out", type=Path, required=True, metavar="FILE", help="write the mean there")
+    add("--shares", nargs="+", type=float, metavar="N",
+        help="how much each counts, in any unit; default: all alike")  # fmt: skip
+    add("--version", metavar="TEXT",
+        help="which training it is, for records; default: as the first's")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -58,13 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_coco(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--year", type=int, choices=(2014, 2017), default=2014, help="or 2017")
-    add(
-        "--split",
-        choices=("karpathy", "official"),
-        default="karpathy",
+    add("--split", choices=("karpathy", "official"), default="karpathy",
         help="karpathy (default): 113,287, 5,000 and 5,000 images, as in most papers; official: "
-        "COCO's own train and val",
-    )
+        "COCO's own train and val")  # fmt: skip
     add("--mirror", metavar="URL", help="a folder on the web with the same files")
     add("--keep-downloads", action="store_true", help="do not delete the zip files at the end")
 
@@ -76,30 +72,18 @@ def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
         add("--delimiter", metavar="CHAR", help="default: found by the first rows")
     if kind.rows:
         add("--image-column", metavar="NAME", help="the image's file name")
-        add(
-            "--caption-column",
-            metavar="NAME",
-            action="append",
-            default=[],
-            help="a caption or a list of them; may be given several times",
-        )
+        add("--caption-column", metavar="NAME", action="append", default=[],
+            help="a caption or a list of them; may be given several times")  # fmt: skip
         add("--split-column", metavar="NAME", help="default: split, if there is one")
     if kind.has_images:
-        add(
-            "--images",
-            nargs="+",
-            default=[],
-            metavar="PLACE",
-            help="folders, tar or zip files, or globs of them; default: the folder of FILE",
-        )
+        add("--images", nargs="+", default=[], metavar="PLACE",
+            help="folders, tar or zip files, or globs of them; default: "
+            "the folder of FILE")  # fmt: skip
     group = parser.add_argument_group("splits, for images that the data set puts into none")
-    group.add_argument("--val", type=float, metavar="FRACTION", help="share for val; default: 0.1")
-    group.add_argument(
-        "--test",
-        type=float,
-        metavar="FRACTION",
-        help="share for test; default: 0.1 from 200 images up, else 0",
-    )
+    add = group.add_argument
+    add("--val", type=float, metavar="FRACTION", help="share for val; default: 0.1")
+    add("--test", type=float, metavar="FRACTION",
+        help="share for test; default: 0.1 from 200 images up, else 0")  # fmt: skip
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

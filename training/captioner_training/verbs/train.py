@@ -27,18 +27,14 @@ output; DIR/report.html shows how the run went."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    known = f"{', '.join(shipped_recipes())}, or a .yaml file"
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=known)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
+    add, known = parser.add_argument, ", ".join(shipped_recipes())
+    add("recipe", metavar="RECIPE", nargs="?", help=f"{known}, or a .yaml file")
+    add("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
-    parser.add_argument("--open", action="store_true", help="show the run's report at the end")
-    parser.add_argument("--show", action="store_true", help="print the recipe's file, and end")
-    parser.add_argument(
-        "--fields",
-        action="store_true",
-        dest="list_fields",
-        help="print all fields of a recipe with their defaults and reasons, and end",
-    )
+    add("--open", action="store_true", help="show the run's report at the end")
+    add("--show", action="store_true", help="print the recipe's file, and end")
+    add("--fields", action="store_true", dest="list_fields",
+        help="print all fields of a recipe with their defaults and reasons, and end")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

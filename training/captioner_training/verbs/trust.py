@@ -30,21 +30,12 @@ validation; how well it does on the others is said on standard error."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
-    parser.add_argument(
-        "data",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="data sets of the training: their splits train and val are read",
-    )
-    parser.add_argument(
-        "--photos",
-        type=int,
-        default=20000,
-        metavar="N",
-        help="at most so many of train, and half as many of val; default: 20000",
-    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT")
+    add("data", nargs="+", type=Path, metavar="DIR",
+        help="data sets of the training: their splits train and val are read")  # fmt: skip
+    add("--photos", type=int, default=20000, metavar="N",
+        help="at most so many of train, and half as many of val; default: 20000")  # fmt: skip
     add_machine_arguments(parser)
 
 

@@ -15,6 +15,7 @@ import httpx
 __all__ = ["PublicTransport", "Transport", "check_address", "public_addresses", "without_body"]
 
 _TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
+_LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # to this network's own IPv4, RFC 8215
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -108,7 +109,7 @@ def check_address(host: str, text: str) -> None:
 
 def _is_public(address: _Address) -> bool:
     if address.version == 6:
-        if address.is_site_local:
+        if address.is_site_local or address in _LOCALLY:  # Python 3.11 takes the latter for global
             return False
         address = _inside(address) or address
     return address.is_global and not address.is_multicast

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from captioner.drawing.saving import drawn_from, encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
-from captioner.files import digest, sync_folder
+from captioner.files import digest, sync_folder, writing
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.outputs.written import Write, read_existing
@@ -46,10 +46,8 @@ class MapWriter:
         path = _path(self._folder, photo.name)
         if photo.path is not None and _same_folder(path, photo.path):
             raise OutputError(f"{path} would lie among the photos: name another folder for maps")
-        try:
+        with writing(path.parent):
             _make_folder(path.parent)
-        except OSError as error:
-            raise OutputError(f"{path.parent} cannot be made: {error.strerror}") from error
         source = digest(os.path.normpath(photo.name)).hex()
         old = _existing(path, source)
         new = self._drawn(photo.name, caption, source)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from captioner.errors import OutputError
-from captioner.files import file_digest, replace_file, sync_folder
+from captioner.files import file_digest, replace_file, sync_folder, writing
 from captioner_serving.batch.files import RunFiles, lock, write_all
 
 __all__ = ["Write", "WrittenFiles", "read_existing", "write_unnoted", "written_beside"]
@@ -87,14 +87,12 @@ class WrittenFiles:
             "written": hashlib.sha256(new).hexdigest(),
             "before": None if old is None else base64.b64encode(zlib.compress(old)).decode(),
         }
-        try:
+        with writing(log):
             if self._log is None:
                 self._log = log.open("ab", buffering=0)
                 sync_folder(log.absolute().parent)
                 write_all(self._log, b"\n")  # or a line that was torn would spoil the next
             write_all(self._log, json.dumps(line).encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"{log} cannot be written: {error.strerror}") from error
 
     def _last_first(self) -> Iterator[dict[str, Any]]:
         """Read the lines backwards, one at a time: together they may be larger than memory."""
