@@ -19,7 +19,7 @@ _DTYPES = ("float32", "bfloat16")
 
 # As /proc/cpuinfo spells them: x86 with AMX, and ARM. Without them bfloat16 is emulated, and slower
 # than float32. With AVX-512 alone it is slower by 1.5 times on a Xeon whose AMX was hidden, and
-# faster by 1.3 to 1.5 times on AMD's (Zen 4 and later).
+# faster by 1.4 to 1.6 times on AMD's.
 _FLAGS = ("amx_bf16", "bf16")
 _OF_AMD = {"AuthenticAMD", "avx512_bf16"}
 

@@ -32,7 +32,6 @@ from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
-from tests.benchmarks import gpu
 
 # Each makes the CPU wait until the device has the answer, or until a copy has arrived there.
 _WAITS = (
@@ -123,15 +122,3 @@ def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: 
         assert not device.reads
         assert float(values["loss"]) > 0  # as a log reads it
     assert device.reads == {"__float__": 1}
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_a_gpu_runs_dry(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--small"])
-    assert gpu.main() == 0
-    said = capsys.readouterr().out
-    for kind in ("frozen", "fine-tuning", "self-critical"):
-        assert said.count(f"\n{kind}: ") == 2  # of two encoders
-    assert said.count("times the encoder") == 4

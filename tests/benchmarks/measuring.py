@@ -85,10 +85,13 @@ class Memory:
 
 
 class Watch:
-    """Sample the memory of a process and all below it; keep the highest, in bytes."""
+    """Sample the memory of a process and all below it; keep the highest, in bytes.
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    A sample takes some ms of a core for each GB, `every` so many seconds.
+    """
+
+    def __init__(self, pid: int, *, every: float = 0.3) -> None:
+        self.pid, self.every = pid, every
         self.needed = self.mapped = self.all = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -102,7 +105,7 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._end.wait(0.3):
+        while not self._end.wait(self.every):
             now = Memory(*family(self.pid))
             self.needed, self.mapped = max(self.needed, now.needed), max(self.mapped, now.mapped)
             self.all = max(self.all, now.all)

@@ -1,14 +1,17 @@
 """Measure training steps against the straightforward way, and how long they wait for data.
 
     python -m tests.benchmarks.training --threads 2
+    python -m tests.benchmarks.training --threads 2 --neighbour
 
 The straightforward way is the usual tutorials': every caption is an example of its own, so that a
 photo with five captions is encoded five times, a frozen encoder runs in every step all the same,
 in torch's usual memory format, and the attention projects the grid again for every word. Both ways
 take turns in this process, with the same weights, photos, captions, optimizer and dtype (bfloat16
 autocast), and the median of their times counts. Neither time has the decoding of JPEG files in it;
-ours, when frozen, has the reading of the cached grids. Exit status 1: a target was missed. Run it
-on a machine that is idle.
+ours, when frozen, has the reading of the cached grids.
+
+With `--neighbour` this alone: what training loses beside a process that is always busy at nice 19.
+Exit status 1: a target was missed. Run it on a machine that is idle.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import copy
 import io
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -45,13 +49,15 @@ from captioner_training.recipe_file import load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from captioner_training.train import train
-from tests.benchmarks.measuring import in_turns
+from tests.benchmarks.measuring import in_turns, reached
 from tests.benchmarks.straightforward import advance
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has
 CAPTIONS = 5  # of each photo
 WAITING = 0.05  # share of the time, at most
+NEIGHBOUR = 2.5  # times slower beside a process that is always busy at nice 19, at most
 PROCESS = Processes(device=torch.device("cpu"))
+KINDS = {"fine-tuning": "fine_tune_from: 0, flip: true, crop: 0.15", "frozen and cached": ""}
 
 
 class Case(NamedTuple):
@@ -205,33 +211,47 @@ def cache(model: CaptionModel, transform: Transform, images: Tensor, path: Path)
     return CachedGrids([path], (grid.shape[0], grid.shape[1], grid.shape[2]))
 
 
-def waiting(folder: Path, *, fine_tune: bool) -> bool:
-    """Run an epoch of a real run on JPEG files of 256 x 256 and read how long it waited."""
-    write_scenes(folder / "data", splits={"train": 640, "val": 2}, config=SceneConfig(side=256))
+def epoch(folder: Path, kind: str) -> dict[str, float]:
+    """Run an epoch of a real run on JPEG files of 256 x 256, with two workers; give its timing."""
+    if not (folder / "data").exists():
+        write_scenes(folder / "data", splits={"train": 640, "val": 2}, config=SceneConfig(side=256))
     fields = {
         "data.root": str(folder / "data"),
         "data.minimum_count": "1",
         "data.workers": "2",
         "log_every": "1000",
-        "stages": "",
+        "stages": f"[{{epochs: 1, batch_size: 32, {KINDS[kind]}}}]",
     }
-    fields["stages"] = (
-        "[{epochs: 1, batch_size: 32, fine_tune_from: 0, flip: true, crop: 0.15}]"
-        if fine_tune
-        else "[{epochs: 1, batch_size: 32}]"
-    )
-    out = folder / ("fine" if fine_tune else "frozen")
+    out = Path(tempfile.mkdtemp(dir=folder))
     with contextlib.redirect_stderr(io.StringIO()):
         train(load_recipe("coco-fast", fields), out=out, processes=PROCESS)
-    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    timing = next(record["timing"] for record in records if record["event"] == "epoch")
-    kind = "fine-tuning" if fine_tune else "frozen and cached"
+    records = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    timing: dict[str, float] = next(one["timing"] for one in records if one["event"] == "epoch")
+    return timing
+
+
+def waiting(folder: Path, kind: str) -> bool:
+    """Read how long an epoch waits for data."""
+    timing = epoch(folder, kind)
     print(
         f"{kind}, 640 files, 2 workers: {100 * timing['waiting']:.1f} % of the epoch waits for "
         f"data (target < {100 * WAITING:g} %), {timing['images_per_second']:.0f} images/s",
         flush=True,
     )
-    return bool(timing["waiting"] < WAITING)
+    return timing["waiting"] < WAITING
+
+
+def beside_neighbour(folder: Path, kind: str) -> bool:
+    """Compare an epoch alone with one beside a process that is always busy, at nice 19."""
+    alone = epoch(folder, kind)["images_per_second"]
+    busy = ["nice", "-n", "19", sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(busy) as neighbour:
+        try:
+            beside = epoch(folder, kind)["images_per_second"]
+        finally:
+            neighbour.kill()
+    name = f"times slower beside a busy process: {kind}, {alone:.1f} and {beside:.1f} images/s"
+    return reached(name, alone / beside, NEIGHBOUR, at_most=True)
 
 
 def main() -> int:
@@ -239,6 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--neighbour", action="store_true", help="training beside one alone")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(
@@ -247,9 +268,12 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        reached = [compare(case, repeat=arguments.repeat, folder=folder) for case in CASES]
-        reached += [waiting(folder, fine_tune=fine_tune) for fine_tune in (True, False)]
-    return 0 if all(reached) else 1
+        if arguments.neighbour:
+            met = [beside_neighbour(folder, kind) for kind in KINDS]
+        else:
+            met = [compare(case, repeat=arguments.repeat, folder=folder) for case in CASES]
+            met += [waiting(folder, kind) for kind in KINDS]
+    return 0 if all(met) else 1
 
 
 if __name__ == "__main__":

@@ -33,8 +33,5 @@ class CrossEntropy(Objective):
 
     def loss(self, reading: Reading) -> Tensor:
         """Average over tokens."""
-        logs = reading.log_probabilities
-        losses = -logs.gather(1, reading.targets.unsqueeze(1)).squeeze(1)
-        if self.label_smoothing > 0:
-            losses = torch.lerp(losses, -logs.mean(dim=-1), self.label_smoothing)
+        losses = -torch.lerp(*reading.log_probabilities, self.label_smoothing)
         return self.weight * losses.sum() / reading.tokens

@@ -23,6 +23,8 @@ from captioner_training.recipe import Recipe
 
 __all__ = ["Captions", "Counts", "DrawingObjective", "Objective", "Reading", "count"]
 
+_AT_ONCE = 512  # targets; numbers of all words for each, 20 MB with COCO's vocabulary
+
 
 class Counts(NamedTuple):
     """What a loss is averaged over: tokens and captions, of every process and part of a batch."""
@@ -92,14 +94,23 @@ class Reading:
         return self.decoder.logits(self.output.deep.flatten(0, 2)[self.index])
 
     @cached_property
-    def log_probabilities(self) -> Tensor:
-        """The same as log-probabilities, float32."""
-        return self.logits.log_softmax(dim=-1, dtype=torch.float32)
+    def log_probabilities(self) -> tuple[Tensor, Tensor]:
+        """The log-probabilities (N,) of the targets, and the mean (N,) of all words', float32.
+
+        Taken of some targets at a time: the way back needs three times the numbers that it is of.
+        """
+        deep = self.output.deep.flatten(0, 2)[self.index]
+        said, means = [], []
+        parts = (torch.split(each, _AT_ONCE) for each in (deep, self.targets))
+        for some, targets in zip(*parts, strict=True):
+            logs = self.decoder.logits(some).log_softmax(dim=-1, dtype=torch.float32)
+            said.append(logs.gather(1, targets.unsqueeze(1)).squeeze(1))
+            means.append(logs.mean(dim=-1))
+        return torch.cat(said), torch.cat(means)
 
     def nats(self) -> Tensor:
         """Give the plain cross-entropy, in nats a token; the parts of a batch add up."""
-        said = self.log_probabilities.detach().gather(1, self.targets.unsqueeze(1))
-        return -said.sum() / self.tokens
+        return -self.log_probabilities[0].detach().sum() / self.tokens
 
 
 class Objective(ABC):
