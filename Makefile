@@ -1,6 +1,6 @@
 # make demo    environment, installation, a sample's caption, and the page until Ctrl-C
 #              (SERVE=0: without the page; PORT=7861: another port)
-# make test    the tests, in about six minutes on two cores; those that need chromium, curl,
+# make test    the tests, in about five minutes on two cores; those that need chromium, curl,
 #              exiftool or java are skipped where these are missing
 # make check   ruff, mypy, and the tests that take minutes
 # make mutations   breaks the product on purpose, again and again: a test must notice every time
