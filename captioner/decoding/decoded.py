@@ -108,6 +108,11 @@ class Decoded(NamedTuple):
             is_image = issubclass(kind, errors.ImageError)
             raise (kind if is_image else errors.ImageError)(self.error["detail"])
 
+    def picture(self) -> Image.Image:
+        """Give the pixels as a picture, or raise the error as `check` does."""
+        self.check()
+        return Image.frombytes("RGB", self.shape, self.pixels)
+
 
 def decode(
     photo: Readable,

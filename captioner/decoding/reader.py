@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ SECONDS = 120.0
 _LONGEST = 86_400  # seconds; a day
 _CARRIED = 1 << 28  # bytes of files, with which a stream of photos takes in no more of them
 _Photo = TypeVar("_Photo", bound=Readable)
+_Made = TypeVar("_Made")
 _Lanes = list[FairThreads[DecodeProcess]]
 
 
@@ -143,19 +144,29 @@ class Reader(Closing):
                 `Turns`). "": photos come in their order.
 
         """
-        done: Future[Decoded] = Future()
+        return self.make(photo, lambda decoded: decoded, longest=longest, client=client)
+
+    def make(
+        self,
+        photo: Readable,
+        work: Callable[[Decoded], _Made],
+        *,
+        longest: int | None = None,
+        client: str = "",
+    ) -> Future[_Made]:
+        """Have something made of a decoded photo, in the same turn; arguments as for `submit`."""
+        done: Future[_Made] = Future()
         if self._closed:
             done.set_exception(closed_error())
             return done
         if self._in_process:
-            done.set_result(
-                decode(photo, self._transform, longest=longest, max_pixels=self._max_pixels)
-            )
+            decoded = decode(photo, self._transform, longest=longest, max_pixels=self._max_pixels)
+            done.set_result(work(decoded))
             return done
         lane, *quick = self._lanes()
         if quick and longest is None and is_ordinary(getattr(photo, "data", b"")):
             (lane,) = quick
-        return lane.submit(lambda process: process.decode(photo, longest), client)
+        return lane.submit(lambda process: work(process.decode(photo, longest)), client)
 
     def stream(
         self, photos: Iterator[_Photo], *, ahead: int = 1
@@ -214,8 +225,7 @@ class Reader(Closing):
 
         Raises: as `read` does.
         """
-        decoded = self.read(source, longest=longest or self._max_pixels, client=client)
-        return Image.frombytes("RGB", decoded.shape, decoded.pixels)
+        return self.read(source, longest=longest or self._max_pixels, client=client).picture()
 
     def close(self) -> None:
         """End the processes; what is not decoded yet fails."""

@@ -22,8 +22,9 @@ from captioner.caption import Caption
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.drawing.saving import encode_animation
 from captioner.errors import CaptionerError, ConfigError, ImageError
-from captioner.generation.config import MAX_BEAM_SIZE
-from captioner_serving.server.batcher import OnPlace
+from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
+from captioner.predictor import Captioner
+from captioner_serving.server.batcher import Place
 from captioner_serving.server.body import Upload, read_bare, read_form, read_json
 from captioner_serving.server.description import (
     PHOTO,
@@ -51,10 +52,12 @@ __all__ = ["router"]
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=BaseModel)
 Posted = TypeVar("Posted", bound="RecordFields")
+_Answered = tuple[list[Caption | ImageError], list[dict[str, Any]]]
 
 LINES = "application/x-ndjson"
 """The media type of an answer that comes line by line; who accepts it hears of the queue."""
 
+_NEWS = 0.2  # seconds between two looks at a photo's place
 # Sharp on any screen; a 100-megapixel PNG would be of use to nobody.
 _LONGEST_SIDE = 2400
 
@@ -92,6 +95,14 @@ class CaptionFields(BaseModel):
     check_attention: bool = False
     minimum_trust: Annotated[float, Field(ge=0, le=1)] | None = None
     preview: bool = False
+
+    def settings(self, captioner: Captioner) -> GenerationConfig:
+        """Give what is asked as a captioner takes it; ConfigError: it cannot do that."""
+        config = captioner.generation.asked(
+            beam_size=self.beam_size, captions=self.captions, style=self.style
+        )
+        captioner.check_trust(self.minimum_trust)
+        return config
 
 
 class RecordFields(BaseModel):
@@ -204,25 +215,24 @@ async def caption(request: Request, service: Service) -> Response:
             known = ", ".join(named)
             raise ConfigError(f"there is no model {fields.model[:40]!r}: this server has {known}")
         service = named[fields.model]
-    config = service.captioner.generation.asked(
-        beam_size=fields.beam_size, captions=fields.captions, style=fields.style
-    )
-    service.captioner.check_trust(fields.minimum_trust)
+    config = fields.settings(service.captioner)
     client = client_of(request.scope)
 
-    async def work(on_place: OnPlace | None = None) -> tuple[list[Caption | ImageError], list[Any]]:
-        results: list[Caption | ImageError] = await service.caption(
+    place = Place()
+
+    async def work() -> _Answered:
+        results = await service.caption(
             [file.data for file in files],
             config,
             client=client,
-            on_place=on_place,
+            place=place,
             check_attention=fields.check_attention,
         )
         visit_of(request.scope).silent = True
         return results, await _records(service, client, files, results, fields)
 
     if LINES in request.headers.get("accept", ""):
-        return await _stream(work)
+        return await _stream(work(), place)
     results, records = await _while_connected(request, work())
     errors = [result for result in results if isinstance(result, ImageError)]
     if len(errors) == len(results):
@@ -260,43 +270,29 @@ async def _records(
     return records
 
 
-Work = Callable[[OnPlace], Coroutine[Any, Any, tuple[list[Caption | ImageError], list[Any]]]]
-
-
-async def _stream(work: Work) -> Response:
-    """Answer line by line: how many photos come first, whenever that changes, then the records.
+async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Response:
+    """Answer line by line: how many photos come first, as that changes, then the records.
 
     Whoever stops listening takes its photos out of the queue.
 
     Raises:
-        CaptionerError: the work failed before it had a place in the queue.
+        CaptionerError: there is no room in the queue.
 
     """
-    places: asyncio.Queue[int | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def on_place(ahead: int) -> None:
-        loop.call_soon_threadsafe(places.put_nowait, ahead)
-
-    task = asyncio.create_task(work(on_place))
-    task.add_done_callback(lambda _: places.put_nowait(None))
-    try:
-        first = await places.get()
-    except BaseException:
-        task.cancel()
-        raise
-    if first is None:
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)  # it has a place by now, or none
+    if task.done():
         task.result()
 
     async def lines() -> AsyncIterator[str]:
-        ahead, last = first, None
+        said: int | None = None
         try:
-            while ahead is not None:
-                if ahead != last:
-                    yield json.dumps({"ahead": ahead}) + "\n"
-                ahead, last = await places.get(), ahead
-            _, records = await task
-            yield json.dumps({"records": records}) + "\n"
+            while not task.done():
+                if place.ahead != said:
+                    said = place.ahead
+                    yield json.dumps({"ahead": said}) + "\n"
+                await asyncio.wait({task}, timeout=_NEWS)
+            yield json.dumps({"records": task.result()[1]}) + "\n"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -16,7 +16,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -33,6 +33,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from captioner import __version__
+from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
 from captioner_serving.allocator import return_memory
@@ -85,38 +86,58 @@ class Application:
         log: TextIO | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.metrics = Metrics()
-        self.services = {
-            captioner.name: CaptionService(
-                captioner, config, self.metrics, threads=threads, say=say
-            )
+        self.metrics, self._config = Metrics(), config
+        services = [
+            CaptionService(captioner, config, self.metrics, threads=threads, say=say)
             for captioner in captioners
-        }
-        service = next(iter(self.services.values()))
+        ]
+        self.services = {service.captioner.name: service for service in services}
         self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
         os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
         samples = samples or {}
-        first, preview = [], b""
-        for name, path in list(samples.items())[:1]:
-            captions = [
-                captioner.caption(path, captioner.generation.asked(captions=SENTENCES))
-                for captioner in captioners
-            ]
-            first = [served_record(caption, name=name, attention=True) for caption in captions]
-            preview = draw_preview(captions[0])
+        first = [
+            service.sample(name, samples[name], captions=SENTENCES)
+            for name in list(samples)[:1]
+            for service in services
+        ]
+        blocks = self._page(samples, first)
+        self._gradio = mount(blocks, config)
+        api = self._api(samples, first)
+        api.mount("/", OwnUploads(self._gradio, Path(self._folder), blocks))
+        for app in (api, self._gradio, *self._pages):
+            for kind in (CaptionerError, HTTPException, RequestValidationError):
+                app.add_exception_handler(kind, self._answer)
+        access = Access(
+            BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
+        )
+        named = TrustedHostMiddleware(self._shared(access), config.names, www_redirect=False)
+        self.asgi: ASGIApp = Door(
+            AccessLog(named, self.metrics, log, say),
+            root_path=config.root_path,
+            frame_ancestors=config.frame_ancestors,
+        )
+
+    def _page(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> gr.Blocks:
+        """Lay out the page, and give other programs their functions."""
+        service = next(iter(self.services.values()))
+        records = [served_record(one, name=one.image, attention=True) for one in first]
+        models = [*self.services]
         blocks = make_page(
-            service.captioner, config, models=[*self.services], samples=samples, first=first
+            service.captioner, self._config, models=models, samples=samples, first=records
         )
         add_endpoint(blocks, service)
-        if config.mcp:
+        if self._config.mcp:
             add_assistant_function(blocks, service)
-        self._gradio = mount(blocks, config)
+        return blocks
+
+    def _api(self, samples: Mapping[str, Path], first: Sequence[Caption]) -> FastAPI:
+        """Make the application of the API, with the page's own files beside it."""
         api = FastAPIOffline(
             title="Captioner",
             version=__version__,
             description=_DESCRIPTION,
             redoc_url=None,
-            root_path=config.root_path,
+            root_path=self._config.root_path,
             lifespan=self._lifespan,
         )
         plain = api.openapi
@@ -125,28 +146,22 @@ class Application:
         api.include_router(router)
         for name, path in samples.items():
             api.add_route(f"/page/samples/{name}", _file(path))
-        if preview:
+        if first:
+            preview = draw_preview(first[0])
             api.add_route(f"/{PREVIEW}", lambda _: Response(preview, media_type="image/jpeg"))
         api.mount("/page/static", StaticFiles(directory=STATIC))
-        api.mount("/", OwnUploads(self._gradio, Path(self._folder)))
-        for app in (api, self._gradio, *self._pages):
-            for kind in (CaptionerError, HTTPException, RequestValidationError):
-                app.add_exception_handler(kind, self._answer)
-        inside: ASGIApp = Access(
-            BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
-        )
-        if config.allowed_origins:
-            inside = CORSMiddleware(
-                inside,
-                allow_origins=config.allowed_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("Authorization", "Content-Type"),
-                expose_headers=("Retry-After", "X-Request-ID"),
-            )
-        named = TrustedHostMiddleware(inside, config.names, www_redirect=False)
-        logged = AccessLog(named, self.metrics, log, say)
-        self.asgi: ASGIApp = Door(
-            logged, root_path=config.root_path, frame_ancestors=config.frame_ancestors
+        return api
+
+    def _shared(self, app: ASGIApp) -> ASGIApp:
+        """Let the pages of other sites call what stands behind it, where some may."""
+        if not self._config.allowed_origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=self._config.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("Authorization", "Content-Type"),
+            expose_headers=("Retry-After", "X-Request-ID"),
         )
 
     def refuse(self) -> None:

@@ -31,6 +31,7 @@ from captioner_serving.server.service import CaptionService
 
 __all__ = ["OwnUploads", "add_endpoint", "mount"]
 
+_NAME = "caption"
 _LONGEST_CALL = 16_000  # bytes: numbers and paths
 _SWEEP = 30.0  # seconds between two looks for uploads that are old
 
@@ -52,36 +53,19 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
 
         Raises gr.Error: it cannot be captioned; gradio_client raises an AppError with the reason.
         """
+        given = {
+            "beam_size": beam_size,
+            "captions": captions,
+            "attention": attention,
+            "check_attention": check_attention,
+            "style": style or None,
+            "minimum_trust": minimum_trust,
+        }
         try:
-            if not isinstance(image, dict) or "path" not in image:
-                raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
-            name, path = image.get("orig_name"), str(image["path"])
-            data = await run_in_threadpool(_read, path)
-            try:
-                fields = CaptionFields(
-                    beam_size=beam_size,
-                    captions=captions,
-                    style=style or None,
-                    attention=attention,
-                    check_attention=check_attention,
-                    minimum_trust=minimum_trust,
-                )
-            except ValidationError as error:
-                raise bad_fields(error.errors()) from error
-            config = service.captioner.generation.asked(
-                beam_size=fields.beam_size, captions=fields.captions, style=fields.style
-            )
-            service.captioner.check_trust(fields.minimum_trust)
             client = whole_client(request.client.host if request.client else "")
-            (caption,) = await service.caption(
-                [data], config, client=client, check_attention=fields.check_attention
-            )
-            if not isinstance(caption, Caption):
-                raise caption
+            return await _record(service, image, given, client)
         except CaptionerError as error:
             raise gr.Error(str(error), print_exception=False) from error
-        said = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
-        return {**said, "image": name}
 
     with blocks, gr.Group(visible=False):
         inputs = [
@@ -95,11 +79,31 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
         ]
         # The function opens the file that it is given the path of; Gradio opens none.
         gr.Button("Caption").click(
-            record, inputs, gr.JSON(label="record"), preprocess=False, api_name="caption"
+            record, inputs, gr.JSON(label="record"), preprocess=False, api_name=_NAME
         )
     # Gradio's worker is one of many clients of our own queue, which batches and refuses.
     blocks.queue(default_concurrency_limit=None, max_size=service.config.queue)
     blocks.state_session_capacity = 100  # of 25 kB; nothing of the page is kept in one
+
+
+async def _record(
+    service: CaptionService, image: Any, given: dict[str, Any], client: str
+) -> dict[str, Any]:
+    if not isinstance(image, dict) or "path" not in image:
+        raise RefusedError("forbidden", "there is no image: pass handle_file('photo.jpg')")
+    data = await run_in_threadpool(_read, str(image["path"]))
+    try:
+        fields = CaptionFields(**given)
+    except ValidationError as error:
+        raise bad_fields(error.errors()) from error
+    config = fields.settings(service.captioner)
+    (caption,) = await service.caption(
+        [data], config, client=client, check_attention=fields.check_attention
+    )
+    if not isinstance(caption, Caption):
+        raise caption
+    said = caption.record(attention=fields.attention, minimum_trust=fields.minimum_trust)
+    return {**said, "image": image.get("orig_name")}
 
 
 def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
@@ -137,17 +141,20 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
 
 
 class OwnUploads:
-    """Stands before Gradio: calls are small, and name no files but what was uploaded.
+    """Stands before Gradio: calls are small, of our function, and name no files but uploads.
 
     Args:
         app: Gradio.
         folder: of its uploads.
+        blocks: that have the function.
 
     """
 
-    def __init__(self, app: ASGIApp, folder: Path) -> None:
+    def __init__(self, app: ASGIApp, folder: Path, blocks: gr.Blocks) -> None:
         self.app = app
         self._folder = folder.resolve()
+        (ours,) = [one for one in blocks.fns.values() if one.api_name == _NAME]
+        self._function, self._values = ours._id, len(ours.inputs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on.
@@ -179,7 +186,7 @@ class OwnUploads:
                 )
         call = parse_object(bytes(body))
         if not assistant:
-            self._check_files(call)
+            self._check(call)
         checked = json.dumps(call).encode()
         first: Message = {"type": "http.request", "body": checked, "more_body": False}
         pending = [first]
@@ -189,7 +196,7 @@ class OwnUploads:
 
         return again
 
-    def _check_files(self, call: dict[str, Any]) -> None:
+    def _check(self, call: dict[str, Any]) -> None:
         data = call.get("data", [])
         if not isinstance(data, list) or (data and not isinstance(data[0], dict | None)):
             raise RefusedError("bad-request", "the first value of a call is a file: upload it")
@@ -197,6 +204,10 @@ class OwnUploads:
             raise RefusedError(
                 "forbidden", "the call names a file that was not uploaded: use handle_file"
             )
+        # Of any other call Gradio would write a traceback into the log.
+        if "data" in call and (call.get("fn_index"), len(data)) != (self._function, self._values):
+            detail = f"a call is of /{_NAME}, with {self._values} values: use gradio_client"
+            raise RefusedError("bad-request", detail)
 
     def _owns(self, path: object) -> bool:
         try:

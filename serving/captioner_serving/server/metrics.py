@@ -8,6 +8,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    Summary,
     generate_latest,
 )
 
@@ -35,6 +36,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self.photo = Summary(
+            "captioner_photo_seconds",
+            "Seconds that a photo spends being opened, and waiting for the model and in it",
+            ["stage"],
+            registry=self._registry,
+        )
         self.captions = Counter("captioner_captions", "Images captioned", registry=self._registry)
         self.errors = Counter(
             "captioner_errors",
@@ -59,17 +66,11 @@ class Metrics:
             "Images accepted and not yet answered",
             registry=self._registry,
         )
-
         self.bodies = Gauge(
             "captioner_body_bytes",
             "Bytes of requests in memory, on their way in and until they are answered",
             registry=self._registry,
         )
-
-    def record_batch(self, size: int, seconds: float) -> None:
-        """Count one batch of the model."""
-        self.batch_size.observe(size)
-        self.batch_seconds.observe(seconds)
 
     def exposition(self) -> bytes:
         """Everything counted, as text."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -16,9 +17,8 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.decoding.decoded import EncodedPhoto
-from captioner.decoding.prepared import PreparedImage, prepared_images
+from captioner.decoding.prepared import PreparedImage, square_pixels
 from captioner.decoding.reader import Reader
-from captioner.decoding.turns import FairThreads
 from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
@@ -26,9 +26,8 @@ from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
 from captioner_serving.allocator import is_out_of_memory
-from captioner_serving.server.batcher import Batcher, OnPlace, Order
+from captioner_serving.server.batcher import Batcher, Order, Place
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.cores import share_cores
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     ClosedError,
@@ -49,8 +48,8 @@ _FRESH, _AT_WORK, _PATIENCE = 5.0, 120.0, 10.0
 # largest PNG takes five), behind the model and ordinary photos, and beside the largest of all there
 # is room for a usual one.
 _SECONDS, _NICE, _BESIDE = 20.0, 5, 30_000_000
+_OPENED = 2  # such photos at once; a picture takes up to 100 MB while it is drawn
 _NAME = "the image"  # in messages: what its owner calls it is nobody else's
-_DRAWN = 2  # pictures at once; one takes up to 100 MB while it is drawn
 
 
 class CaptionService:
@@ -60,7 +59,7 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
-        threads: of torch, for the model; see captioner_serving.server.cores.
+        threads: of torch, for the model. No other thread of this process may have any.
         say: told in words for people what became of photos.
 
     """
@@ -77,20 +76,18 @@ class CaptionService:
         self.captioner = captioner
         self.config = config
         self.metrics = metrics
-        self._say = say
+        self._threads, self._say = threads, say
         self._answered = self._failed = 0.0  # when the model last did
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
             self._caption_batch,
             max_batch=config.max_batch,
             capacity=config.queue,
-            before_batch=partial(share_cores, threads),
-            on_batch=metrics.record_batch,
             threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
         )
         self.reader = Reader(
             captioner.transform.config,
-            workers=2,
+            workers=_OPENED,
             quick=1,
             max_pixels=captioner.max_pixels,
             seconds=_SECONDS,
@@ -98,7 +95,19 @@ class CaptionService:
             nice=_NICE,
         )
         self.reader.start()
-        self._drawing = FairThreads([None] * _DRAWN, name="drawing")
+
+    def sample(self, name: str, path: Path, *, captions: int) -> Caption:
+        """Caption a photo of our own, before anybody sends one; ImageError: it cannot be opened."""
+        decoded = self.reader.read(path)
+        image = PreparedImage(
+            image=name,
+            pixels=square_pixels(decoded),
+            box=decoded.box,
+            open_photo=partial(self.reader.picture, path),
+        )
+        config = self.captioner.generation.asked(captions=captions)
+        (caption,) = self.captioner.caption_prepared([image], config)
+        return caption
 
     async def caption(
         self,
@@ -106,7 +115,7 @@ class CaptionService:
         config: GenerationConfig,
         *,
         client: str = "",
-        on_place: OnPlace | None = None,
+        place: Place | None = None,
         check_attention: bool = False,
     ) -> list[Caption | ImageError]:
         """Caption images, in order; one that cannot be opened fails alone, in its place.
@@ -117,8 +126,7 @@ class CaptionService:
             images: what to caption.
             config: beam size, number of captions, style.
             client: whose they are; clients take turns.
-            on_place: told how many images of the queue come before the last of these: when they are
-                admitted, and whenever that changes.
+            place: is that of the last of these, from when they are admitted.
             check_attention: whether words get their effect; see Captioner.caption.
 
         Raises:
@@ -130,7 +138,7 @@ class CaptionService:
         # By its name, so that who asks for the usual style and who asks for none share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
         start = time.monotonic()
-        results = await self._order(images, Order(config, check_attention), client, on_place)
+        results = await self._order(images, Order(config, check_attention), client, place)
         self._tell(results, time.monotonic() - start)
         return results
 
@@ -161,51 +169,43 @@ class CaptionService:
     async def with_photo(
         self, image: bytes, work: Callable[[Image.Image], T], *, longest: int, client: str = ""
     ) -> T:
-        """Open a whole photo and make something of it, in one of two threads; clients take turns.
+        """Open a whole photo and make something of it, two at a time; clients take turns.
 
         Raises:
             ImageError: the photo cannot be opened.
             BusyError, ClosedError: as for `caption`.
 
         """
-
-        def make(_: None) -> T:
-            photo = EncodedPhoto(_NAME, image)
-            return work(self.reader.picture(photo, longest=longest, client=client))
-
-        self._batcher.admit(1, client)
-        try:
-            return await asyncio.wrap_future(self._drawing.submit(make, client))
-        finally:
-            self._batcher.release(1, client)
+        photo = EncodedPhoto(_NAME, image)
+        with self._batcher.admit(1, client):
+            return await asyncio.wrap_future(
+                self.reader.make(
+                    photo, lambda decoded: work(decoded.picture()), longest=longest, client=client
+                )
+            )
 
     async def _order(
         self,
         images: Sequence[bytes],
         order: Order,
         client: str,
-        on_place: OnPlace | None = None,
+        place: Place | None = None,
     ) -> list[Caption | ImageError]:
         """Have something done with images, in order; a caller that is cancelled takes them out."""
-        cost = len(images) * order.cost
-        self._batcher.admit(cost, client)
-        if on_place is not None:
-            on_place(self._batcher.waiting)
-        self.metrics.queue.inc(len(images))
-        tasks = [
-            asyncio.create_task(self._caption_one(image, order, client, hear))
-            for image, hear in zip(images, [*[None] * (len(images) - 1), on_place], strict=True)
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        finally:
-            self._batcher.release(cost, client)
-            self.metrics.queue.dec(len(images))
+        with self._batcher.admit(len(images) * order.cost, client):
+            places = [*[None] * (len(images) - 1), place]
+            if place is not None:
+                place.ahead = self._batcher.waiting
+            self.metrics.queue.inc(len(images))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._caption_one(image, order, client, its))
+                        for image, its in zip(images, places, strict=True)
+                    ]
+            finally:
+                self.metrics.queue.dec(len(images))
+        return [task.result() for task in tasks]
 
     def require_room(self, client: str) -> None:
         """Refuse before an upload is read what would be refused after it.
@@ -215,8 +215,8 @@ class CaptionService:
             ClosedError: the server is shutting down.
 
         """
-        self._batcher.admit(1, client)
-        self._batcher.release(1, client)
+        with self._batcher.admit(1, client):
+            pass
 
     async def check(self) -> None:
         """Find out whether the model lives: whoever waits in its queue does not matter.
@@ -271,26 +271,25 @@ class CaptionService:
     def close(self) -> None:
         """Finish what was accepted, then stop."""
         self._batcher.close()
-        self.reader.close()  # so that no drawing waits for them
-        self._drawing.close()
+        self.reader.close()
 
     async def _caption_one(
         self,
         image: bytes,
         order: Order,
         client: str,
-        on_place: OnPlace | None,
+        place: Place | None,
     ) -> Caption | ImageError:
-        config = order.generation
+        result: Caption | ImageError
         try:
             photo = EncodedPhoto(_NAME, image)
-            decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
+            with self.metrics.photo.labels("opening").time():
+                decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
-            (prepared,) = prepared_images([(_NAME, decoded)])
-            result: Caption | ImageError
-            result = await asyncio.wrap_future(
-                self._batcher.submit(prepared, order, client, on_place)
-            )
+            prepared = PreparedImage(image=None, pixels=square_pixels(decoded), box=decoded.box)
+            with self.metrics.photo.labels("model").time():
+                future = self._batcher.submit(prepared, order, client, place)
+                result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()
         except Exception as error:
@@ -302,11 +301,15 @@ class CaptionService:
                 result = PhotoFailedError(f"the server failed on the image ({reason}): try again")
         if isinstance(result, ImageError):
             self.metrics.errors.labels(result.type).inc()
-            return result
-        # Another of its batch may have wanted more.
-        return replace(result, alternatives=result.alternatives[: config.captions - 1])
+        return result
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
+        # Each thread that calls torch has a pool of threads, which wait for work by spinning. Where
+        # all pools have more threads than there are cores, libgomp sends them to sleep after every
+        # loop, which costs a third of the speed: the model's threads share the cores.
+        alone = self._batcher.due <= len(images) * order.cost
+        torch.set_num_threads(max(1, self._threads // (1 if alone else self._batcher.threads)))
+        start = time.monotonic()
         try:
             if order.sentence is None:
                 captions = self.captioner.caption_prepared(
@@ -317,6 +320,9 @@ class CaptionService:
         except Exception:
             self._failed = time.monotonic()
             raise
+        finally:
+            self.metrics.batch_size.observe(len(images))
+            self.metrics.batch_seconds.observe(time.monotonic() - start)
         self._answered = time.monotonic()
         return captions
 
@@ -350,19 +356,17 @@ def check_sentence(
 ) -> list[Caption]:
     """Give the words of a caption their `effect` on each image; see captioner.deletion.
 
-    Where the decoder does not attend, the words stay as they are.
+    Where the decoder does not attend, they have none.
     """
     grid = captioner.encode(np.stack([image.pixels for image in images]))
     tokens = captioner.vocabulary.encode(word.text for word in caption.words)
     start = captioner.vocabulary.start(caption.style or "")
-    decoder = captioner.model.decoder
-    with torch.inference_mode():
-        found = sentence_effects(decoder, grid.features, [[tokens]] * len(images), start=start)
+    sentences = [[tokens]] * len(images)
+    found = sentence_effects(captioner.model.decoder, grid.features, sentences, start=start)
     checked = []
     for (effects,) in found:
-        words = caption.words
-        if effects is not None:
-            pairs = zip(words, effects, strict=True)
-            words = tuple(replace(word, effect=effect) for word, effect in pairs)
+        known: Sequence[float | None] = effects or [None] * len(caption.words)
+        pairs = zip(caption.words, known, strict=True)
+        words = tuple(replace(word, effect=effect) for word, effect in pairs)
         checked.append(replace(caption, words=words))
     return checked

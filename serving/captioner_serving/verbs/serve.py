@@ -168,7 +168,6 @@ def _load(
     from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
-    from captioner_serving.server.cores import take_no_cores
 
     checkpoints = [checkpoint_file(one) for one in arguments.checkpoint or [bundled_checkpoint()]]
     machine = {"device": arguments.device, "dtype": arguments.dtype}
@@ -177,7 +176,8 @@ def _load(
     slow = best_dtype(torch.device("cpu"))[0] == torch.float32
     exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
     half = max(1, cores() // 2)
-    threads = take_no_cores()  # before loading, which computes: the model's thread comes later
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of this thread, before loading: the model's own have all of them
     captioners = [
         Captioner.from_pretrained(
             checkpoint,

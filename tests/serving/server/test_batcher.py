@@ -7,10 +7,12 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from queue import Empty, Queue
+from contextlib import ExitStack
+from queue import Queue
 from typing import Any
 
 import pytest
+import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.decoding.decoded import EncodedPhoto
@@ -23,6 +25,8 @@ from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError
 from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
+from tests.serving.server.running import until
+from tests.serving.server.test_api import jpeg
 
 ANY: Any = None
 
@@ -30,11 +34,7 @@ ANY: Any = None
 class Model:
     """Captions that are the images themselves; some images are more than it can bear."""
 
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
     def __call__(self, images: Sequence[Any], order: Order) -> Sequence[Any]:
-        self.batches.append(len(images))
         if "memory" in images:
             raise MemoryError
         if "short" in images:
@@ -49,94 +49,94 @@ def model() -> Model:
 
 @pytest.fixture
 def batcher(model: Model) -> Iterator[Batcher]:
-    made = Batcher(
-        model,
-        max_batch=8,
-        capacity=64,
-        before_batch=lambda _: None,
-        on_batch=lambda *_: None,
-        threads=2,
-    )
+    made = Batcher(model, max_batch=8, capacity=64, threads=2)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize(("bad", "error"), [("memory", MemoryError), ("short", RuntimeError)])
+@pytest.mark.parametrize(("bad", "error"), [("memory", MemoryError), ("short", ValueError)])
 def test_one_image_that_fails_fails_alone(
-    batcher: Batcher, model: Model, bad: str, error: type[Exception]
+    batcher: Batcher, bad: str, error: type[Exception]
 ) -> None:
     order = Order(GenerationConfig())
     images = [*"abc", bad, *"defg"]
-    batcher.admit(len(images))
     futures = [batcher.submit(image, order) for image in images]
     for image, future in zip(images, futures, strict=True):
         if image == bad:
             assert isinstance(future.exception(300), error)
         else:
             assert future.result(300) == image
-    batcher.release(len(images))
     # The thread goes on.
-    batcher.admit(1)
     assert batcher.submit("z", order).result(300) == "z"
-    batcher.release(1)
 
 
-def test_a_lone_image_has_all_cores_and_two_threads_share_what_waits() -> None:
-    """Each thread says how many are at work; they go on when they are let."""
+def test_what_waits_is_shared_by_the_threads_that_are_free() -> None:
+    """They go on when they are let."""
     started: Queue[int] = Queue()
-    going, sizes = threading.Semaphore(0), list[int]()
+    going = threading.Semaphore(0)
 
-    def model(images: Sequence[Any], order: Order) -> Sequence[Any]:
-        sizes.append(len(images))
+    def model(images: Sequence[Any], _: Order) -> Sequence[Any]:
+        started.put(len(images))
         assert going.acquire(timeout=300)
-        return [(image, order.generation.captions) for image in images]
+        return images
 
-    batcher = Batcher(
-        model,
-        max_batch=8,
-        capacity=64,
-        before_batch=started.put,
-        on_batch=lambda *_: None,
-        threads=2,
-    )
-    batcher.admit(7)
-    one, three = Order(GenerationConfig()), Order(GenerationConfig(captions=3))
-    first = batcher.submit("first", one)
-    assert started.get(timeout=300) == 1  # alone
-    others = [batcher.submit(number, three if number == 2 else one) for number in range(6)]
-    with pytest.raises(Empty):
-        started.get(timeout=0.2)  # no second thread takes a core from under the first
-    going.release()
-    assert first.result(300) == ("first", 1)
+    batcher = Batcher(model, max_batch=8, capacity=64, threads=2)
+    order = Order(GenerationConfig())
+    with batcher._changed:  # nobody looks before all of them wait
+        futures = [batcher.submit(number, order) for number in range(4)]
     assert [started.get(timeout=300) for _ in range(2)] == [2, 2]
-    assert sizes == [1, 3, 3]
-    going.release(2)
-    # A batch has as many captions as any of its images wants.
-    assert [other.result(300) for other in others[:3]] == [(0, 3), (1, 3), (2, 3)]
-    assert [other.result(300) for other in others[3:]] == [(3, 1), (4, 1), (5, 1)]
-    batcher.release(7)
+    futures += [batcher.submit(number, order) for number in range(4, 14)]
+    going.release()
+    assert started.get(timeout=300) == 8  # the other thread is at work
+    going.release(4)
+    assert [future.result(300) for future in futures] == [*range(14)]
     batcher.close()
 
 
+def test_a_lone_photo_has_all_cores_and_two_share_them(tiny_checkpoint: Checkpoint) -> None:
+    seen: list[int] = []
+    going, begun = threading.Event(), threading.Event()
+
+    class Model(Captioner):
+        def caption_prepared(self, *images: Any, **options: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            begun.set()
+            assert going.wait(300)
+            return super().caption_prepared(*images, **options)
+
+    model = Model(tiny_checkpoint, device="cpu")
+    service = CaptionService(model, ServerConfig(), Metrics(), threads=4)
+
+    async def two() -> None:
+        first = asyncio.create_task(service.caption([jpeg()], model.generation))
+        assert await asyncio.to_thread(begun.wait, 300)
+        second = asyncio.create_task(service.caption([jpeg()], model.generation))
+        await asyncio.to_thread(until, lambda: len(seen) == 2)
+        going.set()
+        await asyncio.gather(first, second)
+
+    try:
+        run_async(two())
+    finally:
+        going.set()
+        service.close()
+    assert seen == [4, 2]
+
+
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
-    batcher = Batcher(
-        lambda images, _: [],
-        max_batch=4,
-        capacity=64,
-        before_batch=lambda _: None,
-        on_batch=lambda *_: None,
-    )
-    batcher.admit(64, "greedy")
-    with pytest.raises(BusyError):
-        batcher.admit(1, "greedy")
-    with pytest.raises(BusyError):
-        batcher.admit(5, "another")  # few are few
-    for _ in range(4):
-        batcher.admit(1, "another")
-    with pytest.raises(BusyError):
-        batcher.admit(1, "another")
-    batcher.release(64, "greedy")
-    batcher.release(4, "another")
+    batcher = Batcher(lambda images, _: [], max_batch=4, capacity=64)
+    with ExitStack() as stack:
+        with batcher.admit(64, "greedy"):
+            with pytest.raises(BusyError), batcher.admit(1, "greedy"):
+                pass
+            with pytest.raises(BusyError), batcher.admit(5, "another"):
+                pass  # few are few
+            for _ in range(4):
+                stack.enter_context(batcher.admit(1, "another"))
+            with pytest.raises(BusyError), batcher.admit(1, "another"):
+                pass
+        with batcher.admit(60, "greedy"):
+            pass
     batcher.close()
 
 
@@ -166,8 +166,6 @@ def test_a_photo_that_fails_unexpectedly_is_that_photo_s_error(
         return submit(photo, **options)
 
     monkeypatch.setattr(service.reader, "submit", failing)
-    from tests.serving.server.test_api import jpeg
-
     config = service.captioner.generation
     try:
         good, bad = run_async(service.caption([jpeg(), b"bad"], config))

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner
+from captioner_serving.server.config import ServerConfig
 from tests.conftest import make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving, until
@@ -28,6 +29,17 @@ def trusting() -> Iterator[httpx.Client]:
     """A server without samples, whose model knows its trust."""
     captioner = Captioner(make_tiny(), device="cpu", trust=make_trust())
     with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[httpx.Client]:
+    """A server that assistants may ask, too."""
+    captioner = Captioner(make_tiny(), device="cpu")
+    with (
+        serving(captioner, ServerConfig(mcp=True)) as url,
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
         yield client
 
 
@@ -157,6 +169,19 @@ def test_a_call_is_small_and_plain(api: httpx.Client, body: bytes, status: int) 
     answer = api.post("/gradio_api/queue/join", content=body, headers=headers)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("number", "values"), [(0, 0), (0, 6), (0, 8), (1, 0), (1, 3), (1, 7), (99, 7), (None, 7)]
+)
+def test_a_call_of_anything_but_the_function_is_refused(
+    asking: httpx.Client, number: int | None, values: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the assistants' function too: Gradio would write a traceback into the log."""
+    body = {"data": [None] * values, "fn_index": number, "session_hash": secrets.token_hex(5)}
+    answer = asking.post("/gradio_api/queue/join", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (400, "bad-request")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_limit_of_uploads_holds_for_gradio_too(api: httpx.Client) -> None:
