@@ -44,8 +44,8 @@ def main() -> None:
     photos = {name: path.read_bytes() for name, path in sample_photos().items()}
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
-        f"float32, beam {captioner.generation.beam_size}, {len(photos)} sample photos of 512 x 512 "
-        "to 640 x 427 pixels, bundled checkpoint"
+        f"{str(captioner.dtype).removeprefix('torch.')}, beam {captioner.generation.beam_size}, "
+        f"{len(photos)} sample photos of 512 x 512 to 640 x 427 pixels, bundled checkpoint"
     )
     with tempfile.TemporaryDirectory() as folder:
         one_photo(captioner, photos["coffee"], Path(folder))

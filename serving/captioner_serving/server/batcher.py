@@ -1,13 +1,12 @@
 """One model, one queue: what waits at the same moment is encoded and decoded together.
 
-Nothing waits for company. A thread of the model that is free takes what is there, be it one image;
-while it works, others gather, and they are the next batch. Clients take turns (see `Turns`), and a
-batch of costly images has fewer of them, so that nobody waits for all that somebody else has sent.
+Nothing waits for company. The model takes what is there, be it one image; while it works, others
+gather, and they are the next batch. Clients take turns (see `Turns`), and a batch of costly images
+has fewer of them, so that nobody waits for all that somebody else has sent.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -69,7 +68,7 @@ class _Job:
 
 
 class Batcher:
-    """Runs a model on batches of what is waiting.
+    """Runs a model on batches of what is waiting, in one thread.
 
     Args:
         caption_batch: from images and the order of all of them to their captions.
@@ -77,16 +76,12 @@ class Batcher:
         capacity: what the images admitted and not yet answered may cost; one client may take all of
             it, and there is half as much again for clients that have few in it. A request that
             costs more is admitted when it can have all of it.
-        threads: that run the model.
 
     """
 
-    def __init__(
-        self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int, threads: int = 1
-    ) -> None:
+    def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
         self._caption_batch = caption_batch
-        self._max_batch, self._capacity, self.threads = max_batch, capacity, threads
-        # One worker: batches are short, so that no thread need be kept free for other clients.
+        self._max_batch, self._capacity = max_batch, capacity
         self._turns: Turns[_Job] = Turns(1)
         self._changed = threading.Condition()
         self._held: Counter[str] = Counter()  # places taken, by client
@@ -94,12 +89,9 @@ class Batcher:
         self._few = max(1, capacity // 16)
         self._closed = self._ending = False
         self._seconds_each = 0.1  # of a plain image: a running mean, for Retry-After
-        self._begun: dict[int, float] = {}  # when each thread at work began its batch
-        self._workers = [
-            threading.Thread(target=self._work, name="model", daemon=True) for _ in range(threads)
-        ]
-        for thread in self._workers:
-            thread.start()
+        self._begun: float | None = None
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
 
     @property
     def closed(self) -> bool:
@@ -112,15 +104,9 @@ class Batcher:
         return len(self._turns.in_order())
 
     @property
-    def due(self) -> int:
-        """What the images that are admitted and not yet answered cost together."""
-        return self._due
-
-    @property
     def at_work_since(self) -> float | None:
-        """When the oldest batch under way was begun, on time.monotonic's clock; None: none is."""
-        with self._changed:
-            return min(self._begun.values(), default=None)
+        """When the batch under way was begun, on time.monotonic's clock; None: none is."""
+        return self._begun
 
     @contextmanager
     def admit(self, cost: int, client: str = "") -> Iterator[None]:
@@ -171,42 +157,38 @@ class Batcher:
         self._closed = True
 
     def close(self) -> None:
-        """Refuse new images, finish those that wait, and end the threads."""
+        """Refuse new images, finish those that wait, and end the thread."""
         with self._changed:
             self._closed = self._ending = True
-            self._changed.notify_all()
-        for thread in self._workers:
-            thread.join()
+            self._changed.notify()
+        self._thread.join()
 
     def _work(self) -> None:
         while batch := self._next_batch():
+            start = self._begun = time.monotonic()
             self._caption(batch)
+            self._begun = None
+            each = (time.monotonic() - start) / sum(job.order.cost for job in batch)
             with self._changed:
-                seconds = time.monotonic() - self._begun.pop(threading.get_ident())
-                each = seconds / sum(job.order.cost for job in batch)
                 for job in batch:
                     self._turns.done(job.client, each * job.order.cost)
-                self._seconds_each += 0.2 * (each / self.threads - self._seconds_each)
+                self._seconds_each += 0.2 * (each - self._seconds_each)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for work, and take a thread's share of it; empty when all is done."""
+        """Wait for work, and take it; empty when all is done."""
         with self._changed:
             while not (batch := self._take()) and not self._ending:
                 self._changed.wait()
-            if batch:
-                self._begun[threading.get_ident()] = time.monotonic()
-                self._number()
+            self._number()
             return batch
 
     def _take(self) -> list[_Job]:
-        """Take the one whose turn it is and others of its order; a share where threads are idle."""
+        """Take the one whose turn it is and others of its order."""
         batch: list[_Job] = []
-        waiting = self._turns.in_order()
-        share = math.ceil(len(waiting) / (self.threads - len(self._begun)))
-        for job in waiting:
+        for job in self._turns.in_order():
             if batch and job.order != batch[0].order:
                 continue
-            if len(batch) >= max(1, min(share, self._max_batch // job.order.cost)):
+            if len(batch) >= max(1, self._max_batch // job.order.cost):
                 break
             self._turns.start(job, job.client)
             job.place.ahead = 0

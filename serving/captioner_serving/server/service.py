@@ -80,10 +80,7 @@ class CaptionService:
         self._answered = self._failed = 0.0  # when the model last did
         self._probe: asyncio.Task[None] | None = None
         self._batcher = Batcher(
-            self._caption_batch,
-            max_batch=config.max_batch,
-            capacity=config.queue,
-            threads=2 if threads > 1 and captioner.device.type == "cpu" else 1,
+            self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
         self.reader = Reader(
             captioner.transform.config,
@@ -106,8 +103,7 @@ class CaptionService:
             open_photo=partial(self.reader.picture, path),
         )
         config = self.captioner.generation.asked(captions=captions)
-        (caption,) = self.captioner.caption_prepared([image], config)
-        return caption
+        return self._batcher.submit(image, Order(config)).result()
 
     async def caption(
         self,
@@ -304,11 +300,10 @@ class CaptionService:
         return result
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
-        # Each thread that calls torch has a pool of threads, which wait for work by spinning. Where
-        # all pools have more threads than there are cores, libgomp sends them to sleep after every
-        # loop, which costs a third of the speed: the model's threads share the cores.
-        alone = self._batcher.due <= len(images) * order.cost
-        torch.set_num_threads(max(1, self._threads // (1 if alone else self._batcher.threads)))
+        # Of this thread alone. Each thread that calls torch has a pool, whose threads wait for work
+        # by spinning; where all pools have more threads than there are cores, libgomp sends them to
+        # sleep after every loop, which costs a third of the speed.
+        torch.set_num_threads(self._threads)
         start = time.monotonic()
         try:
             if order.sentence is None:

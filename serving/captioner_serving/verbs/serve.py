@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
 
-# Of memory: for the model's two threads, the loop's and one more. With them, memory at rest was 1 %
+# Of memory: for the model's thread, the loop's and two more. With them, memory at rest was 1 %
 # larger after an attack than before it (tests/benchmarks/soak.py); with all that glibc makes, 14 %.
 _ARENAS = 4
 
@@ -175,7 +175,6 @@ def _load(
     # depend on who else waits, for torch has the larger batches.
     slow = best_dtype(torch.device("cpu"))[0] == torch.float32
     exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
-    half = max(1, cores() // 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of this thread, before loading: the model's own have all of them
     captioners = [
@@ -183,7 +182,7 @@ def _load(
             checkpoint,
             **machine,
             max_pixels=config.max_pixels,
-            exported=open_export(export, lambda one: ExportedModel(one, threads=half), say=_say),
+            exported=open_export(export, lambda one: ExportedModel(one, threads=cores()), say=_say),
         )
         for checkpoint, export in zip(checkpoints, exports, strict=True)
     ]

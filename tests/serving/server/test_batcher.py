@@ -1,14 +1,12 @@
-"""The model's threads: what fails in a batch fails alone, and nothing stops a thread."""
+"""The model's thread: what fails in a batch fails alone, and nothing stops the thread."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError
 from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
-from tests.serving.server.running import until
 from tests.serving.server.test_api import jpeg
 
 ANY: Any = None
@@ -49,7 +46,7 @@ def model() -> Model:
 
 @pytest.fixture
 def batcher(model: Model) -> Iterator[Batcher]:
-    made = Batcher(model, max_batch=8, capacity=64, threads=2)
+    made = Batcher(model, max_batch=8, capacity=64)
     yield made
     made.close()
 
@@ -70,57 +67,21 @@ def test_one_image_that_fails_fails_alone(
     assert batcher.submit("z", order).result(300) == "z"
 
 
-def test_what_waits_is_shared_by_the_threads_that_are_free() -> None:
-    """They go on when they are let."""
-    started: Queue[int] = Queue()
-    going = threading.Semaphore(0)
-
-    def model(images: Sequence[Any], _: Order) -> Sequence[Any]:
-        started.put(len(images))
-        assert going.acquire(timeout=300)
-        return images
-
-    batcher = Batcher(model, max_batch=8, capacity=64, threads=2)
-    order = Order(GenerationConfig())
-    with batcher._changed:  # nobody looks before all of them wait
-        futures = [batcher.submit(number, order) for number in range(4)]
-    assert [started.get(timeout=300) for _ in range(2)] == [2, 2]
-    futures += [batcher.submit(number, order) for number in range(4, 14)]
-    going.release()
-    assert started.get(timeout=300) == 8  # the other thread is at work
-    going.release(4)
-    assert [future.result(300) for future in futures] == [*range(14)]
-    batcher.close()
-
-
-def test_a_lone_photo_has_all_cores_and_two_share_them(tiny_checkpoint: Checkpoint) -> None:
+def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
     seen: list[int] = []
-    going, begun = threading.Event(), threading.Event()
 
     class Model(Captioner):
         def caption_prepared(self, *images: Any, **options: Any) -> Any:
             seen.append(torch.get_num_threads())
-            begun.set()
-            assert going.wait(300)
             return super().caption_prepared(*images, **options)
 
     model = Model(tiny_checkpoint, device="cpu")
     service = CaptionService(model, ServerConfig(), Metrics(), threads=4)
-
-    async def two() -> None:
-        first = asyncio.create_task(service.caption([jpeg()], model.generation))
-        assert await asyncio.to_thread(begun.wait, 300)
-        second = asyncio.create_task(service.caption([jpeg()], model.generation))
-        await asyncio.to_thread(until, lambda: len(seen) == 2)
-        going.set()
-        await asyncio.gather(first, second)
-
     try:
-        run_async(two())
+        run_async(service.caption([jpeg()], model.generation))
     finally:
-        going.set()
         service.close()
-    assert seen == [4, 2]
+    assert seen == [4]
 
 
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
