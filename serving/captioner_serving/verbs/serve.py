@@ -15,7 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from captioner.device import add_machine_arguments
-from captioner.errors import ConfigError, OutputError
+from captioner.errors import ConfigError
+from captioner.files import writing
 from captioner.paths import expanded
 from captioner_serving.allocator import bound_arenas
 from captioner_serving.verbs.texts import given_fields
@@ -286,7 +287,5 @@ def _open_log(name: str | None) -> TextIO | None:
         return None
     if name == "-":
         return sys.stderr
-    try:
+    with writing(f"--log {name}"):
         return Path(name).open("a", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"--log {name} cannot be written: {error.strerror}") from error

@@ -219,7 +219,7 @@ def test_an_address_in_another_form_is_refused(host: str) -> None:
         ("2002:a00:1::", False), ("::10.0.0.1", False), ("169.254.169.254", False),
         ("ff02::1", False), ("2606:4700::1111", True), ("64:ff9b::101:101", True),
         ("2002:101:101::", True), ("::ffff:1.1.1.1", True), ("64:ff9b:1:a00:0:100::", False),
-        ("64:ff9b:1::101:101", False),
+        ("64:ff9b:1::101:101", False), ("::ffff:0:10.0.0.1", False), ("::ffff:0:1.1.1.1", True),
     ],
 )  # fmt: skip
 def test_an_ipv4_address_in_an_ipv6_address_is_looked_at(address: str, public: bool) -> None:

@@ -14,7 +14,9 @@ import httpx
 
 __all__ = ["PublicTransport", "Transport", "check_address", "public_addresses", "without_body"]
 
-_TRANSLATED = 0x64FF9B << 64  # 64:ff9b::/96 without its last 32 bits, RFC 6052
+# Without their last 32 bits, which are an IPv4 address: ::/96, ::ffff:0:0:0/96 (RFC 2765) and
+# 64:ff9b::/96 (RFC 6052).
+_TRANSLATED = (0, 0xFFFF << 16, 0x64FF9B << 64)
 _LOCALLY = ipaddress.IPv6Network("64:ff9b:1::/48")  # to this network's own IPv4, RFC 8215
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -118,6 +120,6 @@ def _is_public(address: _Address) -> bool:
 def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that an IPv6 address leads to; ::ffff:127.0.0.1 is 127.0.0.1."""
     high = int(address) >> 32
-    if high in (0, _TRANSLATED):
+    if high in _TRANSLATED:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
