@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, ModelName, Word
-from captioner.decoding.prepared import PreparedImage, square_pixels
+from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import SECONDS, Reader
 from captioner.errors import ConfigError, ImageError, UntrustedError
 from captioner.familiarity import pool
@@ -210,11 +210,9 @@ class BaseCaptioner(ABC):
             pixels = np.array(self.transform.square(photo)).transpose(2, 0, 1)
             box = self.transform.box(*photo.size)
             return PreparedImage(image=None, pixels=pixels, box=box, open_photo=open_photo)
-        decoded = self.reader.read(source)
-        return PreparedImage(
+        return PreparedImage.of(
+            self.reader.read(source),
             image=image_name(source),
-            pixels=square_pixels(decoded),
-            box=decoded.box,
             open_photo=partial(self.reader.picture, source),
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from captioner.decoding.decoded import Decoded
 from captioner.errors import ImageNotFoundError
 from captioner.vision.transform import Box
 
-__all__ = ["PreparedImage", "prepared_images", "square_pixels"]
+__all__ = ["PreparedImage"]
 
 
 def _not_kept() -> Image.Image:
@@ -35,21 +36,16 @@ class PreparedImage:
     box: Box
     open_photo: Callable[[], Image.Image] = _not_kept
 
-
-def prepared_images(decoded: Iterable[tuple[str, Decoded]]) -> list[PreparedImage]:
-    """Make squares that were decoded without an error ready for `Captioner.caption_prepared`.
-
-    Args:
-        decoded: pairs of what the caption calls its image, and the decoded square.
-
-    """
-    return [
-        PreparedImage(image=name, pixels=square_pixels(one), box=one.box) for name, one in decoded
-    ]
-
-
-def square_pixels(decoded: Decoded) -> NDArray[np.uint8]:
-    """Give the pixels of a square as uint8 (3, size, size)."""
-    # A bytearray, since torch warns about memory that it may not write to.
-    pixels = np.frombuffer(bytearray(decoded.pixels), np.uint8)
-    return pixels.reshape(decoded.shape[1], decoded.shape[0], 3).transpose(2, 0, 1)
+    @classmethod
+    def of(
+        cls,
+        decoded: Decoded,
+        *,
+        image: str | None = None,
+        open_photo: Callable[[], Image.Image] = _not_kept,
+    ) -> Self:
+        """Make a square that was decoded without an error ready for `caption_prepared`."""
+        # A bytearray, since torch warns about memory that it may not write to.
+        flat = np.frombuffer(bytearray(decoded.pixels), np.uint8)
+        pixels = flat.reshape(decoded.shape[1], decoded.shape[0], 3).transpose(2, 0, 1)
+        return cls(image=image, pixels=pixels, box=decoded.box, open_photo=open_photo)

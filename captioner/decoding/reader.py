@@ -201,9 +201,7 @@ class Reader(Closing):
         if problem is not None and not isinstance(problem, StopIteration):
             raise problem
 
-    def read(
-        self, source: FileSource | Readable, *, longest: int | None = None, client: str = ""
-    ) -> Decoded:
+    def read(self, source: FileSource | Readable, *, longest: int | None = None) -> Decoded:
         """Decode a photo or file now; arguments as for `submit`.
 
         Raises:
@@ -214,18 +212,16 @@ class Reader(Closing):
         if isinstance(source, str | bytes | os.PathLike):
             # Read here: a path may be a pipe of this process, or one of its open files.
             source = EncodedPhoto(source_name(source), image_bytes(source))
-        decoded = self.submit(source, longest=longest, client=client).result()
+        decoded = self.submit(source, longest=longest).result()
         decoded.check()
         return decoded
 
-    def picture(
-        self, source: FileSource | Readable, *, longest: int | None = None, client: str = ""
-    ) -> Image.Image:
-        """Open a whole photo, neither side longer than `longest` pixels, where that is given.
+    def picture(self, source: FileSource | Readable) -> Image.Image:
+        """Open a whole photo.
 
         Raises: as `read` does.
         """
-        return self.read(source, longest=longest or self._max_pixels, client=client).picture()
+        return self.read(source, longest=self._max_pixels).picture()
 
     def close(self) -> None:
         """End the processes; what is not decoded yet fails."""

@@ -122,21 +122,19 @@ def print_stages(spent: dict[str, float], clients: float) -> None:
     photos = spent["captioner_captions_total"]
     request = mean("captioner_request_seconds", '{route="/api/caption"}')
     opening = mean("captioner_photo_seconds", '{stage="opening"}')
-    model, batch = (
-        mean("captioner_photo_seconds", '{stage="model"}'),
-        mean("captioner_batch_seconds"),
-    )
+    model = mean("captioner_photo_seconds", '{stage="model"}')
     stages = {
         "socket, form and record": request - opening - model,
         "opening, and the wait for it": opening,
-        "the wait for the model": model - batch,
-        f"the model, {mean('captioner_batch_images'):.1f} photos at once": batch,
+        "the model, and the wait for it": model,
         "the whole request": request,
         "processor time of the server": spent["process_cpu_seconds_total"] / photos,
         "processor time of the clients": clients / photos,
     }
     for name, seconds in stages.items():
         print(f"    {name:34} {1000 * seconds:8.1f} ms a photo")
+    images, seconds = mean("captioner_batch_images"), mean("captioner_batch_seconds")
+    print(f"    a batch has {images:.1f} photos and takes {1000 * seconds:.1f} ms")
 
 
 def rate_in_process(captioner: Captioner, photos: list[bytes], seconds: float) -> float:

@@ -21,7 +21,7 @@ import torch
 from captioner.caption import Caption
 from captioner.closing import Closing
 from captioner.decoding.decoded import Decoded
-from captioner.decoding.prepared import prepared_images
+from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import Reader
 from captioner.device import cores
 from captioner.errors import CaptionerError
@@ -216,7 +216,7 @@ class LocalEngine(Closing):
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
     def _caption_together(self, entries: _Batch) -> list[Caption]:
-        images = prepared_images((entry.photo.name, entry.decoded) for entry in entries)
+        images = [PreparedImage.of(one.decoded, image=one.photo.name) for one in entries]
         check = self._config.check_attention
         return self.captioner.caption_prepared(images, self.generation, check_attention=check)
 

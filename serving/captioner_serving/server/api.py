@@ -276,7 +276,7 @@ async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Respons
     Whoever stops listening takes its photos out of the queue.
 
     Raises:
-        CaptionerError: there is no room in the queue.
+        CaptionerError: the photos are not admitted.
 
     """
     task = asyncio.create_task(work)

@@ -92,14 +92,14 @@ class Application:
             for captioner in captioners
         ]
         self.services = {service.captioner.name: service for service in services}
-        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
-        os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
         samples = samples or {}
         first = [
             service.sample(name, samples[name], captions=SENTENCES)
             for name in list(samples)[:1]
             for service in services
         ]
+        self._folder = tempfile.mkdtemp(prefix="captioner-")  # readable by us only
+        os.environ["GRADIO_TEMP_DIR"] = self._folder  # before Gradio makes anything
         blocks = self._page(samples, first)
         self._gradio = mount(blocks, config)
         api = self._api(samples, first)

@@ -1,8 +1,8 @@
-"""One model, one queue: what waits at the same moment is encoded and decoded together.
+"""One model, one queue: what waits for the same at the same moment is captioned together.
 
 Nothing waits for company. The model takes what is there, be it one image; while it works, others
-gather, and they are the next batch. Clients take turns (see `Turns`), and a batch of costly images
-has fewer of them, so that nobody waits for all that somebody else has sent.
+gather, and those of one order are the next batch. Clients take turns (see `Turns`), and a batch of
+costly images has fewer of them, so that nobody waits for all that somebody else has sent.
 """
 
 from __future__ import annotations
@@ -147,6 +147,9 @@ class Batcher:
         """
         job = _Job(image, order, client, place or Place())
         with self._changed:
+            if self._ending:
+                job.future.set_exception(ClosedError())
+                return job.future
             self._turns.put(job, client)
             self._number()
             self._changed.notify()
@@ -165,11 +168,11 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            start = self._begun = time.monotonic()
+            start = time.monotonic()
             self._caption(batch)
-            self._begun = None
             each = (time.monotonic() - start) / sum(job.order.cost for job in batch)
             with self._changed:
+                self._begun = None
                 for job in batch:
                     self._turns.done(job.client, each * job.order.cost)
                 self._seconds_each += 0.2 * (each - self._seconds_each)
@@ -179,6 +182,7 @@ class Batcher:
         with self._changed:
             while not (batch := self._take()) and not self._ending:
                 self._changed.wait()
+            self._begun = time.monotonic()
             self._number()
             return batch
 

@@ -206,7 +206,7 @@ class OwnUploads:
             )
         # Of any other call Gradio would write a traceback into the log.
         if "data" in call and (call.get("fn_index"), len(data)) != (self._function, self._values):
-            detail = f"a call is of /{_NAME}, with {self._values} values: use gradio_client"
+            detail = f"only /{_NAME} can be called, with {self._values} values: use gradio_client"
             raise RefusedError("bad-request", detail)
 
     def _owns(self, path: object) -> bool:

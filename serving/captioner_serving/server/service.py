@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioner.caption import Caption
 from captioner.decoding.decoded import EncodedPhoto
-from captioner.decoding.prepared import PreparedImage, square_pixels
+from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
@@ -59,7 +59,7 @@ class CaptionService:
         captioner: the model.
         config: sizes of the queue and of batches.
         metrics: where images, batches and errors are counted.
-        threads: of torch, for the model. No other thread of this process may have any.
+        threads: of torch, for the thread that runs the model.
         say: told in words for people what became of photos.
 
     """
@@ -95,12 +95,8 @@ class CaptionService:
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
         """Caption a photo of our own, before anybody sends one; ImageError: it cannot be opened."""
-        decoded = self.reader.read(path)
-        image = PreparedImage(
-            image=name,
-            pixels=square_pixels(decoded),
-            box=decoded.box,
-            open_photo=partial(self.reader.picture, path),
+        image = PreparedImage.of(
+            self.reader.read(path), image=name, open_photo=partial(self.reader.picture, path)
         )
         config = self.captioner.generation.asked(captions=captions)
         return self._batcher.submit(image, Order(config)).result()
@@ -166,6 +162,8 @@ class CaptionService:
         self, image: bytes, work: Callable[[Image.Image], T], *, longest: int, client: str = ""
     ) -> T:
         """Open a whole photo and make something of it, two at a time; clients take turns.
+
+        Meanwhile photos that are no ordinary JPEGs wait to be opened.
 
         Raises:
             ImageError: the photo cannot be opened.
@@ -282,9 +280,8 @@ class CaptionService:
             with self.metrics.photo.labels("opening").time():
                 decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
-            prepared = PreparedImage(image=None, pixels=square_pixels(decoded), box=decoded.box)
             with self.metrics.photo.labels("model").time():
-                future = self._batcher.submit(prepared, order, client, place)
+                future = self._batcher.submit(PreparedImage.of(decoded), order, client, place)
                 result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()
@@ -300,9 +297,9 @@ class CaptionService:
         return result
 
     def _caption_batch(self, images: Sequence[PreparedImage], order: Order) -> Sequence[Caption]:
-        # Of this thread alone. Each thread that calls torch has a pool, whose threads wait for work
-        # by spinning; where all pools have more threads than there are cores, libgomp sends them to
-        # sleep after every loop, which costs a third of the speed.
+        # Each thread that calls torch has a pool, whose threads wait for work by spinning. Where
+        # pools have more threads than there are cores, libgomp sends them to sleep after each loop,
+        # which costs a third of the speed: no other thread has one, unless there are two models.
         torch.set_num_threads(self._threads)
         start = time.monotonic()
         try:

@@ -177,7 +177,7 @@ def _load(
     slow = best_dtype(torch.device("cpu"))[0] == torch.float32
     exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread, before loading: the model's own have all of them
+    torch.set_num_threads(1)  # of this thread, before loading: the model's has all of them
     captioners = [
         Captioner.from_pretrained(
             checkpoint,

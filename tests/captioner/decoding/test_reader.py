@@ -24,7 +24,7 @@ from captioner import (
     ImageTooLargeError,
 )
 from captioner.decoding.decoded import Decoded, EncodedPhoto
-from captioner.decoding.prepared import prepared_images
+from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import Reader
 from captioner.vision.image import open_image
 from captioner.vision.transform import Box
@@ -90,7 +90,7 @@ def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_p
         sources = (path, str(path), data, io.BytesIO(data), opened, loaded, opened)
         squares = [captioner.prepare(source) for source in sources]
     with Reader(captioner.transform.config, quick=1) as reader:  # as server and batch
-        squares += prepared_images([("", reader.submit(EncodedPhoto("", data)).result())])
+        squares.append(PreparedImage.of(reader.submit(EncodedPhoto("", data)).result()))
     assert all(
         np.array_equal(one.pixels, squares[0].pixels) and one.box == squares[0].box
         for one in squares
@@ -175,6 +175,6 @@ def test_a_photo_that_was_not_kept_is_no_file_of_that_name(
     photo.rename("the image")
     square = captioner.transform.square(open_image("the image"))
     decoded = Decoded(b"", (120, 80), square.tobytes(), square.size, Box(0, 0, 1, 1))
-    (caption,) = captioner.caption_prepared(prepared_images([("the image", decoded)]))
+    (caption,) = captioner.caption_prepared([PreparedImage.of(decoded, image="the image")])
     with pytest.raises(ImageNotFoundError, match="not kept"):
         caption.overlay(1)

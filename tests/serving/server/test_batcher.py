@@ -20,7 +20,7 @@ from captioner.predictor import Captioner
 from captioner_serving.server.batcher import Batcher, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.problems import BusyError
+from captioner_serving.server.problems import BusyError, ClosedError
 from captioner_serving.server.service import CaptionService
 from tests.serving.server.conftest import run_async
 from tests.serving.server.test_api import jpeg
@@ -28,24 +28,17 @@ from tests.serving.server.test_api import jpeg
 ANY: Any = None
 
 
-class Model:
-    """Captions that are the images themselves; some images are more than it can bear."""
-
-    def __call__(self, images: Sequence[Any], order: Order) -> Sequence[Any]:
-        if "memory" in images:
-            raise MemoryError
-        if "short" in images:
-            return images[:-1]
-        return images
+def model(images: Sequence[Any], order: Order) -> Sequence[Any]:
+    """Give the images themselves as captions; some images are more than it can bear."""
+    if "memory" in images:
+        raise MemoryError
+    if "short" in images:
+        return images[:-1]
+    return images
 
 
 @pytest.fixture
-def model() -> Model:
-    return Model()
-
-
-@pytest.fixture
-def batcher(model: Model) -> Iterator[Batcher]:
+def batcher() -> Iterator[Batcher]:
     made = Batcher(model, max_batch=8, capacity=64)
     yield made
     made.close()
@@ -67,6 +60,12 @@ def test_one_image_that_fails_fails_alone(
     assert batcher.submit("z", order).result(300) == "z"
 
 
+def test_what_comes_after_the_end_is_refused(batcher: Batcher) -> None:
+    batcher.close()
+    with pytest.raises(ClosedError):
+        batcher.submit(ANY, Order(GenerationConfig())).result(300)
+
+
 def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
     seen: list[int] = []
 
@@ -76,12 +75,12 @@ def test_the_model_has_all_cores(tiny_checkpoint: Checkpoint) -> None:
             return super().caption_prepared(*images, **options)
 
     model = Model(tiny_checkpoint, device="cpu")
-    service = CaptionService(model, ServerConfig(), Metrics(), threads=4)
+    service = CaptionService(model, ServerConfig(), Metrics(), threads=3)
     try:
         run_async(service.caption([jpeg()], model.generation))
     finally:
         service.close()
-    assert seen == [4]
+    assert seen == [3]
 
 
 def test_a_client_with_a_full_queue_leaves_room_for_others() -> None:
