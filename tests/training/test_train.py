@@ -115,6 +115,23 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     assert 1 < shut[0] < 5 and shut[-1] < 0.8 * shut[0]
 
 
+class Greedy(Objective):
+    """Fails as torch does where a GPU's memory ends, or in a way that nobody foresaw."""
+
+    def loss(self, reading: Reading) -> torch.Tensor:
+        raise torch.OutOfMemoryError if self.weight == 1 else RuntimeError("unforeseen")
+
+
+@pytest.mark.parametrize(("weight", "said"), [(1, "smaller batch_size"), (2, "unforeseen")])
+def test_a_step_that_fails_ends_the_run_and_its_workers(
+    run_captioner: Run, recipe: Path, tmp_path: Path, weight: int, said: str
+) -> None:
+    objectives = f"--stages.1.objectives={{{__name__}:Greedy: {weight}}}"
+    result = run_captioner("train", recipe, objectives, "--out", tmp_path / "run", timeout=300)
+    assert result.returncode == 1
+    assert said in result.stderr and ("Traceback" in result.stderr) == (weight == 2)
+
+
 TINY = {
     "encoder.stride": "32", "decoder.embedding_dim": "16", "decoder.hidden_dim": "24",
     "decoder.attention_dim": "8", "decoder.value_dim": "null",

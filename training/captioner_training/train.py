@@ -24,7 +24,7 @@ import torch
 
 from captioner.checkpoint import Checkpoint
 from captioner.device import best_dtype, find_dtype
-from captioner.errors import DataError, GenerationError
+from captioner.errors import DataError, DeviceError, GenerationError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.corpus import Corpus
@@ -72,7 +72,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
             lambda: _begin(recipe, out=out, shared=shared or out, processes=processes, fast=fast)
         )
         if run is not None:
-            with _loaders_watched():
+            with _explained():
                 run.train()
         elif processes.main:
             best = out / "best.safetensors"
@@ -347,10 +347,15 @@ def _sized(transform: TransformConfig, size: int | None) -> TransformConfig:
 
 
 @contextmanager
-def _loaders_watched() -> Iterator[None]:
-    """Say in a sentence what torch raises, wherever the run is, when a loader's process dies."""
+def _explained() -> Iterator[None]:
+    """Say in a sentence what torch raises for want of memory, wherever the run is."""
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            "the GPU has too little memory for the steps of this recipe: give its stages a smaller "
+            "batch_size, or more parts by accumulate"
+        ) from error
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -22,6 +24,16 @@ __all__ = ["Loader", "make_loader", "make_split_loader"]
 
 
 Loaded = TypeVar("Loaded")
+
+# What is being gone through. At its end Python waits for the workers, which leave its signal alone,
+# and an error holds the frames that go through them.
+_UNDER_WAY: WeakSet[Generator[Any]] = WeakSet()
+
+
+@atexit.register
+def _end_workers() -> None:
+    for batches in list(_UNDER_WAY):
+        batches.close()
 
 
 class Loader(Generic[Loaded]):
@@ -53,6 +65,11 @@ class Loader(Generic[Loaded]):
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Loaded]:
+        loaded = self._load()
+        _UNDER_WAY.add(loaded)
+        return loaded
+
+    def _load(self) -> Generator[Loaded]:
         with _signals_held():
             batches = iter(self._loader)
         try:
@@ -61,8 +78,7 @@ class Loader(Generic[Loaded]):
                     raise batch
                 yield batch
         finally:
-            # An error holds this frame, and so the workers, which Python would wait for at its end.
-            del batches
+            del batches  # an error holds this frame too
 
 
 class _Caught(Dataset["Item | CaptionerError"]):
