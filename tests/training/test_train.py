@@ -124,10 +124,17 @@ class Greedy(Objective):
 
 @pytest.mark.parametrize(("weight", "said"), [(1, "smaller batch_size"), (2, "unforeseen")])
 def test_a_step_that_fails_ends_the_run_and_its_workers(
-    run_captioner: Run, recipe: Path, tmp_path: Path, weight: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    run_captioner: Run,
+    recipe: Path,
+    tmp_path: Path,
+    weight: int,
+    said: str,
 ) -> None:
+    monkeypatch.setenv("CAPTIONER_TESTS_FORK", "0")  # the interpreter's end waits for workers
     objectives = f"--stages.1.objectives={{{__name__}:Greedy: {weight}}}"
-    result = run_captioner("train", recipe, objectives, "--out", tmp_path / "run", timeout=300)
+    out = ("--out", tmp_path / "run", "--data.workers", 2)
+    result = run_captioner("train", recipe, objectives, *out, timeout=120)
     assert result.returncode == 1
     assert said in result.stderr and ("Traceback" in result.stderr) == (weight == 2)
 
