@@ -144,7 +144,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointFormatError(
             f"{path} has a header that this Captioner cannot use ({error!s}): "
-            "it is damaged, or another version wrote it"
+            "it is damaged, or of another version, or of a score or decoder of somebody's own"
         ) from error
 
 
@@ -193,6 +193,10 @@ def _check_kind(path: Path) -> None:
             start = file.read(64)
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"there is no checkpoint {path}") from error
+    except IsADirectoryError as error:
+        raise CheckpointNotFoundError(
+            f"{path} has no best.safetensors: no run has finished an epoch there"
+        ) from error
     except OSError as error:
         raise CheckpointNotFoundError(f"{path} cannot be read: {error.strerror}") from error
     if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04")):

@@ -125,7 +125,7 @@ class Encoder(nn.Module):
                 except AssertionError as error:
                     raise ConfigError(
                         f"{self.config.name} cannot take images of {tuple(images.shape[2:])} "
-                        f"pixels ({error}): change the transform's size"
+                        f"pixels ({str(error).rstrip('.')}): set transform.size"
                     ) from error
         rows, columns = maps.shape[-2:]
         if self.config.coordinates:

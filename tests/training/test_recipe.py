@@ -88,7 +88,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"seed.x": "1"}, "seed: "),
         ({"data.wokers": "1"}, "data.wokers: there is no such field, did you mean workers?"),
         ({"stages.1.epoch": "1"}, "stages.1.epoch: there is no such field, did you mean epochs?"),
-        ({"stages.2.epochs": "1"}, "stages.2.epochs: there is no 2 among 1"),
+        ({"stages.2.epochs": "1"}, "stages.2.epochs: there is no 2: they are counted from 1 to 1"),
         ({"data": "{}"}, "either scenes, or both train and validation"),
         ({"transform.size": "100"}, "transform.size 100 is not a multiple of encoder.stride 16"),
         (

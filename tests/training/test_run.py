@@ -164,6 +164,23 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
+class Half(Objective):
+    """Gives a loss that nothing can be learned from."""
+
+    def loss(self, reading: Reading) -> Any:
+        return 0.5
+
+
+def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
+    run_main: Run, place: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    result = run_main(*command(place, out, *OBJECTIVE, f"{{{__name__}:Half: 1}}"))
+    assert result.returncode == 2 and "Half: its loss is no tensor of one number" in result.stderr
+    result = run_main(*command(place, out, "--stages.1.epochs", 2))
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_model_is_gone_on_from_and_compared_with(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path
 ) -> None:

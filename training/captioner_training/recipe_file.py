@@ -139,7 +139,7 @@ def _set(values: dict[str, Any], key: str, text: str) -> str | None:
     for part in path:
         if isinstance(target, list):
             if not part.isdigit() or not 1 <= int(part) <= len(target):
-                return f"there is no {part} among {len(target)}, which are counted from 1"
+                return f"there is no {part}: they are counted from 1 to {len(target)}"
             target = target[int(part) - 1]
         elif isinstance(target, dict):
             if target.get(part) is None:

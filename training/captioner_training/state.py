@@ -258,6 +258,8 @@ def diverged(step: int) -> GenerationError:
 class RunFolder:
     """The folder that a run writes into: empty, or of a run of this recipe, which goes on.
 
+    A run that kept nothing, for it was refused or failed before its first state, is no run.
+
     Only the main process writes. `recipe` has its precision settled: `auto` is what the run that is
     there computes in, else bfloat16 where the hardware is `fast` in it.
 
@@ -278,6 +280,8 @@ class RunFolder:
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
+        if there and not (self.finished or self.best.exists() or self.states()):
+            return
         if there:
             with suppress(ValidationError, ConfigError):  # what is new since has its default
                 there = plain(TypeAdapter(Recipe).validate_python(there))

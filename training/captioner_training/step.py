@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.device import find_dtype
+from captioner.errors import ConfigError
 from captioner.generation.roll_out import draw
 from captioner.model import CaptionModel
 from captioner.vision.transform import Transform
@@ -171,7 +172,7 @@ class LossModule(nn.Module):
         if drawn is not None and any(one.of_data for one in self.objectives.values()):
             data_reading = read(data, data_counts)
         terms = {
-            name: one.loss(data_reading if one.of_data else reading)
+            name: _number(name, one.loss(data_reading if one.of_data else reading))
             for name, one in self.objectives.items()
         }
         total = sum(terms.values(), torch.zeros((), device=features.device))
@@ -199,3 +200,9 @@ def _features_of(model: CaptionModel, images: Tensor, transform: Transform) -> T
         return images.float()
     pixels = transform.normalize(images).contiguous(memory_format=torch.channels_last)
     return model.encode(pixels).features
+
+
+def _number(name: str, loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise ConfigError(f"objectives {name}: its loss is no tensor of one number")
+    return loss

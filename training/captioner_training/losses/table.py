@@ -46,8 +46,10 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             found[name] = kind.build(setting, recipe, corpus)
         except CaptionerError:
             raise
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"objectives {name}: {setting!r} does not fit ({error})") from error
+        if not isinstance(found[name], Objective):
+            raise ConfigError(f"objectives {name}: its build gives no Objective")
     drawing = [name for name, one in found.items() if isinstance(one, DrawingObjective)]
     if len(drawing) > 1:
         raise ConfigError(f"objectives {' and '.join(drawing)}: a stage draws captions for one")
@@ -64,8 +66,11 @@ def _import(path: str) -> type[Objective]:
         sys.path.append(str(Path.cwd()))
     try:
         kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ConfigError(f"objectives {path!r} cannot be imported: {error}") from error
+    except Exception as error:  # of a module of somebody's own
+        raise ConfigError(
+            f"objectives {path!r} cannot be imported from {Path.cwd()} or as installed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not (isinstance(kind, type) and issubclass(kind, Objective)):
         raise ConfigError(f"objectives {path!r} is no subclass of Objective")
     return kind
