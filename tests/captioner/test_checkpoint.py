@@ -101,7 +101,7 @@ def test_truncated(tiny_file: Path, share: float) -> None:
 def test_missing_and_unreadable(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"there is no checkpoint .*nowhere"):
         load_checkpoint(tmp_path / "nowhere.safetensors")
-    with pytest.raises(CheckpointNotFoundError, match="has no best.safetensors"):
+    with pytest.raises(CheckpointNotFoundError, match=r"has no best\.safetensors"):
         load_checkpoint(tmp_path)
 
 
