@@ -31,6 +31,7 @@ def two(captioner: Captioner, tiny: Captioner) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_both_say_their_sentence_and_one_its_words(
     desk: Any, two: str, captioner: Captioner, tiny: Captioner
 ) -> None:
