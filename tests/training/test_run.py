@@ -179,6 +179,16 @@ def test_a_run_that_fails_at_its_first_step_leaves_its_folder_to_another(
     assert result.returncode == 2 and "Half: its loss is no tensor of one number" in result.stderr
     result = run_main(*command(place, out, "--stages.1.epochs", 2))
     assert result.returncode == 0, result.stderr
+    assert sum(one["event"] == "epoch" and one["stage"] == 1 for one in records(out)) == 2
+
+
+def test_a_recipe_json_of_somebody_else_is_not_written_over(
+    run_main: Run, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text('{"name": "apple pie", "stages": ["bake"]}')
+    result = run_main(*command(place, tmp_path))
+    assert result.returncode == 2 and "has no run to go on with" in result.stderr
+    assert "apple pie" in (tmp_path / "recipe.json").read_text()
 
 
 def test_a_model_is_gone_on_from_and_compared_with(

@@ -258,7 +258,7 @@ def diverged(step: int) -> GenerationError:
 class RunFolder:
     """The folder that a run writes into: empty, or of a run of this recipe, which goes on.
 
-    A run that kept nothing, for it was refused or failed before its first state, is no run.
+    A run that kept nothing, for it failed before its first state, leaves its folder to any recipe.
 
     Only the main process writes. `recipe` has its precision settled: `auto` is what the run that is
     there computes in, else bfloat16 where the hardware is `fast` in it.
@@ -280,15 +280,15 @@ class RunFolder:
         if recipe.precision == "auto":
             recipe = replace(recipe, precision=precision)
         self.recipe = recipe
-        if there and not (self.finished or self.best.exists() or self.states()):
-            return
-        if there:
-            with suppress(ValidationError, ConfigError):  # what is new since has its default
-                there = plain(TypeAdapter(Recipe).validate_python(there))
+        of_a_run: set[str] = set()
+        with suppress(ValidationError, ConfigError):  # what is new since has its default
+            there = plain(TypeAdapter(Recipe).validate_python(there))
+            of_a_run = {self._recipe_file.name, "log.jsonl"}  # which kept nothing
+        if there and (self.finished or self.best.exists() or self.states()):
             self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
             return
         found = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
-        if {path.name for path in found} - _BEFORE_A_RUN:
+        if {path.name for path in found} - _BEFORE_A_RUN - of_a_run:
             raise ConfigError(
                 f"{out} is not empty and has no run to go on with: choose another --out"
             )
