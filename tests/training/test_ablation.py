@@ -23,18 +23,18 @@ from captioner_training.ablation_table import Row, table_text
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import Run
+from tests.training.runs import MODEL
 
-RECIPE = """
+RECIPE = (
+    MODEL
+    + """
 name: miniature
-encoder_weights: random
-encoder: {name: mobilenet_v3_small, stride: 16}
-transform: {mode: squash, size: 64}
-decoder: {embedding_dim: 16, hidden_dim: 32, attention_dim: 16, dropout: 0.1}
 data: {scenes: {train: 24, validation: 10}, minimum_count: 1, workers: 0}
 generation: {beam_size: 2, minimum_length: 2, maximum_length: 6}
 stages:
   - {epochs: 1, batch_size: 12, warmup: 1}
 """
+)
 SIZES = {"grid_dim": 1280, "vocabulary_size": 3574}
 BUNDLED = DecoderConfig(embedding_dim=512, hidden_dim=512, attention_dim=256, value_dim=512)
 
