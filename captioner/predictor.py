@@ -138,7 +138,13 @@ class Captioner(BaseCaptioner):
         if self.exported and len(pixels) <= _FEW and not (config.sample or check_attention):
             return self.exported.write(pixels, config)
         grid = self.encode(pixels)
-        made = generate(self.model.decoder, grid.features, config, vocabulary=self.vocabulary)
+        made = generate(
+            self.model.decoder,
+            grid.features,
+            config,
+            vocabulary=self.vocabulary,
+            consensus=self.consensus,
+        )
         effects: list[list[list[float] | None]] = [[None] * len(each) for each in made]
         if check_attention:
             said = [[one.tokens for one in each] for each in made]

@@ -8,7 +8,8 @@ photo's grid. A caption is right where all such words are; the product of their 
 
 The numbers are in a file beside the checkpoint, CHECKPOINT.trust.safetensors, which `captioner
 trust` writes, with what the training photos are like (captioner.familiarity). It is of these very
-weights. Without it, nothing is said of trust.
+weights. Without it, nothing is said of trust. So is what chooses among sentences
+(captioner.consensus).
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from captioner.consensus import Consensus
 from captioner.errors import CheckpointFormatError
 from captioner.familiarity import UNFAMILIAR, Familiarity
 from captioner.files import HEADER_KEY, replace_file
@@ -52,6 +54,8 @@ DOUBTFUL_CAPTION = 0.02
 """A caption with less trust is said to be perhaps wrong. One in nine is: of 61 % of these at least
 half of the words are wrong, as of 35 % of all. Most captions have a slip, and 0.17 is the median;
 0.05 would be one in five, and 58 %."""
+
+T = TypeVar("T")
 
 _KEY = "trust"
 _LEAST = 1e-3  # of what a regression says, which may be below zero
@@ -93,7 +97,8 @@ class Trust:
     """What is known of when a checkpoint is right.
 
     word: (4,), the regression's constant, and the slopes of word_clues; caption: (2,), constant and
-    slope of the sum of the logarithms of its words' trusts; weights: see digest_weights.
+    slope of the sum of the logarithms of its words' trusts; weights: see digest_weights; consensus:
+    None where too few photos are known to learn it.
     """
 
     familiarity: Familiarity
@@ -101,6 +106,7 @@ class Trust:
     word: NDArray[Any]
     caption: NDArray[Any]
     weights: str
+    consensus: Consensus | None = None
 
     def judge(
         self, pooled: NDArray[Any], made: Sequence[Sequence[Hypothesis]]
@@ -139,9 +145,10 @@ class Trust:
             OutputError: it cannot be written.
 
         """
-        parts = {f"familiarity.{name}": one for name, one in asdict(self.familiarity).items()}
-        parts |= {f"sight.{name}": one for name, one in asdict(self.sight).items()}
-        parts |= {"word": self.word, "caption": self.caption}
+        parts = {"word": self.word, "caption": self.caption}
+        for part in ("familiarity", "sight", "consensus"):
+            if (known := getattr(self, part)) is not None:
+                parts |= {f"{part}.{name}": one for name, one in asdict(known).items()}
         tensors = {name: np.ascontiguousarray(one) for name, one in parts.items()}
         with replace_file(path) as file:
             file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
@@ -163,20 +170,28 @@ class Trust:
                 if weights != digest_weights(checkpoint):
                     return None
 
-                def part(name: str, kind: type) -> dict[str, NDArray[Any]]:
-                    """Read in float32, once; most of the file is in half precision."""
-                    read = {one.name: file.get_tensor(f"{name}.{one.name}") for one in fields(kind)}
-                    return {
-                        key: one.astype(np.float32) if one.dtype.kind == "f" else one
-                        for key, one in read.items()
+                def part(name: str, kind: Callable[..., T]) -> T:
+                    """Read in float32, once; most of the file is in less precision."""
+                    named = {
+                        key.partition(".")[2]: file.get_tensor(key)
+                        for key in file.keys()  # noqa: SIM118 -- it is no dict
+                        if key.startswith(f"{name}.")
                     }
+                    return kind(
+                        **{
+                            key: one.astype(np.float32) if one.dtype.kind == "f" else one
+                            for key, one in named.items()
+                        }
+                    )
 
+                knows = any(key.startswith("consensus.") for key in file.keys())  # noqa: SIM118
                 return cls(
-                    familiarity=Familiarity(**part("familiarity", Familiarity)),
-                    sight=Sight(**part("sight", Sight)),
+                    familiarity=part("familiarity", Familiarity),
+                    sight=part("sight", Sight),
                     word=file.get_tensor("word"),
                     caption=file.get_tensor("caption"),
                     weights=weights,
+                    consensus=part("consensus", Consensus) if knows else None,
                 )
         except (
             SafetensorError,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
 
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
+    from captioner.consensus import Consensus
     from captioner.trust import Trust
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,7 +133,31 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
 
 
-def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Trust:
+def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
+    """Make up what people would say of a photo: each word, and each pair of the first six."""
+    import numpy as np
+
+    from captioner.consensus import Consensus
+
+    chance, usual = np.random.default_rng(1), range(4, words)
+    grams = [*((one, -1) for one in usual), *product(usual[:6], usual[:6])]
+    return Consensus(
+        grams=np.array(grams, np.int32),
+        rarity=chance.uniform(1, 5, len(grams)).astype(np.float32),
+        usual=chance.uniform(0, 0.5, len(grams)).astype(np.float32),
+        slopes=chance.integers(-127, 128, (len(grams), grid_dim), np.int8),
+        scales=np.full(len(grams), 1e-3, np.float32),
+        middle=np.zeros(grid_dim, np.float32),
+    )
+
+
+def make_trust(
+    *,
+    grid_dim: int = 576,
+    words: int = 14,
+    weights: str = "",
+    consensus: Consensus | None = None,
+) -> Trust:
     """Make up what is known of a checkpoint: every word but the special ones names something."""
     import numpy as np
 
@@ -155,6 +181,7 @@ def make_trust(*, grid_dim: int = 576, words: int = 14, weights: str = "") -> Tr
         word=np.array([1.0, 1.0, 0.0, 0.5], np.float32),
         caption=np.array([0.0, 0.05], np.float32),  # of gibberish all words are doubted
         weights=weights,
+        consensus=consensus,
     )
 
 

@@ -39,7 +39,7 @@ __all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export", "
 
 T = TypeVar("T")
 
-_GRAPHS = 1  # goes up when the graphs of the same checkpoint change
+_GRAPHS = 2  # goes up when what is made of the same checkpoint changes
 _KEPT = 30 * 86400.0  # seconds that another version's export stays beside a new one
 
 

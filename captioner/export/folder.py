@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
+from captioner.consensus import Consensus
 from captioner.drawing.tables import drawing_tables
 from captioner.errors import ConfigError
 from captioner.export.graphs import Graphs, export_graphs
 from captioner.files import writing
 from captioner.paths import expanded
+from captioner.trust import Trust
 
 __all__ = ["new_folder", "write_folder"]
 
@@ -48,6 +50,7 @@ In a browser, from any static host; the photo never leaves the device:
 | `encoder.onnx` | squares `pixels`, uint8 (B, 3, {size}, {size}) -> {state} |
 | `step.onnx` | a step of beam search for B images with K hypotheses |
 | `captioner.json` | vocabulary, transform, settings of generation, colours, name and licence |
+| `consensus.i8` | what people would say of a photo, which puts sentences in order; if known |
 | `index.html`, `browser/` | the page |
 | `caption.py` | all that is between a photo and its record, in one file to read |
 
@@ -90,7 +93,11 @@ def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
     """
     loaded = load_checkpoint(checkpoint)
     graphs = export_graphs(loaded, folder)
-    about = _describe(loaded, graphs)
+    trust = Trust.beside(checkpoint)
+    consensus = None if trust is None else trust.consensus
+    if consensus is not None:
+        consensus.slopes.tofile(folder / "consensus.i8")
+    about = _describe(loaded, graphs, consensus)
     text = json.dumps(about, indent=1, ensure_ascii=False)
     (folder / "captioner.json").write_text(text + "\n", encoding="utf-8")
     shutil.copy(_APP, folder)
@@ -104,7 +111,9 @@ def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
     (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _describe(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
+def _describe(
+    checkpoint: Checkpoint, graphs: Graphs, consensus: Consensus | None
+) -> dict[str, Any]:
     vocabulary = checkpoint.vocabulary
     return {
         "format": 1,
@@ -120,4 +129,14 @@ def _describe(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         "silent": list(vocabulary.silent),
         "drawing": drawing_tables(),
         "vocabulary": list(vocabulary.words),
+        "consensus": None if consensus is None else _describe_consensus(consensus),
     }
+
+
+def _describe_consensus(consensus: Consensus) -> dict[str, Any]:
+    """Give all but the slopes, which are most of it."""
+    numbers = {
+        name: [float(f"{value:.7g}") for value in getattr(consensus, name)]
+        for name in ("rarity", "usual", "scales", "middle")
+    }
+    return {"grams": [*consensus.rows], **numbers}

@@ -38,6 +38,9 @@ class GenerationConfig:
     """How many of the best are returned."""
     length_penalty: Annotated[float, Interval(ge=0, lt=10)] = 0.5
     """a in sum / length^a: 0 prefers short captions, 1 takes the mean."""
+    consensus: bool = True
+    """Of the sentences that a beam has finished those come first that people would most agree with,
+    where the checkpoint knows that (captioner.consensus). False: the likeliest."""
     exact: bool = True
     """A beam search ends when nothing unfinished can enter the results, however long it grew. False
     ends it when that is so at the length that it has, which is faster with a high length
@@ -69,6 +72,11 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, also=self._contradictions())
+
+    @property
+    def searches(self) -> bool:
+        """Whether a beam searches, in place of greedy words or drawn ones."""
+        return self.beam_size > 1 and not self.sample
 
     def _contradictions(self) -> Iterator[str]:
         if self.sample and self.captions > _MOST_DRAWN:

@@ -6,10 +6,12 @@ Every method works on B images x K hypotheses at once, on the decoder's device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from captioner.consensus import Consensus
 from captioner.decoders.state import StepDecoder
 from captioner.generation.beam_search import beam_search
 from captioner.generation.config import GenerationConfig
@@ -29,6 +31,7 @@ def generate(
     *,
     vocabulary: Vocabulary | None = None,
     starts: Sequence[int] | None = None,
+    consensus: Consensus | None = None,
 ) -> list[list[Hypothesis]]:
     """Write captions for the grids (B, L, D) of B images.
 
@@ -40,6 +43,7 @@ def generate(
             it has none of them, and its tokens are words.
         starts: the token that each image's captions begin with; None: that of the style that the
             configuration names.
+        consensus: puts the sentences of a beam in order, where the configuration lets it.
 
     Returns for each image `config.captions` hypotheses, the best first (sampling: as drawn).
     Fewer come back only where so few sentences exist under the constraints.
@@ -62,7 +66,11 @@ def generate(
         silent=vocabulary.silent,
         device=features.device,
     )
-    if config.beam_size > 1 and not config.sample:
+    if config.searches and config.consensus and consensus is not None:
+        all_ = replace(config, captions=config.beam_size)
+        found = beam_search(decoder, features, all_, constraints, begin)
+        return [each[: config.captions] for each in consensus.choose(features, found)]
+    if config.searches:
         return beam_search(decoder, features, config, constraints, begin)
     choose = _sampler(config, features.device) if config.sample else choose_likeliest
     return roll_out(

@@ -23,6 +23,7 @@ from captioner.trust import digest_weights, trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test
+from captioner_training.evaluation.consensus import FEWEST_FOR_CONSENSUS, fit_consensus
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.gain import captions_of, measure_gain, told
@@ -184,13 +185,18 @@ def write_trust(
 
     """
     seen = pooled_grids(captioner, train)
-    made = CaptionedSplit(captioner, held_out)
+    sight = fit_sight(seen, train, captioner.vocabulary)
+    consensus = None
+    if len(train) >= FEWEST_FOR_CONSENSUS:
+        consensus = fit_consensus(seen, train, captioner.vocabulary)
+    made = CaptionedSplit(captioner, held_out, consensus=consensus)
     trust = fit_trust(
         made.captioned[::2],
         made.pooled[::2],
-        sight=fit_sight(seen, train, captioner.vocabulary),
+        sight=sight,
         familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
+        consensus=consensus,
     )
     others = made.captioned[1::2]
     judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])

@@ -5,7 +5,7 @@
     python caption.py *.jpg --json --attention > captions.jsonl
     python caption.py photo.jpg --overlay dog.png --word dog
 
-It reads captioner.json, encoder.onnx and step.onnx, which lie beside it. As a module:
+It reads captioner.json, encoder.onnx, step.onnx and consensus.i8, which lie beside it. As a module:
 
     captioner = Captioner()
     record = captioner.caption("photo.jpg")
@@ -20,6 +20,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ class Captioner:
             for name in ("encoder", "step")
         )
         self.outputs = [output.name for output in self.step.get_outputs()]
+        self.consensus: dict[str, Any] | None = None
+        if known := self.about["consensus"]:
+            slopes = np.fromfile(folder / "consensus.i8", np.int8)
+            rows = {tuple(gram): at for at, gram in enumerate(known["grams"])}
+            names = ("rarity", "usual", "scales", "middle")
+            numbers = {name: np.array(known[name], np.float32) for name in names}
+            self.consensus = {**numbers, "rows": rows, "slopes": slopes.reshape(len(rows), -1)}
 
     # --- from the photo to the encoder's square ---------------------------------------------------
 
@@ -188,10 +196,11 @@ class Captioner:
     def search(
         self, encoded: dict[str, Any], beam: int, captions: int, style: str | None
     ) -> list[Sentence]:
-        """Find the best sentences for an encoded square by beam search."""
+        """Find the best sentences for an encoded square by beam search, and put them in order."""
         settings, most = self.settings, self.settings["maximum_length"]
         penalty, exact = settings["length_penalty"], settings["exact"]
-        places = captions if exact else beam
+        chooses = self.consensus is not None and settings["consensus"] and beam > 1
+        places = captions if exact and not chooses else beam
         state = {name: encoded[name] for name in self.about["state"]}
         start = START if style is None else self.words.index(f"<start {style}>")
         tokens, totals = np.array([[start]]), np.zeros((1, 1), np.float32)
@@ -219,7 +228,26 @@ class Captioner:
             length = most + 1 if exact else step + 1
             if totals[0, 0] / np.float32(length**penalty) <= pool[-1].score:
                 break
-        return [one for one in pool[:captions] if one.tokens]
+        sentences = [one for one in pool if one.tokens]
+        if chooses:
+            mean = encoded["features"][0].mean(axis=0)
+            sentences.sort(key=lambda one: -self._expect(mean, one.tokens[:-1]))
+        return sentences[:captions]
+
+    def _expect(self, mean: Any, tokens: tuple[int, ...]) -> float:
+        """Expect the CIDEr of a sentence, by what people would say of a photo with this mean."""
+        known: Any = self.consensus
+        total = 0.0
+        for order in (1, 2):
+            counts = Counter(zip(*(tokens[at:] for at in range(order)), strict=False))
+            rows = np.array([known["rows"].get(gram, -1) for gram in counts], np.int64)
+            there, said = rows >= 0, rows[rows >= 0]
+            rarity = np.where(there, known["rarity"][rows], known["rarity"].max())
+            weights = rarity * [*counts.values()]
+            more = known["slopes"][said].astype(np.float32) @ (mean - known["middle"])
+            expected = weights[there] @ (known["usual"][said] + known["scales"][said] * more)
+            total += float(expected) / (float(np.linalg.norm(weights)) or 1.0)
+        return total
 
     def _advance(
         self, tokens: Any, totals: Any, paths: list[Sentence], beam: int, state: dict[str, Any]

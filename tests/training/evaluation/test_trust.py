@@ -110,7 +110,12 @@ def test_too_few_words_say_nothing() -> None:
     known = make_trust(grid_dim=2)
     with pytest.raises(DataError, match="9 words that name something, too few"):
         fit_trust(
-            made, np.zeros((9, 3)), sight=known.sight, familiarity=known.familiarity, weights=""
+            made,
+            np.zeros((9, 3)),
+            sight=known.sight,
+            familiarity=known.familiarity,
+            weights="",
+            consensus=None,
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from captioner.consensus import Consensus
 from captioner.errors import CaptionerError
 from captioner.familiarity import pool
 from captioner.predictor import Captioner
@@ -221,6 +222,7 @@ class CaptionedSplit:
         beam_size: None means the checkpoint's own.
         style: of the captions; None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
+        consensus: what chooses among sentences, None means the captioner's own.
 
     """
 
@@ -234,10 +236,13 @@ class CaptionedSplit:
         beam_size: int | None = None,
         style: str | None = None,
         corpus: Sequence[Target] | None = None,
+        consensus: Consensus | None = None,
     ) -> None:
+        consensus = consensus or captioner.consensus
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
+        self.chosen = self.config.searches and self.config.consensus and consensus is not None
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
         self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
@@ -260,6 +265,7 @@ class CaptionedSplit:
             [replace(image, style=self.config.style) for image in images],
             autocast=autocast,
             after_batch=self._measure,
+            consensus=consensus,
         )
         self.set = CaptionSet(
             targets=targets(images),
@@ -287,6 +293,7 @@ class CaptionedSplit:
         return {
             "beam_size": self.config.beam_size,
             **({} if self.style is None else {"style": self.style}),
+            "consensus": self.chosen,
             "dtype": str(self.captioner.dtype).removeprefix("torch."),
             "checkpoint": {
                 "name": self.captioner.name,

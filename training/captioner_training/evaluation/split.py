@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
+from captioner.consensus import Consensus
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
@@ -51,6 +52,7 @@ def caption_split(
     no_bar: bool | None = None,
     grids: tuple[StoredGrids, Sequence[int]] | None = None,
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
+    consensus: Consensus | None = None,
 ) -> list[Captioned]:
     """Caption every image, in order and in its own style, on the model's device.
 
@@ -63,6 +65,7 @@ def caption_split(
         grids: of the images, where they have been made before, and their places there.
         after_batch: called with the grids and the captions of each batch: what is measured there
             needs no photo to be opened and encoded again.
+        consensus: chooses among the sentences of a beam; see captioner.generation.generate.
 
     """
     model, vocabulary, config = checkpoint.model, checkpoint.vocabulary, checkpoint.generation
@@ -78,7 +81,12 @@ def caption_split(
             starts = starts_of(some, vocabulary)
             with autocast:
                 results = generate(
-                    model.decoder, grid.features, config, vocabulary=vocabulary, starts=starts
+                    model.decoder,
+                    grid.features,
+                    config,
+                    vocabulary=vocabulary,
+                    starts=starts,
+                    consensus=consensus,
                 )
             batch = [
                 _captioned(image, hypotheses[0], grid, vocabulary)

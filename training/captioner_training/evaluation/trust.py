@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from captioner.consensus import Consensus
 from captioner.errors import DataError
 from captioner.familiarity import Familiarity
 from captioner.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
@@ -31,6 +32,7 @@ from captioner_training.evaluation.content import (
     synonyms,
 )
 from captioner_training.evaluation.hallucination import mentions, named_categories
+from captioner_training.evaluation.ridge import Ridge, fewest_photos
 
 __all__ = [
     "FEWEST_PHOTOS",
@@ -44,8 +46,6 @@ __all__ = [
 FEWEST_PHOTOS = 100
 """Of training, and of validation: of fewer what is learned is noise."""
 
-_RARE = 600  # a word that fewer than one of so many photos have is rare
-_PHOTOS = 5  # or fewer than so many
 _RIDGE = 0.08  # of a photo each; a third and three times as much give the same to 0.003 of AUROC
 _FEWEST = 100  # words
 _SHARES = tuple(share / 20 for share in range(1, 21))
@@ -71,25 +71,18 @@ def fit_sight(
     shares = _reference_shares(images, columns)
     weights = np.array([len(image.words) for image in images], np.float64)
     weights /= weights.mean()  # a photo with more references says more
-    common = (shares > 0).sum(axis=0) >= max(_PHOTOS, len(images) / _RARE)
-    usual = (weights @ shares) / len(images)
-    means = pooled[:, :-1].astype(np.float64)
-    middle = means.mean(axis=0)
-    width = means.std(axis=0, ddof=1).clip(min=1e-6)
-    offset = (means - middle) / width
-    weighted = offset.T * weights
-    square = weighted @ offset + _RIDGE * len(images) * np.eye(len(width))
-    slopes = np.linalg.solve(square, weighted @ (shares - usual)[:, common]) / width[:, np.newaxis]
+    common = (shares > 0).sum(axis=0) >= fewest_photos(len(images))
+    ridge = Ridge.fit(pooled, shares[:, common], weights, strength=_RIDGE)
     # Kinds that are too rare share a last column, which knows nothing of the photo.
     column = np.where(common, common.cumsum() - 1, common.sum())
-    rare = 0.0 if common.all() else usual[~common].mean()
-    if not (np.abs(slopes) <= np.finfo(np.float16).max).all():  # NaN too
+    rare = 0.0 if common.all() else (weights @ shares[:, ~common]).mean() / len(images)
+    if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # NaN too
         raise DataError("the photos are too much alike to learn from when words are right")
     return Sight(
         kinds=np.array([-1 if one is None else int(column[columns[one]]) for one in stems]),
-        middle=middle.astype(np.float32),
-        slopes=np.pad(slopes, ((0, 0), (0, 1))).astype(np.float16),
-        shares=np.append(usual[common], rare).astype(np.float32),
+        middle=ridge.middle.astype(np.float32),
+        slopes=np.pad(ridge.slopes, ((0, 0), (0, 1))).astype(np.float16),
+        shares=np.append(ridge.usual, rare).astype(np.float32),
     )
 
 
@@ -122,6 +115,7 @@ def fit_trust(
     sight: Sight,
     familiarity: Familiarity,
     weights: str,
+    consensus: Consensus | None,
 ) -> Trust:
     """Fit the trust in words and captions.
 
@@ -131,6 +125,7 @@ def fit_trust(
         sight: of the model.
         familiarity: of the model.
         weights: see captioner.trust.digest_weights.
+        consensus: that chose the captions.
 
     Raises:
         DataError: the captions have too few words that name something.
@@ -155,6 +150,7 @@ def fit_trust(
         word=word,
         caption=np.array([0.0, 1.0], np.float32),
         weights=weights,
+        consensus=consensus,
     )
     sums, whole = [], []
     for one, (judged,) in zip(

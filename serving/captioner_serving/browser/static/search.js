@@ -3,17 +3,18 @@ const PAD = 0, START = 1, END = 2, UNK = 3;
 const NOTHING = { tokens: [], logs: [], attention: [], gates: [], score: -Infinity };
 
 export class Search {
-  // about: captioner.json; step: takes and gives tensors by name; Tensor: onnxruntime's.
-  constructor(about, step, Tensor) {
-    Object.assign(this, { about, step, Tensor });
+  // about: captioner.json; step: takes and gives tensors by name; Tensor: onnxruntime's; consensus: or null.
+  constructor(about, step, Tensor, consensus) {
+    Object.assign(this, { about, step, Tensor, consensus });
     this.around = about.vocabulary.indexOf(about.generation.different_around);
   }
 
-  // state: of one photo, by name; follow(sentence): the likeliest so far, after every word. Gives the
+  // state: of one photo, by name; features: its grid; follow(sentence): the likeliest so far, after every word. Gives the
   // best sentences: { tokens, logs, attention, gates, score }, the last token being the end.
-  async best(state, { beam, captions, style }, follow) {
+  async best(state, features, { beam, captions, style }, follow) {
     const { generation, vocabulary } = this.about, { exact, length_penalty: penalty, maximum_length: most } = generation;
-    const places = exact ? captions : beam, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
+    const chooses = this.consensus && generation.consensus && beam > 1;
+    const places = exact && !chooses ? captions : beam, start = style ? vocabulary.indexOf(`<start ${style}>`) : START;
     let tokens = [start], totals = [0], paths = [NOTHING], pool = Array(places).fill(NOTHING);
     for (let step = 0; step <= most; step++) {
       const found = await this.#advance(tokens, totals, paths, beam, state);
@@ -33,7 +34,8 @@ export class Search {
       const length = exact ? most + 1 : step + 1;
       if (Math.fround(totals[0] / Math.fround(length ** penalty)) <= pool[places - 1].score) break;
     }
-    return pool.filter((one) => one.tokens.length).slice(0, captions);
+    const sentences = pool.filter((one) => one.tokens.length);
+    return (chooses ? this.consensus.choose(sentences, features) : sentences).slice(0, captions);
   }
 
   // Run a step, and put the decoder's next state into `state`.

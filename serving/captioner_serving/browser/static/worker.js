@@ -1,6 +1,7 @@
 // The model, away from the page, which stays alive meanwhile: a photo comes in, and go out how far it
 // is, the words as they are made, and the record.
 import * as ort from "./ort/ort.wasm.min.mjs";
+import { Consensus } from "./consensus.js";
 import { Search } from "./search.js";
 import { boxOf, openPhoto, squareOf } from "./square.js";
 
@@ -29,7 +30,9 @@ async function load() {
   ort.env.logLevel = "error";
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
-  const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor) };
+  const slopes = about.consensus && new Int8Array(await (await fetchBytes("consensus.i8")).arrayBuffer());
+  const consensus = about.consensus && new Consensus(about.consensus, slopes);
+  const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor, consensus) };
   // The first run takes twice as long: where nobody waits, it is not a visitor's.
   if (!wanted) await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);
   return model;
@@ -40,7 +43,7 @@ async function say({ about, encoder, search }, square, captions, follow) {
   const { size } = about.transform, pixels = new ort.Tensor("uint8", square, [1, 3, size, size]);
   const encoded = await encoder.run({ pixels }), state = Object.fromEntries(about.state.map((part) => [part, encoded[part]]));
   const style = about.generation.style || about.styles[0], beam = Math.max(about.generation.beam_size, captions);
-  return search.best(state, { beam, captions, style }, follow);
+  return search.best(state, encoded.features, { beam, captions, style }, follow);
 }
 
 async function caption({ photo, name, captions }, follow) {

@@ -1,0 +1,109 @@
+"""Consensus: what is to be expected of a sentence, by hand, and which sentences come first."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioner import Captioner
+from captioner.consensus import Consensus
+from captioner.generation.hypothesis import Hypothesis
+from captioner.trust import Trust, digest_weights, trust_file
+from tests.conftest import ROOT, make_consensus, make_trust
+from tests.launcher import Run
+
+COFFEE = ROOT / "assets" / "samples" / "coffee.jpg"
+
+
+@pytest.fixture
+def known() -> Consensus:
+    """Words 4 and 5 and "4 5", for grids of two features, of which usually the first is 1."""
+    return Consensus(
+        grams=np.array([[4, -1], [5, -1], [4, 5]], np.int32),
+        rarity=np.array([1.0, 2.0, 3.0], np.float32),
+        usual=np.array([0.2, 0.1, 0.05], np.float32),
+        slopes=np.array([[10, 0], [0, -20], [30, 0]], np.int8),
+        scales=np.array([0.01, 0.01, 0.001], np.float32),
+        middle=np.array([1.0, 0.0], np.float32),
+    )
+
+
+def test_the_expected_cider_by_hand(known: Consensus) -> None:
+    """In the photo the first feature is 3, and the second -0.5."""
+    offset = np.array([2.0, -0.5], np.float32)
+    four, five, both = 0.2 + 0.1 * 2, 0.1 - 0.2 * -0.5, 0.05 + 0.03 * 2
+    # "4 5": u = (1, 2) / sqrt(5) and (3) / 3; "4 4": u = 1, and a pair that nobody says.
+    pair = ((1 * four + 2 * five) / math.sqrt(5) + both) / 2
+    assert known.expect(offset, [4, 5]) == pytest.approx(pair)
+    assert known.expect(offset, [4, 4]) == pytest.approx(four / 2)
+    # 9 is not there: it is as rare as the rarest, and so are "5 9" and "9 4".
+    other = (2 * five + 1 * four) / math.sqrt(4 + 9 + 1) / 2
+    assert known.expect(offset, [5, 9, 4]) == pytest.approx(other)
+    assert known.expect(offset, [4]) == pytest.approx(four / 2)  # no pairs
+    assert known.expect(offset, []) == 0
+
+
+def test_sentences_come_in_the_order_of_what_is_expected(known: Consensus) -> None:
+    made = [
+        [Hypothesis([9], -1.0, np.zeros(2)), Hypothesis([5], -2.0, np.zeros(2)),
+         Hypothesis([4, 5], -3.0, np.zeros(3)), Hypothesis([8], -4.0, np.zeros(2))],
+        [Hypothesis([5], -1.0, np.zeros(2)), Hypothesis([4], -2.0, np.zeros(2))],
+    ]  # fmt: skip
+    # The cells of a grid are averaged: the first photo is that of the test above.
+    grids = np.array([[[2.0, 0.0], [4.0, -1.0]], [[1.0, 2.0], [1.0, 2.0]]], np.float32)
+    first, second = known.choose(grids, made)
+    assert [one.tokens for one in first] == [[4, 5], [5], [9], [8]]  # ties stay as they were
+    assert [one.tokens for one in second] == [[4], [5]]
+
+
+def test_a_beam_is_put_in_order_and_nothing_else_is(tiny_file: Path, photo: Path) -> None:
+    path = trust_file(tiny_file)
+    make_trust(weights=digest_weights(tiny_file), consensus=make_consensus()).save(path)
+    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
+    assert captioner.consensus is not None
+
+    def said(**settings: object) -> list[str]:
+        caption = captioner.caption(photo, **settings)
+        return [caption.text, *(other.text for other in caption.alternatives)]
+
+    likeliest, chosen = said(captions=5, consensus=False), said(captions=5)
+    assert sorted(chosen) == sorted(likeliest) and chosen != likeliest
+    assert said() == chosen[:1] and said(captions=2) == chosen[:2]
+    # The score is still that of the beam.
+    ranked = captioner.caption(photo, captions=5, consensus=False)
+    scores = {one.text: one.score for one in (ranked, *ranked.alternatives)}
+    assert captioner.caption(photo).score == pytest.approx(scores[chosen[0]])
+    # There is nothing to choose from.
+    assert said(beam_size=1) == said(beam_size=1, consensus=False)
+    drawn = {"sample": True, "seed": 1, "captions": 3}
+    assert said(**drawn) == said(**drawn, consensus=False)
+    # A file without it is one too, and then the likeliest come first.
+    make_trust(weights=digest_weights(tiny_file)).save(path)
+    captioner = Captioner.from_pretrained(tiny_file, dtype="float32")
+    assert captioner.consensus is None and captioner.trust is not None
+    assert said(captions=5) == likeliest
+
+
+def test_it_lies_beside_its_checkpoint(tiny_file: Path) -> None:
+    known = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
+    known.save(trust_file(tiny_file))
+    again = Trust.beside(tiny_file)
+    assert again is not None and again.consensus is not None and known.consensus is not None
+    offset, words = np.ones(576, np.float32), [4, 5, 12]
+    assert again.consensus.expect(offset, words) == known.consensus.expect(offset, words)
+    assert again.consensus.slopes.dtype == np.int8
+
+
+def test_the_bundled_model_knows_it(run_main: Run) -> None:
+    done = run_main("caption", COFFEE, "--json", "--captions", "5", "--dtype", "float32")
+    record = json.loads(done.stdout)
+    others = [one["caption"] for one in record["alternatives"]]
+    # The likeliest sentence does not say what is in the cup.
+    assert "coffee" in record["caption"] and record["score"] < max(
+        one["score"] for one in record["alternatives"]
+    )
+    assert len({record["caption"], *others}) == 5

@@ -1,0 +1,87 @@
+"""Learning what people would say: against pycocoevalcap's scorer, and against least squares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from captioner.consensus import Consensus
+from captioner.vocabulary import Vocabulary
+from captioner_training.data.images import CaptionedImage
+from captioner_training.evaluation.consensus import fit_consensus
+from captioner_training.evaluation.ridge import Ridge, fewest_photos
+from tests.training.evaluation.test_trust import image
+
+WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass", "the", "sofa", "red"])
+
+
+def learn(pooled: np.ndarray, photos: list[list[str]]) -> Consensus:
+    images: list[CaptionedImage] = [image(*references) for references in photos]
+    known = fit_consensus(pooled.astype(np.float32), images, WORDS)
+    assert known is not None
+    return known
+
+
+def expect(known: Consensus, offset: list[float], sentence: str) -> float:
+    return known.expect(np.array(offset, np.float32), WORDS.encode(sentence.split()))
+
+
+def test_of_photos_that_are_alike_it_is_the_mean_cider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences of one length with no word twice: for such CIDEr-D, the scorer's, is CIDEr."""
+    from pycocoevalcap.cider import cider_scorer
+
+    counted = cider_scorer.precook  # the scorer's own n does not reach it
+    monkeypatch.setattr(cider_scorer, "precook", lambda text, *_: counted(text, 2))
+    said = ["a dog runs on grass", "the cat sits on sofa", "a red dog sits on", "red cat runs on a"]
+    # Each n-gram is in five photos or more, so that none is too rare to be learned.
+    photos = [[said[at % 4], said[at // 2 % 3]] for at in range(30)]
+    known = learn(np.zeros((30, 4)), photos)
+    for sentence in (*said, "the cat runs on grass", "a dog sits on sofa"):
+        scorer = cider_scorer.CiderScorer(n=2)
+        for references in photos:
+            scorer += (sentence, references)
+        mean = scorer.compute_score()[0] / 10
+        assert expect(known, [0, 0, 0], sentence) == pytest.approx(mean, abs=1e-6)
+
+
+def test_what_a_photo_shows_changes_what_is_expected() -> None:
+    """The first feature is 1 where there is a dog and -1 for a cat; the others mean nothing."""
+    chance = np.random.default_rng(0)
+    animals = chance.choice([1, -1], 400)
+    pooled = np.concatenate([animals[:, None], chance.normal(size=(400, 3))], axis=1)
+    photos = [["a dog runs", "the dog runs"] if one > 0 else ["a cat sits"] for one in animals]
+    known = learn(pooled, photos)
+    for animal, other in (("dog runs", "cat sits"), ("cat sits", "dog runs")):
+        seen = [1.0 if "dog" in animal else -1.0, 0.0, 0.0] - known.middle
+        assert expect(known, seen, f"a {animal}") > 2 * expect(known, seen, f"a {other}")
+    # Slopes are whole steps: they are off by half of one at most.
+    assert np.abs(known.slopes).max() == 127
+
+
+def test_who_says_nothing_twice_teaches_nothing() -> None:
+    images = [image(word) for word in WORDS.ordinary_words]
+    assert fit_consensus(np.zeros((10, 4), np.float32), images, WORDS) is None
+
+
+def test_ridge_is_least_squares_with_rows_that_pull() -> None:
+    """A ridge is the least squares of the data and of as many rows of zeros as there are slopes."""
+    chance = np.random.default_rng(0)
+    pooled = chance.normal([1, 2, 3, 9], [1, 5, 0.2, 1], size=(50, 4)).astype(np.float32)
+    targets = chance.normal(size=(50, 2)).astype(np.float32)
+    weights = chance.uniform(0.5, 1.5, 50)
+    weights /= weights.mean()
+    found = Ridge.fit(pooled, targets, weights, strength=0.3)
+    means = pooled[:, :3].astype(float)
+    middle, width = means.mean(axis=0), means.std(axis=0, ddof=1)
+    usual = np.average(targets, axis=0, weights=weights)
+    rows = np.sqrt(weights)[:, None]
+    left = np.concatenate([rows * (means - middle) / width, np.sqrt(0.3 * 50) * np.eye(3)])
+    right = np.concatenate([rows * (targets - usual), np.zeros((3, 2))])
+    slopes = np.linalg.lstsq(left, right, rcond=None)[0] / width[:, None]
+    assert found.middle == pytest.approx(middle) and found.usual == pytest.approx(usual)
+    assert found.slopes == pytest.approx(slopes, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("photos", "fewest"), [(100, 5), (3000, 5), (3001, 6), (12_420, 21)])
+def test_what_is_too_rare_to_be_learned(photos: int, fewest: int) -> None:
+    assert fewest_photos(photos) == fewest
