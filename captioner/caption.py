@@ -162,7 +162,8 @@ class Caption:
     In a notebook it is shown as a sheet: pointing at a word puts its attention on the photo.
 
     text: the sentence.
-    score: what ranks it: the log-probability of words and end over (their number)^length_penalty.
+    score: by which a beam found it: the log-probability of words and end over
+        (their number)^length_penalty.
     words: one for each word of the text.
     alternatives: the next best sentences, where more than one caption was asked for.
     image: the path as given; None for an image that has none.

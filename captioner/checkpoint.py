@@ -56,7 +56,7 @@ class Checkpoint:
     transform: TransformConfig
     name: str  # which model this is, for records and model cards
     version: str = "1"  # which training of it
-    metrics: Mapping[str, float] = field(default_factory=dict)  # its scores, as its training saw
+    metrics: Mapping[str, float] = field(default_factory=dict)  # its scores
     # How it makes captions unless it is told otherwise; older files do not say.
     generation: GenerationConfig = field(default_factory=GenerationConfig)
 

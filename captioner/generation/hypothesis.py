@@ -14,7 +14,7 @@ class Hypothesis(NamedTuple):
     """A finished sentence of T words.
 
     tokens: the words, without <end>.
-    score: what captions are ranked by: the log-probability of the words and <end> over their
+    score: what a beam ranks sentences by: the log-probability of the words and <end> over their
         number to the power of GenerationConfig.length_penalty.
     log_probabilities: (T + 1,), of the words and <end>.
     attention: (T, L), gate: (T,) and heads: (T, H, L), or None where the decoder has none.

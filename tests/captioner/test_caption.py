@@ -184,10 +184,10 @@ def spoken(**trusts: float | None) -> tuple[Word, ...]:
 @pytest.mark.parametrize(
     ("trust", "words", "doubt"),
     [
-        (0.0199, {"a": None, "dog": 0.4, "ran": 0.3}, "This may be wrong: 'ran', or 'sat'"),
-        (0.0199, {"a": None, "dog": 0.3, "ran": 0.4}, "This may be wrong: 'dog'"),
-        (0.0199, {"a": None, "dog": 0.5, "ran": 0.5}, None),  # no word of it is doubtful
-        (0.02, {"a": None, "dog": 0.4, "ran": 0.3}, None),
+        (0.0099, {"a": None, "dog": 0.4, "ran": 0.3}, "This may be wrong: 'ran', or 'sat'"),
+        (0.0099, {"a": None, "dog": 0.3, "ran": 0.4}, "This may be wrong: 'dog'"),
+        (0.0099, {"a": None, "dog": 0.5, "ran": 0.5}, None),  # no word of it is doubtful
+        (0.01, {"a": None, "dog": 0.4, "ran": 0.3}, None),
         (None, {"a": None, "dog": None, "ran": None}, None),
     ],
 )

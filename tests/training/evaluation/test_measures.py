@@ -27,7 +27,7 @@ from captioner_training.evaluation.deletion import (
 from captioner_training.evaluation.familiarity import pooled_grids
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.report import measure_parts
-from tests.conftest import make_tiny, make_trust
+from tests.conftest import make_consensus, make_tiny, make_trust
 
 
 class _Noted(ImageStore):
@@ -96,6 +96,21 @@ def test_each_photo_is_opened_and_encoded_once(
     assert calibration["tokens"] == 5 * 2 * 4  # three words and the end
     words = sum(kind["words"] for kind in deletion.values())
     assert words == sum(len(row.caption.split()) for row in rows)
+
+
+def test_a_split_is_captioned_as_photos_are(
+    images: list[CaptionedImage], captioner: Captioner, tmp_path: Path
+) -> None:
+    captioner.trust = make_trust(consensus=make_consensus())
+    split = CaptionedSplit(captioner, images)
+    photos = [tmp_path / "photos" / image.name for image in images]
+    likeliest = [captioner.caption(photo, consensus=False).text for photo in photos]
+    chosen = [captioner.caption(photo).text for photo in photos]
+    assert split.set.captions == chosen != likeliest
+    assert split.facts()["consensus"]
+    assert not CaptionedSplit(captioner, images, beam_size=1).facts()["consensus"]
+    captioner.trust = make_trust()
+    assert CaptionedSplit(captioner, images).set.captions == likeliest
 
 
 def test_the_surprise_by_references_is_in_nats_a_token(

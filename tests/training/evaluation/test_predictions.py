@@ -191,6 +191,10 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
                 *IN_SIDE,
             ],
         ),
+        (f"{PHOTOS} --save no/4.safetensors", 1, ["there is no folder no"]),
+        (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors is there already: choose"]),
+        (f"{PHOTOS} --version 4", 2, ["--version '4' is of what --save writes"]),
+        ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save is about a"]),
         # A split that cannot be read keeps no other file from being looked at.
         (
             "--captions broken.json --images photos --corpus less.json --boxes none.json "

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
+from captioner.checkpoint import load_checkpoint, read_header
 from captioner.trust import digest_weights, trust_file
 from captioner_training.evaluation.report import ImageRow, compare_reports
 from captioner_training.pages.figures import Part
@@ -126,6 +127,25 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
             low, high = scores["intervals"][name]
             assert row[at : at + 3] == [f"{scores[name]:.1f}", f"[{low:.1f},", f"{high:.1f}]"]
     assert f"CIDEr {report['comparison']['CIDEr']:+.1f} [" in table and len(lines) <= 25
+
+
+def test_a_checkpoint_is_saved_with_its_scores(
+    evaluated: Evaluated, run_main: Run, tmp_path: Path
+) -> None:
+    saved = tmp_path / "4.safetensors"
+    done = run_main(*evaluated.command(evaluated.captions), "--save", saved, "--version", "4")
+    report, header = json.loads(done.stdout), read_header(saved)
+    assert (done.returncode, report["saved"], header["version"]) == (0, str(saved), "4")
+    for name in ("BLEU-4", "CIDEr", "different"):
+        assert header["metrics"][name] == pytest.approx(report["nltk"][name])
+    ours, theirs = load_checkpoint(saved), load_checkpoint(evaluated.checkpoint)
+    assert ours.fingerprint() == theirs.fingerprint() and ours.generation == theirs.generation
+    photo = next((evaluated.folder / "photos").iterdir())
+    first, second = (
+        json.loads(run_main("caption", photo, "--json", "--checkpoint", path).stdout)
+        for path in (evaluated.checkpoint, saved)
+    )
+    assert first["trust"] == second["trust"] and second["model"]["version"] == "4"
 
 
 def test_the_page_needs_nothing_beside_it(evaluated: Evaluated) -> None:

@@ -167,14 +167,18 @@ def _images(arguments: argparse.Namespace, captioner: Captioner | None) -> list[
 
 def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> None:
     """Refuse files that cannot be written, or would be written over what is something else."""
-    predictions, report = arguments.predictions, arguments.report
+    predictions, report, save = arguments.predictions, arguments.report, arguments.save
     if predictions is not None:
         refuse_input("--predictions", predictions, read)
-        folder = predictions.parent
-        if not folder.is_dir():
-            raise OutputError(f"{predictions} cannot be written: there is no folder {folder}")
-        if predictions.is_dir() or not os.access(folder, os.W_OK):
-            raise OutputError(f"{predictions} cannot be written: choose another --predictions")
+    if save is not None and os.path.lexists(save):
+        raise OutputError(f"{save} is there already: choose another --save, or remove it")
+    for option, file in (("--predictions", predictions), ("--save", save)):
+        if file is None:
+            continue
+        if not file.parent.is_dir():
+            raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            raise OutputError(f"{file} cannot be written: choose another {option}")
     if report is not None:
         files = [report / f"report.{suffix}" for suffix in ("json", "md", "html")]
         for file in files:

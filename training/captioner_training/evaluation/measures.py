@@ -16,7 +16,7 @@ from captioner.consensus import Consensus
 from captioner.errors import CaptionerError
 from captioner.familiarity import pool
 from captioner.predictor import Captioner
-from captioner.trust import Judgement
+from captioner.trust import Judgement, digest_weights, trust_file
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
@@ -40,6 +40,7 @@ from captioner_training.evaluation.scores import (
     human_tables,
     model_facts,
     official_scores,
+    score_split,
     score_tables,
     token_name,
 )
@@ -310,6 +311,8 @@ class CaptionedSplit:
         boxes: Boxes | None = None,
         unlike: Path | None = None,
         predictions: Path | None = None,
+        save: Path | None = None,
+        version: str | None = None,
     ) -> Parts:
         """Name what is asked for; arguments are the options of that name, or what they name."""
         parts = self.set.parts(official=official, training=training, boxes=boxes)
@@ -327,6 +330,8 @@ class CaptionedSplit:
         parts |= {name: partial(self._result, name) for name in self._measures}
         if predictions is not None:
             parts["predictions"] = partial(self._write, predictions)
+        if save is not None:
+            parts["saved"] = partial(self._save, save, version or self.captioner.version)
         return parts
 
     def rows(self) -> list[ImageRow]:
@@ -361,4 +366,13 @@ class CaptionedSplit:
     def _write(self, path: Path) -> str:
         scores = [one.hypothesis.score for one in self.captioned]
         write_predictions(path, self.set.targets, self.set.captions, scores)
+        return str(path)
+
+    def _save(self, path: Path, version: str) -> str:
+        """Write the checkpoint with its scores here, and what is known of it beside it."""
+        scores = score_split(self.captioned)
+        replace(self.captioner.checkpoint, version=version, metrics=scores).save(path)
+        if self.captioner.trust is not None:
+            # The header is of the newest kind now, and with it the digest another one.
+            replace(self.captioner.trust, weights=digest_weights(path)).save(trust_file(path))
         return str(path)

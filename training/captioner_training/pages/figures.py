@@ -117,6 +117,8 @@ def circumstances(report: Report) -> Iterator[tuple[str, str]]:
     yield "checkpoint", f"{checkpoint['name']}, version {checkpoint['version']}"
     yield "hash of the checkpoint", str(checkpoint["hash"])
     yield "beam size", str(report["beam_size"])
+    if "consensus" in report:  # not in older ones
+        yield "sentences are chosen by", "consensus" if report["consensus"] else "likelihood"
     if "style" in report:
         yield "style of the captions", str(report["style"])
     yield "arithmetic", str(report["dtype"])

@@ -50,7 +50,8 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
     yield "split", f"{of}{report['data']}: {many}"
     if checkpoint:
         style = f", style {report['style']}" if "style" in report else ""
-        how = f"beam size {report['beam_size']}{style}, {report['dtype']}"
+        order = ", consensus" if report.get("consensus") else ""
+        how = f"beam size {report['beam_size']}{order}{style}, {report['dtype']}"
         yield "checkpoint", f"{_name(checkpoint)}, {how}"
     else:
         part = f", for {report['scored']:,} of the images: no score of the split"

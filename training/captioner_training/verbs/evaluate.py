@@ -43,9 +43,10 @@ _OF_A_CHECKPOINT = (
     "beam_size",
     "style",
     "predictions",
+    "save",
 )
 _READ = ("data", "captions", "boxes", "score", "training", "compare", "corpus")
-_PATHS = (*_READ, "predictions", "report", "unlike")
+_PATHS = (*_READ, "predictions", "report", "unlike", "save")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file("--unlike", metavar="DIR", help="pictures that are to be found unfamiliar")
     add("--json", action="store_true", help="print all numbers, for programs")
     file("--predictions", help="write the captions there; .json: as COCO results")
+    file("--save", help="write the checkpoint there with these scores, and its trust")
+    add("--version", metavar="TEXT", help="of what --save writes; default: as it is")
     file("--report", metavar="DIR", help="write report.html, report.md and report.json there")
     file("--compare", help="another report.json: the differences, in the report side by side")
     add("--open", action="store_true", help="show the report of --report")
@@ -118,10 +121,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_use(arguments: argparse.Namespace) -> None:
+    from captioner.vocabulary import is_fit
+
     if (arguments.data is None) == (arguments.captions is None):
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
+    version = arguments.version
+    if version is not None and (arguments.save is None or not (version and is_fit(version))):
+        raise ConfigError(f"--version {version!a} is of what --save writes, and plain text, say 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open shows what --report DIR writes: name a folder")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
@@ -175,7 +183,9 @@ def _measure(
             corpus=inputs.corpus,
         )
         report |= made.facts()
-        options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
+        options |= {
+            name: getattr(arguments, name) for name in ("unlike", "predictions", "save", "version")
+        }
         parts, rows = made.parts(**options), made.rows
         gallery = Gallery(images=inputs.images, captioned=made.captioned, framing=source.transform)
     failed = measure_parts(report, parts)
