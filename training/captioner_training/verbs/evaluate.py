@@ -24,16 +24,14 @@ if TYPE_CHECKING:  # they import torch, and --help is to be there at once
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
   captioner evaluate ~/coco --split test
-  captioner evaluate --captions captions_val.json --images 'val*.tar'
   captioner evaluate --captions captions_val.json --images val2017 \\
       --official --boxes person_boxes_val.json --predictions val.jsonl
   captioner evaluate --captions captions_val.json --score results.json --official
   captioner evaluate ~/coco --report report
 
-The scores are printed as a table, with their 95 % bootstrap intervals over images; --json prints
-all numbers as one JSON object. Without --official they are on lower-case Treebank tokens without
-punctuation: not to be compared with published ones; --official adds those on COCO's tokens, and
-METEOR."""
+The scores are printed as a table, with their 95 % bootstrap intervals over images. They are on
+lower-case Treebank tokens without punctuation, and not to be compared with published ones;
+--official adds those on COCO's tokens, and METEOR."""
 
 _OF_A_CHECKPOINT = (
     "calibration",
