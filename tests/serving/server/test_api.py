@@ -232,7 +232,8 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
         said = [{"word": word, "probability": 0.5, "trust": of} for word, of in words.items()]
         return {"caption": " ".join(words), "score": -1.0, "trust": trust, "words": said}
 
-    text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [sentence(0.009, cats=0.1, run=0.4)]}
+    doubted = sentence(0.009, cats=0.1, run=0.4)
+    text = {**sentence(0.3, dogs=0.9, run=0.4), "alternatives": [doubted]}
     record = served_record(read_posted(json.dumps(text)), name="a.jpg", attention=False)
     (other,) = record["alternatives"]
     assert [word.get("doubtful") for word in record["words"]] == [None, True]
