@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioner.caption import Alternative, Caption, ModelName, Word
-from captioner.consensus import Consensus
 from captioner.decoding.prepared import PreparedImage
 from captioner.decoding.reader import SECONDS, Reader
 from captioner.errors import ConfigError, ImageError, UntrustedError
@@ -91,14 +90,11 @@ class BaseCaptioner(ABC):
         self.transform, self.vocabulary = Transform(transform), vocabulary
         self.generation, self.name, self.version = generation, name, version
         self.heads, self.trust, self.max_pixels = heads, trust, max_pixels
+        # What chooses among the sentences of a beam.
+        self.consensus = None if trust is None else trust.consensus
         self.reader = Reader(
             transform, max_pixels=max_pixels, seconds=seconds, in_process=in_process
         )
-
-    @property
-    def consensus(self) -> Consensus | None:
-        """What chooses among the sentences of a beam, where that is known."""
-        return None if self.trust is None else self.trust.consensus
 
     @abstractmethod
     def write(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -39,6 +40,7 @@ from captioner.vocabulary import Vocabulary, is_fit
 __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
+    "copy_checkpoint",
     "load_checkpoint",
     "read_header",
 ]
@@ -76,7 +78,7 @@ class Checkpoint:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
     def fingerprint(self) -> str:
-        """Digest what decides the captions: weights, vocabulary and transform, but no dtype."""
+        """Digest weights, vocabulary and transform, but no dtype."""
         digest = hashlib.sha256(repr((self.vocabulary.words, self.transform)).encode())
         for tensor in self.model.state_dict().values():
             digest.update(tensor.bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
@@ -146,6 +148,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} has a header that this Captioner cannot use ({error!s}): "
             "it is damaged, or of another version, or of a score or decoder of somebody's own"
         ) from error
+
+
+def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:
+    """Copy a checkpoint, its tensors as they lie there, with other entries in its header.
+
+    Raises OutputError: the copy cannot be written.
+    """
+    with source.open("rb") as file:
+        document = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header = json.loads(document["__metadata__"][HEADER_KEY])
+        document["__metadata__"][HEADER_KEY] = json.dumps(header | entries)
+        text = json.dumps(document).encode()
+        text += b" " * (-len(text) % 8)  # as safetensors has it
+        with replace_file(target) as copy:
+            copy.write(len(text).to_bytes(8, "little") + text)
+            shutil.copyfileobj(file, copy)
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

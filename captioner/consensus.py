@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from captioner.generation.hypothesis import Hypothesis
 
-__all__ = ["ORDERS", "Consensus", "n_grams"]
+__all__ = ["ORDERS", "Consensus", "NGram", "n_grams"]
 
 ORDERS = (1, 2)
 """Longer n-grams are so rare that they bring nothing more."""
@@ -62,6 +62,15 @@ class Consensus:
     slopes: NDArray[Any]
     scales: NDArray[Any]
     middle: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not fit together: ValueError."""
+        count, features = self.slopes.shape
+        numbers = (self.rarity, self.usual, self.scales)
+        fit = count and self.grams.shape == (count, 2) and self.middle.shape == (features,)
+        fit = fit and all(one.shape == (count,) and np.isfinite(one).all() for one in numbers)
+        if not fit or self.grams.dtype.kind != "i":
+            raise ValueError("the parts of its consensus do not fit together")
 
     @cached_property
     def rows(self) -> dict[NGram, int]:

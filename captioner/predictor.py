@@ -122,7 +122,7 @@ class Captioner(BaseCaptioner):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of what decides the captions, the same in every dtype; see Checkpoint."""
+        """Digest of weights, vocabulary and transform, the same in every dtype; see Checkpoint."""
         return self.checkpoint.fingerprint()
 
     @torch.inference_mode()

@@ -8,8 +8,8 @@ photo's grid. A caption is right where all such words are; the product of their 
 
 The numbers are in a file beside the checkpoint, CHECKPOINT.trust.safetensors, which `captioner
 trust` writes, with what the training photos are like (captioner.familiarity). It is of these very
-weights. Without it, nothing is said of trust. So is what chooses among sentences
-(captioner.consensus).
+weights, and holds what chooses among sentences too (captioner.consensus). Without it, nothing is
+said of trust, and the likeliest sentence is said.
 """
 
 from __future__ import annotations
@@ -149,11 +149,7 @@ class Trust:
         for part in ("familiarity", "sight", "consensus"):
             if (known := getattr(self, part)) is not None:
                 parts |= {f"{part}.{name}": one for name, one in asdict(known).items()}
-        tensors = {
-            # In half precision, matrices are precise enough, and half as large.
-            name: np.ascontiguousarray(one, np.float16 if _is_float_matrix(one) else one.dtype)
-            for name, one in parts.items()
-        }
+        tensors = {name: np.ascontiguousarray(one) for name, one in parts.items()}
         with replace_file(path) as file:
             file.write(save(tensors, metadata={_KEY: json.dumps({"weights": self.weights})}))
 
@@ -209,10 +205,6 @@ class Trust:
                 f"{path} is damaged or holds something else ({error}): remove it, or write it "
                 "again with `captioner trust`"
             ) from error
-
-
-def _is_float_matrix(values: NDArray[Any]) -> bool:
-    return values.ndim > 1 and values.dtype.kind == "f"
 
 
 def _sigmoid(values: Any) -> Any:

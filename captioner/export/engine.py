@@ -1,13 +1,15 @@
 """The bundled checkpoint in onnxruntime: captions without waiting for PyTorch.
 
 The export is kept in a folder of the user's cache (or of CAPTIONER_CACHE, unless that is empty),
-whose name is the checkpoint's digest; what older versions left there goes. The search is that of
-every exported folder (captioner/export/app/caption.py). docs/export.md has what it is worth.
+whose name is a digest of the checkpoint and its trust; what older versions left there goes. The
+search is that of every exported folder (captioner/export/app/caption.py). docs/export.md has what
+it is worth.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib.util
 import os
 import re
@@ -31,7 +33,7 @@ from captioner.files import file_digest
 from captioner.generation.config import GenerationConfig
 from captioner.generation.hypothesis import Hypothesis
 from captioner.paths import bundled_checkpoint, expanded
-from captioner.trust import Trust
+from captioner.trust import Trust, trust_file
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import SPECIAL_TOKENS, Vocabulary
 
@@ -39,7 +41,7 @@ __all__ = ["ExportedCaptioner", "ExportedModel", "find_export", "keep_export", "
 
 T = TypeVar("T")
 
-_GRAPHS = 2  # goes up when what is made of the same checkpoint changes
+_EXPORT = 2  # goes up when what is made of the same checkpoint changes
 _KEPT = 30 * 86400.0  # seconds that another version's export stays beside a new one
 
 
@@ -223,7 +225,12 @@ def _place(checkpoint: Path, *, device: str, dtype: str) -> Path | None:
         return None
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "captioner")
     cache = os.environ.get("CAPTIONER_CACHE", str(own))
-    return expanded(cache) / f"{file_digest(checkpoint)[:16]}-{_GRAPHS}" if cache else None
+    if not cache:
+        return None
+    # What chooses among sentences lies beside the checkpoint, and is exported with it.
+    made_of = [one for one in (checkpoint, trust_file(checkpoint)) if one.is_file()]
+    digest = hashlib.sha256(" ".join(map(file_digest, made_of)).encode()).hexdigest()
+    return expanded(cache) / f"{digest[:16]}-{_EXPORT}"
 
 
 def _is_bundled(checkpoint: Path) -> bool:

@@ -78,6 +78,11 @@ class GenerationConfig:
         """Whether a beam searches, in place of greedy words or drawn ones."""
         return self.beam_size > 1 and not self.sample
 
+    @property
+    def chooses(self) -> bool:
+        """Whether consensus chooses among its sentences."""
+        return self.searches and self.consensus
+
     def _contradictions(self) -> Iterator[str]:
         if self.sample and self.captions > _MOST_DRAWN:
             yield f"captions {self.captions} is out of range: it is at most {_MOST_DRAWN}"

@@ -66,9 +66,9 @@ def generate(
         silent=vocabulary.silent,
         device=features.device,
     )
-    if config.searches and config.consensus and consensus is not None:
-        all_ = replace(config, captions=config.beam_size)
-        found = beam_search(decoder, features, all_, constraints, begin)
+    if config.chooses and consensus is not None:
+        whole_beam = replace(config, captions=config.beam_size)
+        found = beam_search(decoder, features, whole_beam, constraints, begin)
         return [each[: config.captions] for each in consensus.choose(features, found)]
     if config.searches:
         return beam_search(decoder, features, config, constraints, begin)

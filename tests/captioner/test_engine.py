@@ -28,9 +28,8 @@ from captioner.export.engine import (
     keep_export,
     open_export,
 )
-from captioner.files import file_digest
 from captioner.trust import digest_weights, trust_file
-from tests.conftest import make_tiny, make_trust
+from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import environment
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
@@ -58,7 +57,8 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A tiny checkpoint that counts as the bundled one, with trust; nothing is kept of it yet."""
     place = tmp_path_factory.mktemp("bundled")
     make_tiny().save(path := place / "tiny.safetensors")
-    make_trust(weights=digest_weights(path)).save(trust_file(path))
+    known = make_trust(weights=digest_weights(path), consensus=make_consensus())
+    known.save(trust_file(path))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "bundled_checkpoint", lambda: path)
         patch.setattr(engine.shutil, "which", lambda name: None)
@@ -85,6 +85,14 @@ def kept(bundled: Path) -> Path:
 def test_what_older_versions_left_goes(kept: Path) -> None:
     left = {path.name for path in kept.parent.iterdir()}
     assert left - {kept.name, "other.safetensors"} == {*NEW, "0123456789abcdef", "photos"}
+
+
+def test_it_is_of_what_chooses_sentences_too(bundled: Path, kept: Path) -> None:
+    known = trust_file(bundled).read_bytes()
+    assert find_export(bundled, **MACHINE) == kept
+    make_trust(weights=digest_weights(bundled)).save(trust_file(bundled))
+    assert find_export(bundled, **MACHINE) is None
+    trust_file(bundled).write_bytes(known)
 
 
 def run(checkpoint: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -223,13 +231,16 @@ def test_what_cannot_be_kept_costs_no_caption(
     model = CaptionModel(config, vocabulary_size=len(tiny.vocabulary)).eval()
     replace(tiny, model=model).save(path := tmp_path / "transformer.safetensors")
     monkeypatch.setenv("CAPTIONER_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "cache" / f"{file_digest(path)[:16]}-{engine._GRAPHS}"
-    folder.mkdir(parents=True)  # all that a cleaner of caches has left
+    done = run(path, "caption", photo, "--device", "cpu")
+    assert done.returncode == 0 and done.stdout.strip()
+    (note,) = (tmp_path / "cache").iterdir()
+    note.unlink()
+    (folder := note.with_suffix("")).mkdir()  # all that a cleaner of caches has left
     done = run(path, "caption", photo, "--device", "cpu")
     assert done.returncode == 0 and done.stdout.strip()
     assert f"{folder} cannot be opened" in done.stderr
     assert "there is none (the decoder transformer cannot be exported" in done.stderr
-    assert list(folder.parent.iterdir()) == [note := folder.with_suffix(".txt")]
+    assert list(folder.parent.iterdir()) == [note]
     assert str(note) in done.stderr
     done = run(path, "caption", photo, "--device", "cpu")  # it is not tried again
     assert (done.returncode, done.stderr) == (0, "with torch\n")

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import nn
 
@@ -20,7 +22,7 @@ from captioner.familiarity import Familiarity, pool
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust import Sight, Trust, digest_weights, trust_file
 from captioner_training.evaluation.familiarity import auroc
-from tests.conftest import make_tiny, make_trust
+from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
 
 
@@ -75,6 +77,21 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
     assert again.familiarity.of(means) == known.familiarity.of(means)
     replace(known, weights="others").save(path)
     assert Trust.beside(tiny_file) is None
+    whole = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
+    whole.save(path)
+    parts, metadata = load_file(path), {"trust": json.dumps({"weights": whole.weights})}
+    for name, other in (
+        ("slopes", np.zeros((3, 576), np.int8)),
+        ("slopes", np.zeros(576, np.int8)),
+        ("rarity", np.ones(3, np.float32)),
+        ("grams", np.zeros((46, 1), np.int32)),
+        ("grams", np.zeros((46, 2), np.float32)),
+        ("middle", np.zeros(5, np.float32)),
+        ("scales", np.full(46, np.nan, np.float32)),
+    ):
+        save_arrays({**parts, f"consensus.{name}": other}, path, metadata=metadata)
+        with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
+            Trust.beside(tiny_file)
     path.write_bytes(b"nothing")
     for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
         if content is not None:

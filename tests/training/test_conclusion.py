@@ -13,12 +13,15 @@ from typing import Any, cast
 
 import pytest
 
+from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.errors import OutputError
+from captioner.errors import DataError, OutputError
 from captioner.trust import trust_file
 from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
 from captioner_training.data.images import CaptionedImage
+from captioner_training.data.reading import read_dataset
+from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.gain import new_word_nats, told
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
@@ -212,3 +215,26 @@ def test_a_stage_s_field_is_found_where_it_is(run_main: Run) -> None:
     result = run_main("train", "own", "--epochs", 3)
     assert result.returncode == 2
     assert "epochs: there is no such field, did you mean stages.1.epochs?" in result.stderr
+
+
+@pytest.mark.parametrize("fewest", [30, 31])
+def test_enough_photos_teach_what_people_would_say(
+    fewest: int, place: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trust is fitted on the sentences that are said then; 30 photos are of the training."""
+    fitted: dict[str, Any] = {}
+
+    def fit(captioned: list[Captioned], _: object, **known: object) -> None:
+        fitted.update(known, said=[" ".join(one.words) for one in captioned])
+        raise DataError("enough")
+
+    monkeypatch.setattr(conclusion, "FEWEST_FOR_CONSENSUS", fewest)
+    monkeypatch.setattr(conclusion, "fit_trust", fit)
+    captioner = Captioner(load_checkpoint(tiny_file), device="cpu", dtype="float32")
+    train, held_out = (read_dataset(place / "data", split=split) for split in ("train", "val"))
+    with pytest.raises(DataError, match="enough"):
+        conclusion.write_trust(captioner, tiny_file, train, held_out)
+    photos = [one.open(at_least=captioner.transform.at_least) for one in held_out[::2]]
+    assert fitted["said"] == [captioner.caption(photo).text for photo in photos]
+    assert fitted["consensus"] is captioner.consensus
+    assert (captioner.consensus is not None) == (fewest == 30)

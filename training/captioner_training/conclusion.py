@@ -171,7 +171,7 @@ def write_trust(
     """Learn what a checkpoint's photos are like and when it is right; write that beside it.
 
     Args:
-        captioner: the checkpoint, ready for use.
+        captioner: the checkpoint, ready for use, without trust; it gets the consensus.
         checkpoint: its file.
         train: photos of its training.
         held_out: photos that it was not trained on: every second one is learned from.
@@ -186,17 +186,16 @@ def write_trust(
     """
     seen = pooled_grids(captioner, train)
     sight = fit_sight(seen, train, captioner.vocabulary)
-    consensus = None
     if len(train) >= FEWEST_FOR_CONSENSUS:
-        consensus = fit_consensus(seen, train, captioner.vocabulary)
-    made = CaptionedSplit(captioner, held_out, consensus=consensus)
+        captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
+    made = CaptionedSplit(captioner, held_out)
     trust = fit_trust(
         made.captioned[::2],
         made.pooled[::2],
         sight=sight,
         familiarity=Familiarity.fit(seen, made.pooled),
         weights=digest_weights(checkpoint_file(checkpoint)),
-        consensus=consensus,
+        consensus=captioner.consensus,
     )
     others = made.captioned[1::2]
     judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])

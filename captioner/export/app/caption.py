@@ -80,12 +80,16 @@ class Captioner:
         )
         self.outputs = [output.name for output in self.step.get_outputs()]
         self.consensus: dict[str, Any] | None = None
-        if known := self.about["consensus"]:
+        if known := self.about.get("consensus"):
             slopes = np.fromfile(folder / "consensus.i8", np.int8)
             rows = {tuple(gram): at for at, gram in enumerate(known["grams"])}
             names = ("rarity", "usual", "scales", "middle")
             numbers = {name: np.array(known[name], np.float32) for name in names}
-            self.consensus = {**numbers, "rows": rows, "slopes": slopes.reshape(len(rows), -1)}
+            self.consensus = {
+                **numbers,
+                "rows": rows,
+                "slopes": slopes.reshape(len(rows), len(known["middle"])),
+            }
 
     # --- from the photo to the encoder's square ---------------------------------------------------
 
@@ -244,10 +248,12 @@ class Captioner:
             there, said = rows >= 0, rows[rows >= 0]
             rarity = np.where(there, known["rarity"][rows], known["rarity"].max())
             weights = rarity * [*counts.values()]
-            more = known["slopes"][said].astype(np.float32) @ (mean - known["middle"])
-            expected = weights[there] @ (known["usual"][said] + known["scales"][said] * more)
-            total += float(expected) / (float(np.linalg.norm(weights)) or 1.0)
-        return total
+            slopes = known["slopes"][said].astype(np.float32)
+            # Not `@`, whose threads would keep the cores from the model.
+            more = known["scales"][said] * np.einsum("gd,d->g", slopes, mean - known["middle"])
+            agreed = (weights[there] * (known["usual"][said] + more)).sum()
+            total += float(agreed) / (math.hypot(*weights) or 1.0)
+        return total / 2
 
     def _advance(
         self, tokens: Any, totals: Any, paths: list[Sentence], beam: int, state: dict[str, Any]

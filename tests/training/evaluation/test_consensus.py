@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -54,8 +56,21 @@ def test_what_a_photo_shows_changes_what_is_expected() -> None:
     for animal, other in (("dog runs", "cat sits"), ("cat sits", "dog runs")):
         seen = [1.0 if "dog" in animal else -1.0, 0.0, 0.0] - known.middle
         assert expect(known, seen, f"a {animal}") > 2 * expect(known, seen, f"a {other}")
-    # Slopes are whole steps: they are off by half of one at most.
-    assert np.abs(known.slopes).max() == 127
+
+
+def test_what_is_rare_or_unknown_counts_as_part_of_a_sentence() -> None:
+    """Half of the photos have "dog" and half "cat meows", of which the second word is <unk>."""
+    chance = np.random.default_rng(0)
+    pooled = chance.normal(size=(20, 4)).astype(np.float32)
+    known = learn(pooled, [["dog"], ["cat meows"]] * 10)
+    assert known.grams.tolist() == [[5, -1], [6, -1]]  # dog, cat; "cat meows" is no known pair
+    assert known.rarity == pytest.approx([math.log(2)] * 2)
+    # "meows" weighs as much as "cat", so that half of the squared length is its.
+    means = np.array([[1, 0], [0, 1 / math.sqrt(2)]] * 10, np.float32)
+    wanted = Ridge.fit(pooled, means, np.ones(20), strength=0.3)
+    assert known.usual == pytest.approx([0.5, 0.5 / math.sqrt(2)])
+    off = known.slopes * known.scales[:, None] - wanted.slopes.T
+    assert (np.abs(off) <= 0.501 * known.scales[:, None]).all()
 
 
 def test_who_says_nothing_twice_teaches_nothing() -> None:

@@ -101,7 +101,7 @@ def test_each_photo_is_opened_and_encoded_once(
 def test_a_split_is_captioned_as_photos_are(
     images: list[CaptionedImage], captioner: Captioner, tmp_path: Path
 ) -> None:
-    captioner.trust = make_trust(consensus=make_consensus())
+    captioner.consensus = make_consensus()
     split = CaptionedSplit(captioner, images)
     photos = [tmp_path / "photos" / image.name for image in images]
     likeliest = [captioner.caption(photo, consensus=False).text for photo in photos]
@@ -109,7 +109,7 @@ def test_a_split_is_captioned_as_photos_are(
     assert split.set.captions == chosen != likeliest
     assert split.facts()["consensus"]
     assert not CaptionedSplit(captioner, images, beam_size=1).facts()["consensus"]
-    captioner.trust = make_trust()
+    captioner.consensus = None
     assert CaptionedSplit(captioner, images).set.captions == likeliest
 
 

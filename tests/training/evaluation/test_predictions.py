@@ -193,6 +193,9 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         ),
         (f"{PHOTOS} --save no/4.safetensors", 1, ["there is no folder no"]),
         (f"{PHOTOS} --save tiny.safetensors", 1, ["tiny.safetensors is there already: choose"]),
+        (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors is there already"]),
+        (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--save p.jsonl is the file of"]),
+        (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save is of the checkpoint's own"]),
         (f"{PHOTOS} --version 4", 2, ["--version '4' is of what --save writes"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save is about a"]),
         # A split that cannot be read keeps no other file from being looked at.
@@ -229,7 +232,7 @@ def test_refusals(
     for name, text in {
         "broken.json": "{", "note.json": '{"a": 1}', "photos/1.jpg": "a photo", "photos/2.jpg": "",
         "batch.jsonl": '{"image": "1.jpg", "caption": "a", "words": []}\n',
-        "mine/report.html": "notes", "other/report.json": "{}",
+        "mine/report.html": "notes", "other/report.json": "{}", "known.trust.safetensors": "",
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

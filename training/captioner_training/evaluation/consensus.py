@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.consensus import ORDERS, Consensus, n_grams
+from captioner.consensus import ORDERS, Consensus, NGram, n_grams
 from captioner.vocabulary import UNK, Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.ridge import Ridge, fewest_photos
@@ -22,8 +22,6 @@ FEWEST_FOR_CONSENSUS = 3000
 
 _RIDGE = 0.3  # of a photo each; a third and three times as much cost a point of CIDEr at most
 _STEPS = 127  # of slopes, either way: int8
-
-NGram = tuple[int, ...]
 
 
 def fit_consensus(
@@ -42,14 +40,18 @@ def fit_consensus(
     grams = [gram for each in learned for gram in each]
     if not grams:
         return None
+    rarity = [one for each in learned for one in each.values()]
     means = np.concatenate(
-        [_means(said, *each) for each in zip(learned, ORDERS, strict=True)], axis=1
+        [
+            _means(said, rarities, order, max(rarity))
+            for rarities, order in zip(learned, ORDERS, strict=True)
+        ],
+        axis=1,
     )
     weights = np.array([len(each) for each in said], np.float64)
     weights /= weights.mean()  # a photo with more references says more
     ridge = Ridge.fit(pooled, means, weights, strength=_RIDGE)
     scales = np.abs(ridge.slopes).max(axis=0).clip(min=1e-12) / _STEPS
-    rarity = [one for each in learned for one in each.values()]
     return Consensus(
         grams=np.array([(*gram, -1)[: len(ORDERS)] for gram in grams], np.int32),
         rarity=np.array(rarity, np.float32),
@@ -74,10 +76,12 @@ def _rarities(said: Sequence[Sequence[Sequence[int]]], order: int) -> dict[NGram
 
 
 def _means(
-    said: Sequence[Sequence[Sequence[int]]], rarities: dict[NGram, float], order: int
+    said: Sequence[Sequence[Sequence[int]]],
+    rarities: dict[NGram, float],
+    order: int,
+    rarest: float,
 ) -> NDArray[np.float32]:
     """Average each photo's u(s) over its references: (N, n-grams)."""
-    rarest = math.log(len(said) / fewest_photos(len(said)))
     columns = {gram: at for at, gram in enumerate(rarities)}
     means = np.zeros((len(said), len(rarities)), np.float32)
     for row, each in zip(means, said, strict=True):

@@ -170,8 +170,11 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
     predictions, report, save = arguments.predictions, arguments.report, arguments.save
     if predictions is not None:
         refuse_input("--predictions", predictions, read)
-    if save is not None and os.path.lexists(save):
-        raise OutputError(f"{save} is there already: choose another --save, or remove it")
+    for file in () if save is None else (save, trust_file(save)):
+        if os.path.lexists(file):
+            raise OutputError(f"{file} is there already: choose another --save, or remove it")
+    if save is not None and predictions is not None and identity(save) & identity(predictions):
+        raise ConfigError(f"--save {save} is the file of --predictions: name another")
     for option, file in (("--predictions", predictions), ("--save", save)):
         if file is None:
             continue

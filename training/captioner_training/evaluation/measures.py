@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from captioner.consensus import Consensus
 from captioner.errors import CaptionerError
 from captioner.familiarity import pool
 from captioner.predictor import Captioner
-from captioner.trust import Judgement, digest_weights, trust_file
+from captioner.trust import Judgement
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
@@ -40,7 +39,6 @@ from captioner_training.evaluation.scores import (
     human_tables,
     model_facts,
     official_scores,
-    score_split,
     score_tables,
     token_name,
 )
@@ -237,13 +235,11 @@ class CaptionedSplit:
         beam_size: int | None = None,
         style: str | None = None,
         corpus: Sequence[Target] | None = None,
-        consensus: Consensus | None = None,
     ) -> None:
-        consensus = consensus or captioner.consensus
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
-        self.chosen = self.config.searches and self.config.consensus and consensus is not None
+
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
         self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
@@ -266,7 +262,7 @@ class CaptionedSplit:
             [replace(image, style=self.config.style) for image in images],
             autocast=autocast,
             after_batch=self._measure,
-            consensus=consensus,
+            consensus=captioner.consensus,
         )
         self.set = CaptionSet(
             targets=targets(images),
@@ -294,7 +290,7 @@ class CaptionedSplit:
         return {
             "beam_size": self.config.beam_size,
             **({} if self.style is None else {"style": self.style}),
-            "consensus": self.chosen,
+            "consensus": self.config.chooses and self.captioner.consensus is not None,
             "dtype": str(self.captioner.dtype).removeprefix("torch."),
             "checkpoint": {
                 "name": self.captioner.name,
@@ -311,8 +307,6 @@ class CaptionedSplit:
         boxes: Boxes | None = None,
         unlike: Path | None = None,
         predictions: Path | None = None,
-        save: Path | None = None,
-        version: str | None = None,
     ) -> Parts:
         """Name what is asked for; arguments are the options of that name, or what they name."""
         parts = self.set.parts(official=official, training=training, boxes=boxes)
@@ -330,9 +324,12 @@ class CaptionedSplit:
         parts |= {name: partial(self._result, name) for name in self._measures}
         if predictions is not None:
             parts["predictions"] = partial(self._write, predictions)
-        if save is not None:
-            parts["saved"] = partial(self._save, save, version or self.captioner.version)
         return parts
+
+    def metrics(self) -> dict[str, float]:
+        """Give the scores as a checkpoint's header has them."""
+        scores = {name: table.value() for name, table in self.set.tables.items()}
+        return scores | model_facts(self.captioned)
 
     def rows(self) -> list[ImageRow]:
         """Give the images one by one, each scored by itself."""
@@ -366,13 +363,4 @@ class CaptionedSplit:
     def _write(self, path: Path) -> str:
         scores = [one.hypothesis.score for one in self.captioned]
         write_predictions(path, self.set.targets, self.set.captions, scores)
-        return str(path)
-
-    def _save(self, path: Path, version: str) -> str:
-        """Write the checkpoint with its scores here, and what is known of it beside it."""
-        scores = score_split(self.captioned)
-        replace(self.captioner.checkpoint, version=version, metrics=scores).save(path)
-        if self.captioner.trust is not None:
-            # The header is of the newest kind now, and with it the digest another one.
-            replace(self.captioner.trust, weights=digest_weights(path)).save(trust_file(path))
         return str(path)

@@ -50,8 +50,8 @@ class Ridge(NamedTuple):
         width = means.std(axis=0, ddof=1).clip(min=1e-6)
         offset = (means - middle) / width
         weighted = offset.T * weights
-        usual = (weights @ targets) / len(targets)
+        # Targets in single precision: in double, so many take gigabytes.
+        usual = (weights.astype(np.float32) @ targets) / len(targets)
         square = weighted @ offset + strength * len(targets) * np.eye(len(width))
-        # In single precision: so many targets in double take gigabytes.
         product = weighted.astype(np.float32) @ targets - np.outer(weighted.sum(axis=1), usual)
         return cls(middle, usual, np.linalg.solve(square, product) / width[:, np.newaxis])

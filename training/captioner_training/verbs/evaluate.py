@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from captioner.terminal import printable
 
 if TYPE_CHECKING:  # they import torch, and --help is to be there at once
     from captioner_training.evaluation.inputs import EvaluationInputs
+    from captioner_training.evaluation.measures import CaptionedSplit
     from captioner_training.evaluation.report import ImageRow
     from captioner_training.pages.gallery import Gallery
 
@@ -125,6 +127,8 @@ def _check_use(arguments: argparse.Namespace) -> None:
         raise ConfigError("name either a folder DIR or --captions FILE with --images PATH")
     if arguments.score is None and (arguments.captions is None) != (arguments.images is None):
         raise ConfigError("--captions and --images belong together")
+    if arguments.save is not None and (arguments.beam_size or arguments.style):
+        raise ConfigError("--save is of the checkpoint's own beam size and style")
     version = arguments.version
     if version is not None and (arguments.save is None or not (version and is_fit(version))):
         raise ConfigError(f"--version {version!a} is of what --save writes, and plain text, say 2")
@@ -181,10 +185,10 @@ def _measure(
             corpus=inputs.corpus,
         )
         report |= made.facts()
-        options |= {
-            name: getattr(arguments, name) for name in ("unlike", "predictions", "save", "version")
-        }
+        options |= {"unlike": arguments.unlike, "predictions": arguments.predictions}
         parts, rows = made.parts(**options), made.rows
+        if arguments.save is not None:
+            parts["saved"] = partial(_save, arguments, made)
         gallery = Gallery(images=inputs.images, captioned=made.captioned, framing=source.transform)
     failed = measure_parts(report, parts)
     images = rows()
@@ -194,3 +198,17 @@ def _measure(
         if "error" not in cast(dict[str, Any], report["comparison"]):
             images = beside(images, other)
     return failed, images, gallery
+
+
+def _save(arguments: argparse.Namespace, made: CaptionedSplit) -> str:
+    """Copy the checkpoint with its scores here and what is known of it; give the path."""
+    from captioner.checkpoint import copy_checkpoint
+    from captioner.paths import bundled_checkpoint, checkpoint_file
+    from captioner.trust import trust_file
+
+    source, target = checkpoint_file(arguments.checkpoint or bundled_checkpoint()), arguments.save
+    version = arguments.version or made.captioner.version
+    copy_checkpoint(source, target, version=version, metrics=made.metrics())
+    if trust_file(source).is_file():
+        shutil.copyfile(trust_file(source), trust_file(target))
+    return str(target)

@@ -36,7 +36,7 @@ export class Consensus {
       }
       total += squares ? agreed / Math.sqrt(squares) : 0;
     }
-    return total;
+    return total / ORDERS.length;
   }
 
   #more(row, offset) {

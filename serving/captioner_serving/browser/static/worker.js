@@ -18,8 +18,10 @@ async function fetchBytes(name) {
 
 async function load() {
   const packed = await fetchBytes("browser/ort/ort-wasm-simd-threaded.wasm.gz");
-  const [about, binary, ...graphs] = await Promise.all([
-    fetchBytes("captioner.json").then((answer) => answer.json()),
+  const description = fetchBytes("captioner.json").then((answer) => answer.json());
+  const [about, slopes, binary, ...graphs] = await Promise.all([
+    description,
+    description.then(async ({ consensus }) => consensus && (await fetchBytes("consensus.i8")).arrayBuffer()),
     new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer(),
     ...["encoder.onnx", "step.onnx"].map((name) => fetchBytes(name).then((answer) => answer.arrayBuffer())),
   ]);
@@ -30,8 +32,7 @@ async function load() {
   ort.env.logLevel = "error";
   const encoder = await ort.InferenceSession.create(new Uint8Array(graphs[0]), { executionProviders: ["wasm"] });
   const step = await ort.InferenceSession.create(new Uint8Array(graphs[1]), { executionProviders: ["wasm"] });
-  const slopes = about.consensus && new Int8Array(await (await fetchBytes("consensus.i8")).arrayBuffer());
-  const consensus = about.consensus && new Consensus(about.consensus, slopes);
+  const consensus = about.consensus && new Consensus(about.consensus, new Int8Array(slopes));
   const model = { about, encoder, search: new Search(about, (inputs) => step.run(inputs), ort.Tensor, consensus) };
   // The first run takes twice as long: where nobody waits, it is not a visitor's.
   if (!wanted) await say(model, new Uint8Array(3 * about.transform.size ** 2), 1);
