@@ -66,10 +66,12 @@ class Consensus:
     def __post_init__(self) -> None:
         """Refuse parts that do not fit together: ValueError."""
         count, features = self.slopes.shape
-        numbers = (self.rarity, self.usual, self.scales)
-        fit = count and self.grams.shape == (count, 2) and self.middle.shape == (features,)
-        fit = fit and all(one.shape == (count,) and np.isfinite(one).all() for one in numbers)
-        if not fit or self.grams.dtype.kind != "i":
+        shapes = {"grams": (count, 2), "middle": (features,)}
+        shapes |= dict.fromkeys(("rarity", "usual", "scales"), (count,))
+        fit = all(getattr(self, name).shape == shape for name, shape in shapes.items())
+        numbers = (self.rarity, self.usual, self.scales, self.middle)
+        fit = fit and count > 0 and all(np.isfinite(one).all() for one in numbers)
+        if not fit or self.slopes.dtype != np.int8 or self.grams.dtype.kind != "i":
             raise ValueError("the parts of its consensus do not fit together")
 
     @cached_property

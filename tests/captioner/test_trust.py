@@ -88,6 +88,8 @@ def test_the_file_is_of_one_checkpoint(tiny_file: Path) -> None:
         ("grams", np.zeros((46, 2), np.float32)),
         ("middle", np.zeros(5, np.float32)),
         ("scales", np.full(46, np.nan, np.float32)),
+        ("middle", np.full(576, np.nan, np.float32)),
+        ("slopes", np.zeros((46, 576), np.int32)),
     ):
         save_arrays({**parts, f"consensus.{name}": other}, path, metadata=metadata)
         with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):

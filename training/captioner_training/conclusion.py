@@ -177,7 +177,7 @@ def write_trust(
         held_out: photos that it was not trained on: every second one is learned from.
 
     Returns:
-        How well it does on the others, in sentences.
+        How well it does on the others, and what could not be learned, in sentences.
 
     Raises:
         DataError: the captions have too few words that name something, or the photos look alike.
@@ -186,8 +186,14 @@ def write_trust(
     """
     seen = pooled_grids(captioner, train)
     sight = fit_sight(seen, train, captioner.vocabulary)
+    notes = []
     if len(train) >= FEWEST_FOR_CONSENSUS:
         captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
+    else:
+        notes = [
+            "the likeliest sentences will be said: which of them people would agree with is "
+            f"learned from {FEWEST_FOR_CONSENSUS:,} photos or more, and there are {len(train):,}"
+        ]
     made = CaptionedSplit(captioner, held_out)
     trust = fit_trust(
         made.captioned[::2],
@@ -202,7 +208,7 @@ def write_trust(
     measured = measure_trust(others, [one for (one,) in judged])
     trust.save(trust_file(checkpoint))
     known = ((kind, part_of(measured, kind)) for kind in ("words", "captions"))
-    return [
+    return notes + [
         f"{kind} of the other photos: {part.text('right')} % are right, AUROC "
         f"{part.text('auroc', 3)}, calibration error {part.text('error')} points"
         for kind, part in known

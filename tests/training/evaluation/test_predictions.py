@@ -196,7 +196,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         (f"{PHOTOS} --save known.safetensors", 1, ["known.trust.safetensors is there already"]),
         (f"{PHOTOS} --save p.jsonl --predictions p.jsonl", 2, ["--save p.jsonl is the file of"]),
         (f"{PHOTOS} --save 4.safetensors --beam-size 2", 2, ["--save is of the checkpoint's own"]),
-        (f"{PHOTOS} --version 4", 2, ["--version '4' is of what --save writes"]),
+        (f"{PHOTOS} --version 4", 2, ["--version '4' is of what --save FILE writes"]),
         ("--captions split.json --score none.json --save 4.safetensors", 2, ["--save is about a"]),
         # A split that cannot be read keeps no other file from being looked at.
         (

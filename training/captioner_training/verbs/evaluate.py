@@ -130,8 +130,10 @@ def _check_use(arguments: argparse.Namespace) -> None:
     if arguments.save is not None and (arguments.beam_size or arguments.style):
         raise ConfigError("--save is of the checkpoint's own beam size and style")
     version = arguments.version
-    if version is not None and (arguments.save is None or not (version and is_fit(version))):
-        raise ConfigError(f"--version {version!a} is of what --save writes, and plain text, say 2")
+    if version is not None and arguments.save is None:
+        raise ConfigError(f"--version {version!a} is of what --save FILE writes: name a file")
+    if version is not None and not (version and is_fit(version)):
+        raise ConfigError(f"--version {version!a} is empty or not plain text: use a number, say 2")
     if arguments.open and arguments.report is None:
         raise ConfigError("--open shows what --report DIR writes: name a folder")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
@@ -211,4 +213,5 @@ def _save(arguments: argparse.Namespace, made: CaptionedSplit) -> str:
     copy_checkpoint(source, target, version=version, metrics=made.metrics())
     if trust_file(source).is_file():
         shutil.copyfile(trust_file(source), trust_file(target))
+    print(f"captioner: {target} is the checkpoint with these scores", file=sys.stderr)
     return str(target)

@@ -25,7 +25,8 @@ What is found is written beside the checkpoint (beside best.safetensors: best.tr
 and the path is printed. From then on records have `trust`, the probability that a word or the whole
 caption is right, and `familiarity`, the share of validation photos that are less like the training
 photos than this one. It is learned from photos of the training and from every second one of
-validation; how well it does on the others is said on standard error."""
+validation; how well it does on the others is said on standard error. Of 3,000 photos or more it
+learns too which of a beam's sentences people would agree with: that one is said from then on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
