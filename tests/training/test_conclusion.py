@@ -7,16 +7,18 @@ import math
 import re
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError, OutputError
-from captioner.trust import trust_file
+from captioner.trust import digest_weights, trust_file
 from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
 from captioner_training.data.images import CaptionedImage
@@ -25,6 +27,7 @@ from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.gain import new_word_nats, told
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
+from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run
 from tests.training.runs import records, write_own, write_photos
 
@@ -238,3 +241,26 @@ def test_enough_photos_teach_what_people_would_say(
     assert fitted["said"] == [captioner.caption(photo).text for photo in photos]
     assert fitted["consensus"] is captioner.consensus
     assert (captioner.consensus is not None) == (fewest == 30)
+
+
+def test_a_few_photos_leave_it_to_the_bundled_model(
+    tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the encoder is its own, weight for weight, and its words come first."""
+    known = make_trust(weights=digest_weights(tiny_file), consensus=make_consensus())
+    monkeypatch.setattr(conclusion, "bundled_checkpoint", lambda: tiny_file)
+    take = conclusion._bundled_consensus
+    tiny = make_tiny()
+    assert take(tiny) is None  # nothing is known of the bundled model
+    known.save(trust_file(tiny_file))
+    tiny = load_checkpoint(tiny_file)
+    words = tiny.vocabulary.ordinary_words
+    grown = replace(tiny, vocabulary=Vocabulary([*words, "zebra"]))
+    for one in (tiny, grown):
+        found = take(one)
+        assert found is not None and found.grams.tolist() == make_consensus().grams.tolist()
+    assert take(replace(tiny, vocabulary=Vocabulary(["zebra", *words]))) is None
+    assert take(replace(tiny, transform=replace(tiny.transform, size=128))) is None
+    with torch.no_grad():
+        next(tiny.model.encoder.parameters())[0] += 1
+    assert take(tiny) is None

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.errors import CaptionerError
+from captioner.consensus import Consensus
+from captioner.errors import CaptionerError, CheckpointNotFoundError
 from captioner.familiarity import Familiarity
-from captioner.paths import checkpoint_file
+from captioner.paths import bundled_checkpoint, checkpoint_file
 from captioner.predictor import Captioner
 from captioner.terminal import printable
-from captioner.trust import digest_weights, trust_file
+from captioner.trust import Trust, digest_weights, trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test
@@ -190,9 +191,15 @@ def write_trust(
     if len(train) >= FEWEST_FOR_CONSENSUS:
         captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
     else:
+        captioner.consensus = _bundled_consensus(captioner.checkpoint)
         notes = [
-            "the likeliest sentences will be said: which of them people would agree with is "
-            f"learned from {FEWEST_FOR_CONSENSUS:,} photos or more, and there are {len(train):,}"
+            "which of a beam's sentences people would agree with is learned from "
+            f"{FEWEST_FOR_CONSENSUS:,} photos or more, and there are {len(train):,}: "
+            + (
+                "the likeliest is said"
+                if captioner.consensus is None
+                else "the bundled model tells"
+            )
         ]
     made = CaptionedSplit(captioner, held_out)
     trust = fit_trust(
@@ -214,3 +221,26 @@ def write_trust(
         for kind, part in known
         if part is not None
     ]
+
+
+def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
+    """Take over what chooses among the bundled model's sentences.
+
+    None where the checkpoint sees photos otherwise, or does not begin with the same words.
+    """
+    try:
+        path = bundled_checkpoint()
+    except CheckpointNotFoundError:
+        return None
+    trust, bundled = Trust.beside(path), load_checkpoint(path)
+    words, theirs = checkpoint.vocabulary.ordinary_words, bundled.vocabulary.ordinary_words
+    ours, same = checkpoint.model.encoder.state_dict(), bundled.model.encoder.state_dict()
+    if (
+        trust is None
+        or words[: len(theirs)] != theirs
+        or checkpoint.transform != bundled.transform
+        or ours.keys() != same.keys()
+        or not all(torch.equal(ours[name], tensor) for name, tensor in same.items())
+    ):
+        return None
+    return trust.consensus

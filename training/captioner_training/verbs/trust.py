@@ -26,7 +26,8 @@ and the path is printed. From then on records have `trust`, the probability that
 caption is right, and `familiarity`, the share of validation photos that are less like the training
 photos than this one. It is learned from photos of the training and from every second one of
 validation; how well it does on the others is said on standard error. Of 3,000 photos or more it
-learns too which of a beam's sentences people would agree with: that one is said from then on."""
+learns too which of a beam's sentences people would agree with: that one is said from then on. Of
+fewer it takes over what the bundled model knows, if the encoder is the same and its words too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
