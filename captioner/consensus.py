@@ -21,12 +21,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from captioner.familiarity import pool
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +37,11 @@ ORDERS = (1, 2)
 """Longer n-grams are so rare that they bring nothing more."""
 
 NGram = tuple[int, ...]
+T = TypeVar("T")
 
 
-def n_grams(tokens: Sequence[int], order: int) -> Iterable[NGram]:
-    """List the n-grams of a sentence, as often as they stand in it."""
+def n_grams(tokens: Sequence[T], order: int) -> Iterable[tuple[T, ...]]:
+    """List the n-grams of a sentence, of tokens or words, as often as they stand in it."""
     return zip(*(tokens[at:] for at in range(order)), strict=False)
 
 
@@ -80,11 +79,12 @@ class Consensus:
         return {tuple(t for t in gram if t >= 0): at for at, gram in enumerate(self.grams.tolist())}
 
     def choose(
-        self, features: Tensor | NDArray[np.float32], made: Sequence[Sequence[Hypothesis]]
+        self, features: Tensor, made: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Hypothesis]]:
         """Put the sentences for B photos, with the grids (B, L, D), in order, the best first."""
         ordered = []
-        for offset, each in zip(pool(features)[:, :-1] - self.middle, made, strict=True):
+        means = features.float().mean(dim=1).cpu().numpy()
+        for offset, each in zip(means - self.middle, made, strict=True):
             expected = [self.expect(offset, one.tokens) for one in each]
             order = np.argsort(np.negative(expected), kind="stable")
             ordered.append([each[at] for at in order])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from captioner import Captioner
 from captioner.consensus import Consensus
@@ -54,7 +55,7 @@ def test_sentences_come_in_the_order_of_what_is_expected(known: Consensus) -> No
         [Hypothesis([5], -1.0, np.zeros(2)), Hypothesis([4], -2.0, np.zeros(2))],
     ]  # fmt: skip
     # The cells of a grid are averaged: the first photo is that of the test above.
-    grids = np.array([[[2.0, 0.0], [4.0, -1.0]], [[1.0, 2.0], [1.0, 2.0]]], np.float32)
+    grids = torch.tensor([[[2.0, 0.0], [4.0, -1.0]], [[1.0, 2.0], [1.0, 2.0]]])
     first, second = known.choose(grids, made)
     assert [one.tokens for one in first] == [[4, 5], [5], [9], [8]]  # ties stay as they were
     assert [one.tokens for one in second] == [[4], [5]]

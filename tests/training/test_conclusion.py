@@ -261,6 +261,9 @@ def test_a_few_photos_leave_it_to_the_bundled_model(
         assert found is not None and found.grams.tolist() == make_consensus().grams.tolist()
     assert take(replace(tiny, vocabulary=Vocabulary(["zebra", *words]))) is None
     assert take(replace(tiny, transform=replace(tiny.transform, size=128))) is None
+    trust_file(tiny_file).write_bytes(b"damaged")
+    assert take(tiny) is None
+    known.save(trust_file(tiny_file))
     with torch.no_grad():
         next(tiny.model.encoder.parameters())[0] += 1
     assert take(tiny) is None

@@ -15,7 +15,7 @@ import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.consensus import Consensus
-from captioner.errors import CaptionerError, CheckpointNotFoundError
+from captioner.errors import CaptionerError, CheckpointError
 from captioner.familiarity import Familiarity
 from captioner.paths import bundled_checkpoint, checkpoint_file
 from captioner.predictor import Captioner
@@ -230,9 +230,9 @@ def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
     """
     try:
         path = bundled_checkpoint()
-    except CheckpointNotFoundError:
+        trust, bundled = Trust.beside(path), load_checkpoint(path)
+    except CheckpointError:  # there is none, or what is to be written anew is damaged
         return None
-    trust, bundled = Trust.beside(path), load_checkpoint(path)
     words, theirs = checkpoint.vocabulary.ordinary_words, bundled.vocabulary.ordinary_words
     ours, same = checkpoint.model.encoder.state_dict(), bundled.model.encoder.state_dict()
     if (

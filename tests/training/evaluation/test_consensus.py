@@ -67,7 +67,7 @@ def test_what_is_rare_or_unknown_counts_as_part_of_a_sentence() -> None:
     assert known.rarity == pytest.approx([math.log(2)] * 2)
     # "meows" weighs as much as "cat", so that half of the squared length is its.
     means = np.array([[1, 0], [0, 1 / math.sqrt(2)]] * 10, np.float32)
-    wanted = Ridge.fit(pooled, means, np.ones(20), strength=0.3)
+    wanted = Ridge.fit(pooled, means, [1] * 20, strength=0.3)
     assert known.usual == pytest.approx([0.5, 0.5 / math.sqrt(2)])
     off = known.slopes * known.scales[:, None] - wanted.slopes.T
     assert (np.abs(off) <= 0.501 * known.scales[:, None]).all()
@@ -83,9 +83,9 @@ def test_ridge_is_least_squares_with_rows_that_pull() -> None:
     chance = np.random.default_rng(0)
     pooled = chance.normal([1, 2, 3, 9], [1, 5, 0.2, 1], size=(50, 4)).astype(np.float32)
     targets = chance.normal(size=(50, 2)).astype(np.float32)
-    weights = chance.uniform(0.5, 1.5, 50)
-    weights /= weights.mean()
-    found = Ridge.fit(pooled, targets, weights, strength=0.3)
+    references = chance.integers(1, 6, 50)
+    found = Ridge.fit(pooled, targets, references.tolist(), strength=0.3)
+    weights = references / references.mean()
     means = pooled[:, :3].astype(float)
     middle, width = means.mean(axis=0), means.std(axis=0, ddof=1)
     usual = np.average(targets, axis=0, weights=weights)

@@ -48,9 +48,8 @@ def fit_consensus(
         ],
         axis=1,
     )
-    weights = np.array([len(each) for each in said], np.float64)
-    weights /= weights.mean()  # a photo with more references says more
-    ridge = Ridge.fit(pooled, means, weights, strength=_RIDGE)
+    references = [len(each) for each in said]
+    ridge = Ridge.fit(pooled, means, references, strength=_RIDGE)
     scales = np.abs(ridge.slopes).max(axis=0).clip(min=1e-12) / _STEPS
     return Consensus(
         grams=np.array([(*gram, -1)[: len(ORDERS)] for gram in grams], np.int32),

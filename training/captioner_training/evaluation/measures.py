@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from captioner.consensus import n_grams
 from captioner.errors import CaptionerError
 from captioner.familiarity import pool
 from captioner.predictor import Captioner
@@ -194,7 +195,7 @@ def _each(table: Table) -> list[float]:
 
 def _repeats(words: Words) -> bool:
     """Whether a caption says the same three words twice."""
-    said = list(zip(*(words[at:] for at in range(_AGAIN)), strict=False))
+    said = list(n_grams(words, _AGAIN))
     return len(set(said)) < len(said)
 
 
@@ -221,7 +222,6 @@ class CaptionedSplit:
         beam_size: None means the checkpoint's own.
         style: of the captions; None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
-        consensus: what chooses among sentences, None means the captioner's own.
 
     """
 
@@ -239,7 +239,6 @@ class CaptionedSplit:
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
-
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
         self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,19 +33,21 @@ class Ridge(NamedTuple):
         cls,
         pooled: NDArray[np.float32],
         targets: NDArray[np.float32],
-        weights: Floats,
+        references: Sequence[int],
         *,
         strength: float,
     ) -> Ridge:
-        """Learn targets (N, T) from pooled grids (N, D + 1), by photos' weights (N,), mean 1.
+        """Learn targets (N, T) from pooled grids (N, D + 1).
 
         Args:
             pooled: see captioner.familiarity.pool.
             targets: of the photos.
-            weights: how much each photo says.
+            references: how many each photo has: with more of them it says more.
             strength: of the pull towards 0, a photo, for features of width 1.
 
         """
+        weights = np.array(references, np.float64)
+        weights /= weights.mean()
         means = pooled[:, :-1].astype(np.float64)
         middle = means.mean(axis=0)
         width = means.std(axis=0, ddof=1).clip(min=1e-6)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from captioner.consensus import n_grams
 from captioner.errors import CaptionerError
 from captioner.vocabulary import Tokenizer
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
@@ -93,15 +94,11 @@ def _bleu_counts(references: Sequence[Words], caption: Words) -> list[int]:
     """
     matches, count = [], []
     for order in _ORDERS:
-        said, *others = (_n_grams(words, order) for words in (caption, *references))
+        said, *others = (Counter(n_grams(words, order)) for words in (caption, *references))
         matches.append((said & reduce(or_, others)).total())
         count.append(said.total())
     nearest = min((abs(len(one) - len(caption)), len(one)) for one in references)[1]
     return [*matches, *count, len(caption), nearest]
-
-
-def _n_grams(words: Words, order: int) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(words[at:] for at in range(order)), strict=False))
 
 
 def _bleu(sums: Floats, *, order: int) -> Floats:

@@ -69,13 +69,14 @@ def fit_sight(
     stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
     shares = _reference_shares(images, columns)
-    weights = np.array([len(image.words) for image in images], np.float64)
-    weights /= weights.mean()  # a photo with more references says more
+    references = [len(image.words) for image in images]
     common = (shares > 0).sum(axis=0) >= fewest_photos(len(images))
-    ridge = Ridge.fit(pooled, shares[:, common], weights, strength=_RIDGE)
+    ridge = Ridge.fit(pooled, shares[:, common], references, strength=_RIDGE)
     # Kinds that are too rare share a last column, which knows nothing of the photo.
     column = np.where(common, common.cumsum() - 1, common.sum())
-    rare = 0.0 if common.all() else (weights @ shares[:, ~common]).mean() / len(images)
+    rare = 0.0
+    if not common.all():
+        rare = np.average(shares[:, ~common], axis=0, weights=references).mean()
     if not (np.abs(ridge.slopes) <= np.finfo(np.float16).max).all():  # NaN too
         raise DataError("the photos are too much alike to learn from when words are right")
     return Sight(
