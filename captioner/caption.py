@@ -297,7 +297,6 @@ class Caption:
             ConfigError: there is no such word, head, strength or colour scale, or the model does
                 not attend.
             ImageError: the photo is no longer there.
-
         """
         weights = self.panels(head)[self.find_word(word)].weights
         return overlay(self.open_photo(), weights, box=self.box, **look)
@@ -317,7 +316,6 @@ class Caption:
         Raises:
             ConfigError: there is no such word or head, or the model does not attend.
             ImageError: the photo is no longer there.
-
         """
         found = self.words[self.find_word(word)]
         return found.attention_map(self.open_photo().size, box=self.box, head=head, smooth=smooth)
@@ -355,7 +353,6 @@ class Caption:
             ConfigError: the words of this model do not look at each other, or the caption was read
                 from a record.
             ImageError: the photo is no longer there.
-
         """
         if self.read_words is None:
             raise ConfigError("a record does not say where words looked among words: caption again")

@@ -70,7 +70,6 @@ class BaseCaptioner(ABC):
         max_pixels: larger photos are refused before they are decoded.
         seconds: that one photo may take to be decoded.
         in_process: open photos in this process, without its limits; see Reader.
-
     """
 
     def __init__(
@@ -170,7 +169,6 @@ class BaseCaptioner(ABC):
             ConfigError: there is no such style or setting, one is out of range, or `minimum_trust`
                 cannot be told; see check_trust.
             GenerationError: the model's scores are not numbers.
-
         """
         if settings:
             config = (config or self.generation).changed(**settings)
@@ -230,7 +228,6 @@ class BaseCaptioner(ABC):
         Raises:
             ConfigError: the model does not have the style.
             GenerationError: its scores are not numbers.
-
         """
         if not images:
             return []

@@ -110,7 +110,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
         CheckpointMismatchError: its tensors do not fit its own configuration.
         MissingExtraError: its encoder is timm's, which is not installed.
-
     """
     path = checkpoint_file(path)
     header = read_header(path)
@@ -173,7 +172,6 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointNotFoundError: there is no such file.
         CheckpointFormatError: it is damaged, or not a Captioner checkpoint.
         CheckpointVersionError: it was written by a version of Captioner that this one cannot read.
-
     """
     path = checkpoint_file(path)
     _check_kind(path)

@@ -43,7 +43,6 @@ def pool(features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
     Returns:
         (B, D + 1), the mean of each feature over the cells, and last how much the cells differ:
         the mean of all features' standard deviations.
-
     """
     if not isinstance(features, np.ndarray):
         features = features.float().cpu().numpy()

@@ -29,7 +29,6 @@ class CaptionModel(nn.Module):
         config: the shapes.
         vocabulary_size: words and special tokens.
         encoder: an encoder that is there already (pretrained, say); None builds a fresh one.
-
     """
 
     def __init__(

@@ -50,7 +50,6 @@ class Captioner(BaseCaptioner):
         in_process: open photos in this process, without its limits; see Reader.
         trust: what is known of when the checkpoint is right, and of its photos.
         exported: the same model in onnxruntime, for what that is faster in.
-
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Captioner(BaseCaptioner):
             CheckpointError: the file is missing, damaged or of another kind.
             ConfigError: there is no such dtype.
             DeviceError: this machine has no such device.
-
         """
         path = bundled_checkpoint() if path is None else path
         return cls(

@@ -72,7 +72,6 @@ def json_line(
 
     >>> print(json_line({"image": "Müller \udcff.jpg"}))
     {"image": "Müller \udcff.jpg"}
-
     """
     if (encoding or "").lower().replace("_", "-") not in ("utf-8", "utf8"):
         return json.dumps(value, indent=indent)

@@ -143,7 +143,6 @@ class Trust:
 
         Raises:
             OutputError: it cannot be written.
-
         """
         parts = {"word": self.word, "caption": self.caption}
         for part in ("familiarity", "sight", "consensus"):
@@ -159,7 +158,6 @@ class Trust:
 
         Raises:
             CheckpointFormatError: the file is damaged.
-
         """
         checkpoint, path = checkpoint_file(path), trust_file(path)
         if not path.is_file():
@@ -225,7 +223,6 @@ def word_clues(
     Returns:
         (T, 3), logarithms: of the share of people who would say the word of this photo, of the
         share who say it of any, and of its probability.
-
     """
     shares = np.stack([seen, sight.shares])[:, kinds].clip(min=_LEAST)
     return np.concatenate([np.log(shares), logs[np.newaxis]]).T

@@ -149,7 +149,6 @@ class Vocabulary:
     Raises:
         ConfigError: a word or style is empty, stands twice, or is a special token; a style steers
             terminals; there is no such tokenizer.
-
     """
 
     def __init__(

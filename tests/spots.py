@@ -144,7 +144,6 @@ def spot_photo(size: tuple[int, int], at: Place, exif: int = 1, *, radius: float
         at: the disc's centre, in pixels as the viewer sees it.
         exif: how it is stored, 1 to 8: as EXIF's Orientation says.
         radius: of the disc, in pixels; it should fit into a cell.
-
     """
     photo = Image.new("RGB", (4 * size[0], 4 * size[1]), GROUND)
     x, y, reach = 4 * at[0], 4 * at[1], 4 * radius
@@ -194,7 +193,6 @@ def said_place(record: Mapping[str, Any], size: tuple[int, int]) -> Place:
     Args:
         record: of JSON.
         size: of the photo, as the viewer sees it.
-
     """
     told = record["words"][0]["attention"]
     left, top, right, bottom = told["box"]

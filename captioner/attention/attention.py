@@ -54,7 +54,6 @@ def average(weights: Tensor, values: Tensor) -> Tensor:
 
     Returns:
         The context (B, K, V): the heads' means side by side.
-
     """
     weights = weights.to(values.dtype)
     heads = weights.shape[2]
@@ -76,7 +75,6 @@ def fold(values: Tensor, matrix: Tensor, *, heads: int) -> Tensor:
 
     Returns:
         (B, L, H, F), what `average_folded` takes.
-
     """
     if heads == 1:
         return F.linear(values, matrix).unsqueeze(2)
@@ -93,7 +91,6 @@ def average_folded(weights: Tensor, folded: Tensor) -> Tensor:
 
     Returns:
         (B, K, F): the sum of what the heads add.
-
     """
     rows = weights.transpose(2, 3).flatten(2).to(folded.dtype)  # (B, K, L * H)
     return torch.bmm(rows, folded.flatten(1, 2))
@@ -114,7 +111,6 @@ def attend_fused(
 
     Returns:
         The context (B, K, V).
-
     """
     queries, keys, values = (
         split_heads(part.to(keys.dtype), heads).transpose(1, 2) for part in (queries, keys, values)
@@ -149,7 +145,6 @@ class Attention(nn.Module):
 
     Raises:
         ConfigError: no such score function, or sizes that do not fit it.
-
     """
 
     def __init__(
@@ -187,7 +182,6 @@ class Attention(nn.Module):
         Args:
             keys: the cells of a grid, the states of a sequence, ...
             values: what is averaged in their place; None: the keys themselves.
-
         """
         projected = cast(Tensor, self.value(keys if values is None else values))
         return ProjectedGrid(
@@ -206,7 +200,6 @@ class Attention(nn.Module):
 
         Returns:
             The context (B, K, V), and the attention weights (B, K, H, L), float32.
-
         """
         weights: Tensor = self.weigh(query, grid.keys, mask)
         return average(weights, grid.values), weights
@@ -241,7 +234,6 @@ def causal(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Te
 
     Raises:
         ConfigError: there are more queries than keys, so that the first would see nothing.
-
     """
     return _distance(queries, keys, device) >= 0
 
@@ -253,7 +245,6 @@ def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "
 
     Raises:
         ConfigError: delta is negative, or there are more queries than keys.
-
     """
     if delta < 0:
         raise ConfigError(f"delta {delta} of a local mask is negative: no position sees itself")
@@ -271,7 +262,6 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Returns:
         The weights (..., L), float32 or finer.
-
     """
     # Half precision would make the weights of a long grid miss a sum of 1 visibly.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))

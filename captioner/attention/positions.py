@@ -50,7 +50,6 @@ def sine(places: Tensor, dim: int) -> Tensor:
 
     Returns:
         (..., dim), float32.
-
     """
     steps = torch.arange(0, dim, 2, device=places.device, dtype=torch.float32)
     angles = places.unsqueeze(-1).float() * torch.exp(steps * (-math.log(_LONGEST) / dim))
@@ -72,7 +71,6 @@ def grid_places(cells: int, *, device: torch.device | str = "cpu") -> Tensor:
 
     Raises:
         ConfigError: so many cells make no square.
-
     """
     side = math.isqrt(cells)
     if side * side != cells:
@@ -97,7 +95,6 @@ class Positions(nn.Module):
 
     Raises:
         ConfigError: no such kind.
-
     """
 
     def __init__(self, *, kind: str, dim: int, axes: int, length: int, scaled: bool = True) -> None:
@@ -123,7 +120,6 @@ class Positions(nn.Module):
 
         Raises:
             ConfigError: the grid is not square, or a place lies beyond the length.
-
         """
         if self.kind == "none":
             return features

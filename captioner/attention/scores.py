@@ -47,7 +47,6 @@ class ScoreFunction(nn.Module, ABC):
 
     Raises:
         ConfigError: the sizes do not fit the score.
-
     """
 
     projects: ClassVar[bool] = True
@@ -209,7 +208,6 @@ def build_score(
 
     Raises:
         ConfigError: no score function has that name, or the sizes do not fit it.
-
     """
     if name not in SCORES:
         raise ConfigError(f"score {name!r} is not known; known are {', '.join(SCORES)}")
@@ -223,7 +221,6 @@ def check_heads(heads: int, **widths: int) -> None:
 
     Raises:
         ConfigError: they do not; the detail names the numbers near that would.
-
     """
     if heads < 1:
         raise ConfigError(f"heads {heads} is not positive")

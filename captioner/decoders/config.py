@@ -34,7 +34,6 @@ class DecoderConfig:
 
     Raises:
         ConfigError: a value cannot work; the detail names every such field.
-
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED

@@ -114,7 +114,6 @@ class WordDecoder(Decoder):
         Args:
             first: what embedded words (..., m) meet.
             last: what makes the deep output (..., m), where nothing else adds to it.
-
         """
         words = self.embedding.weight
         self.words_in = first(words)
@@ -169,7 +168,6 @@ def advance(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Hidden state and cell state (..., n).
-
     """
     input_, forget, output, candidate = gates.chunk(4, dim=-1)
     cell = forget.sigmoid() * cell + input_.sigmoid() * candidate.tanh()  # equation 2
@@ -186,7 +184,6 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
 
     Raises:
         ConfigError: its sizes cannot work together.
-
     """
     module, name = DECODERS[config.kind].split(":")
     made = getattr(import_module(module), name)

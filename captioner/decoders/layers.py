@@ -24,7 +24,6 @@ class SelfAttention(Attention):
     Args:
         dim: n, the numbers of a word.
         heads: H, which share them.
-
     """
 
     def __init__(self, *, dim: int, heads: int) -> None:
@@ -49,7 +48,6 @@ class SelfAttention(Attention):
 
         Returns:
             The context (B, K, n), and keys and values with the newest (B, S + K, 2n).
-
         """
         queries = cast(ProductScore, self.score).project_query(words)
         said = torch.cat([before, torch.cat(self.project(words), dim=-1)], dim=1)
@@ -63,7 +61,6 @@ class Layer(nn.Module):
     Args:
         config: n, heads, dropout, and where the norm stands.
         parts: how many parts, each with a norm.
-
     """
 
     def __init__(self, config: DecoderConfig, *, parts: int) -> None:
@@ -123,7 +120,6 @@ def grid_layers(config: DecoderConfig, *, grid_dim: int) -> tuple[nn.Module, int
 
     Returns:
         The layers, nothing where there are none; D'; and the positions that are yet to be told.
-
     """
     if config.encoder_layers == 0:
         return nn.Identity(), grid_dim, config.positions

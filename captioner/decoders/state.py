@@ -107,7 +107,6 @@ def check_numbers(broken: bool) -> None:
 
     Raises:
         GenerationError: they are not.
-
     """
     if broken:
         raise GenerationError(

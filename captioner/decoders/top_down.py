@@ -96,7 +96,6 @@ class TopDownDecoder(RecurrentDecoder):
         Args:
             gates: (B, K, 4n), what the word adds to the gates of the attention LSTM.
             state: of the step before.
-
         """
         before = state.hypothesis
         gates = (

@@ -174,7 +174,6 @@ class _Layer(Layer):
         Returns:
             The words (B, Q, n); the weights (B, Q, H, L), or the words again where they are not
             wanted.
-
         """
         queries, weights = self.enter(words, 1), words
         if tell:

@@ -73,7 +73,6 @@ class Line:
         Raises:
             ValueError: it has more than so many bytes.
             EOFError: the other side has closed.
-
         """
         length = int.from_bytes(self._read(8), "big")
         if length > most:

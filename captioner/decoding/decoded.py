@@ -81,7 +81,6 @@ class Decoded(NamedTuple):
 
         Raises:
             ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
-
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
@@ -101,7 +100,6 @@ class Decoded(NamedTuple):
 
         Raises:
             ImageError: what is wrong with the photo.
-
         """
         if self.error is not None:
             kind = _KINDS.get(self.error["type"], errors.ImageError)
@@ -132,7 +130,6 @@ def decode(
         max_pixels: larger photos are refused.
         admit: called with the number of pixels before they are decoded; it may wait until there
             is room for them.
-
     """
     content, framing = b"", Transform(config)
     try:

@@ -51,7 +51,6 @@ class DecodeProcess:
         limits: what one photo may cost.
         budget: pixels under way in all processes that share it.
         environment: variables that it needs to read photos, beside those of any interpreter.
-
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class DecodeProcess:
 
         Raises:
             CaptionerError: it cannot start; the detail has its last words.
-
         """
         if self._running is not None:
             return
@@ -129,7 +127,6 @@ class DecodeProcess:
 
         Raises:
             CaptionerError: no process can be started, memory is short, or this is closed.
-
         """
         crashes = kills = 0
         while not self._closed:

@@ -63,7 +63,6 @@ class Reader(Closing):
 
     Raises:
         ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
-
     """
 
     def __init__(
@@ -142,7 +141,6 @@ class Reader(Closing):
                 neither side longer than this.
             client: whose photo it is; one client's photos do not keep another's waiting (see
                 `Turns`). "": photos come in their order.
-
         """
         return self.make(photo, lambda decoded: decoded, longest=longest, client=client)
 
@@ -179,7 +177,6 @@ class Reader(Closing):
             photos: what to decode.
             ahead: photos that may be decoded before they are asked for; bounds the memory, as does
                 a limit on the bytes that photos carry with them.
-
         """
         ahead = max(ahead, 2 * self._workers)
         tasks: deque[tuple[_Photo, Future[Decoded]]] = deque()
@@ -207,7 +204,6 @@ class Reader(Closing):
         Raises:
             ImageError: it cannot be opened.
             CaptionerError: no process can be started, or memory is short.
-
         """
         if isinstance(source, str | bytes | os.PathLike):
             # Read here: a path may be a pipe of this process, or one of its open files.

@@ -34,7 +34,6 @@ class Turns(Generic[T]):
 
     Args:
         workers: that take from it.
-
     """
 
     def __init__(self, workers: int) -> None:
@@ -45,11 +44,14 @@ class Turns(Generic[T]):
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, item: T, client: str = "") -> None:
-        """Let an item of a client wait for its turn."""
+    def put(self, item: T, client: str = "") -> bool:
+        """Let an item of a client wait for its turn; False: closed, and nobody will take it."""
         with self._changed:
+            if self._closed:
+                return False
             self._waiting.setdefault(client, deque()).append(item)
             self._changed.notify()
+            return True
 
     def take(self) -> tuple[T, str] | None:
         """Wait for an item; whoever takes it tells `done` of it. None: closed, and all is taken."""
@@ -120,13 +122,11 @@ class FairThreads(Closing, Generic[T]):
     Args:
         values: one for each thread, which its work is called with.
         name: of the threads.
-
     """
 
     def __init__(self, values: Sequence[T], *, name: str) -> None:
         self.values = values
         self._turns: Turns[tuple[Callable[[T], Any], Future[Any]]] = Turns(len(values))
-        self._closed = False
         self._threads = [
             threading.Thread(target=self._attend, args=[value], name=name, daemon=True)
             for value in values
@@ -140,15 +140,12 @@ class FairThreads(Closing, Generic[T]):
         After `close` it comes back cancelled.
         """
         future: Future[R] = Future()
-        if self._closed:
+        if not self._turns.put((work, future), client):
             future.cancel()
-        else:
-            self._turns.put((work, future), client)
         return future
 
     def close(self) -> None:
         """Do what waits, and end."""
-        self._closed = True
         self._turns.close()
         for thread in self._threads:
             thread.join()
@@ -171,7 +168,6 @@ class Budget:
 
     Args:
         total: whoever wants more gets all of it, alone.
-
     """
 
     def __init__(self, total: int) -> None:

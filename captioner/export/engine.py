@@ -51,7 +51,6 @@ class ExportedModel:
     Args:
         folder: that `captioner.export.folder.write_folder` wrote.
         threads: of onnxruntime.
-
     """
 
     def __init__(self, folder: Path, *, threads: int) -> None:
@@ -95,7 +94,6 @@ class ExportedCaptioner(BaseCaptioner):
         checkpoint: that it was made of.
         threads: of onnxruntime; None: as many as there are cores.
         reading: max_pixels, seconds and in_process; see BaseCaptioner.
-
     """
 
     def __init__(

@@ -65,7 +65,6 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         ConfigError: there is a folder with something in it, or a file.
         OutputError: it cannot be written.
-
     """
     target = expanded(path).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -89,7 +88,6 @@ def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
     Raises:
         CheckpointError: the file cannot be used, or a part of its model not be exported.
         MissingExtraError: the extra `onnx` is not installed.
-
     """
     loaded = load_checkpoint(checkpoint)
     graphs = export_graphs(loaded, folder)

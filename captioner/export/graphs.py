@@ -94,7 +94,6 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
     Raises:
         CheckpointError: a part of the model cannot be exported.
         MissingExtraError: the extra `onnx` is not installed.
-
     """
     try:
         import onnxruntime  # noqa: F401
@@ -175,7 +174,6 @@ def _export(
 
     Raises:
         CheckpointError: it cannot be exported; the error names the part.
-
     """
     try:
         with quietly():

@@ -39,7 +39,6 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
 
     Raises:
         OutputError: they differ; the error names the picture and both sentences.
-
     """
     captioner = Captioner.from_pretrained(
         checkpoint, device="cpu", dtype="float32", in_process=True

@@ -130,7 +130,6 @@ def beam_search(
 
     Raises:
         GenerationError: the decoder's scores are not numbers.
-
     """
     search = _Search(decoder, features, config, constraints, starts)
     every = asked_every(features.device)

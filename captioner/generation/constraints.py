@@ -30,7 +30,6 @@ class Constraints:
         must_end: False lets a hypothesis go on after `maximum_length` words, for those who would
             rather cut it there than have it end with a word that it has not chosen.
         device: where the words are.
-
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Constraints:
         Args:
             logs: (B, K, words), log-probabilities of the next word.
             history: (B, K, t), the words so far.
-
         """
         if history.shape[-1] >= self.maximum_length and self.must_end:
             only_end = torch.full_like(logs, -torch.inf)

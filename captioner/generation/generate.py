@@ -51,7 +51,6 @@ def generate(
     Raises:
         ConfigError: the vocabulary does not have the style.
         GenerationError: the decoder's scores are not numbers.
-
     """
     vocabulary = vocabulary or Vocabulary([])
     if starts is None:

@@ -40,7 +40,6 @@ def roll_out(
 
     Raises:
         GenerationError: the decoder's scores are not numbers.
-
     """
     state = decoder.start(features).expand(count)
     tokens = starts.unsqueeze(1).expand(-1, count)
@@ -76,7 +75,6 @@ class Sampler:
         top_k: see filter_top.
         top_p: see filter_top.
         generator: on the device of the decoder; None: torch's own.
-
     """
 
     def __init__(
@@ -109,7 +107,6 @@ def draw(probabilities: Tensor, *, generator: torch.Generator | None = None) -> 
         probabilities: float32 or finer, since a sum of thousands in half the bits loses most words.
             They need not sum to 1, but one must be above 0; a word of probability 0 is never drawn.
         generator: on their device; None: torch's own.
-
     """
     sums = probabilities.cumsum(dim=-1)
     # Where a random number next to 1 is rounded up to the whole sum, there is no word.
@@ -129,7 +126,6 @@ def filter_top(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
         logits: (..., words).
         top_k: keep the k likeliest (Fan et al. 2018); 0 keeps all.
         top_p: keep the likeliest words whose probabilities reach p (Holtzman et al. 2020).
-
     """
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k, dim=-1).values[..., -1:]

@@ -68,7 +68,6 @@ class BeamStep(nn.Module):
             forbidden: (B, K, F), words that each may not say.
             state: of the decoder.
             beam: K', how many are kept.
-
         """
         output = self.decoder.step(tokens, state)
         logs = log_probabilities(output.logits)

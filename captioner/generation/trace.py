@@ -56,7 +56,6 @@ class Trace:
 
     Args:
         words: (B, K, t), of the hypotheses of the last step; (B, K, 0) before the first.
-
     """
 
     def __init__(self, words: Tensor) -> None:

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON record per photo")
     add("--attention", action="store_true", help="put each word's attention into the records")
     add("--check-attention", action="store_true",
-        help="measure for every word whether it mattered where the model looked")  # fmt: skip
+        help="with --json: did it matter for each word where the model looked?")  # fmt: skip
     pictures = parser.add_argument_group(
         "pictures",
         "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
@@ -145,10 +145,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("colors", "head"):
         if getattr(arguments, name) is not None and not drawn:
             raise ConfigError(f"--{name} is for pictures: it needs one of {', '.join(_PICTURES)}")
-    if arguments.check_attention and not (arguments.json or arguments.sheet):
-        raise ConfigError(
-            "--check-attention needs a place for its numbers: add --json or --sheet FILE"
-        )
+    if arguments.check_attention and not arguments.json:
+        raise ConfigError("--check-attention puts numbers into the records: it needs --json")
 
 
 def _captions(
@@ -269,7 +267,6 @@ def plan_pictures(
     Raises:
         ConfigError: the kind of file or a field is not known, or a picture would overwrite an
             input, another picture of this run, or a file that Captioner did not draw.
-
     """
     plan = [
         {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}

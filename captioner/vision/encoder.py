@@ -101,7 +101,6 @@ class Encoder(nn.Module):
             weights are asked for that nobody has.
         CheckpointNotFoundError: the pretrained weights cannot be downloaded.
         MissingExtraError: the network is timm's, which is not installed.
-
     """
 
     def __init__(self, config: EncoderConfig, *, pretrained: bool = False) -> None:

@@ -69,7 +69,6 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     Raises:
         ImageEmptyError, ImageFormatError, ImageTooLargeError: as open_image says.
         Exception: what Pillow's readers raise on damaged files.
-
     """
     head = stream.read(64)
     if not head:
@@ -133,7 +132,6 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
 
     Raises:
         ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
-
     """
     width, height = size
     if width * height == 0:

@@ -41,7 +41,6 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
     Yields:
         the marker, and where what follows it begins and ends.
-
     """
     place = 2
     while (found := _MARKER.search(data, place)) and found[1] != b"\xd9":
@@ -55,7 +54,6 @@ def lean_jpeg(data: bytes, name: str) -> bytes:
 
     Raises:
         ImageTooLargeError: it is in too many pieces.
-
     """
     kept, turned = [data[:2]], False
     for number, (marker, begin, end) in enumerate(segments(data)):
@@ -79,7 +77,6 @@ def check_png(stream: BinaryIO, name: str) -> None:
 
     Raises:
         ImageTooLargeError: it is.
-
     """
     stream.seek(8)
     number = 0
@@ -98,7 +95,6 @@ def lean_tiff(stream: BinaryIO, name: str) -> BinaryIO:
 
     Raises:
         ImageTooLargeError: the others are still too many, or too large.
-
     """
     stream.seek(0)
     head = stream.read(16)

@@ -55,7 +55,6 @@ class TransformConfig:
     Raises:
         ConfigError: a value cannot work; the detail names every such field, its value and what is
             allowed.
-
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED

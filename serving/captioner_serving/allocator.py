@@ -61,7 +61,6 @@ class MemoryCeiling:
 
     Args:
         rounds: that find the ceiling.
-
     """
 
     def __init__(self, *, rounds: int) -> None:

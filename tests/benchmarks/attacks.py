@@ -37,7 +37,6 @@ class Client:
     Args:
         url: of the server, or of a proxy before it, with the path at which it shows the server.
         address: 127.x.y.z, by which the server knows its clients.
-
     """
 
     def __init__(self, url: str, address: str) -> None:

@@ -66,7 +66,6 @@ class Memory:
     Attributes:
         needed: anonymous and shared memory.
         mapped: of files, which the system takes back when it needs room.
-
     """
 
     def __init__(self, *pids: int) -> None:

@@ -178,6 +178,18 @@ def test_photos_that_cannot_be_read_are_named(exported: Path, photo: Path, tmp_p
     done = alone(exported, tmp_path / "text.jpg", tmp_path / "none.jpg", photo)
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 1
     assert "text.jpg" in done.stderr and "none.jpg" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["captioner.json", "step.onnx", "consensus.i8"])
+def test_a_folder_that_lacks_a_file_says_so(
+    exported: Path, photo: Path, tmp_path: Path, name: str
+) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(exported, part, ignore=shutil.ignore_patterns(name))
+    done = alone(part, photo)
+    assert done.returncode == 1 and name in done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert "Traceback" not in done.stderr
 
 

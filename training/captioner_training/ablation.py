@@ -76,7 +76,6 @@ def decoder_variants(
 
     Raises:
         ConfigError: the sizes do not allow one of the variants.
-
     """
     base = replace(
         base, kind="lstm", score="additive", heads=1, query="previous", positions="none",
@@ -112,7 +111,6 @@ def equal_transformer(
 
     Raises:
         ConfigError: even the narrowest has more.
-
     """
     base = replace(
         base, kind="transformer", score="scaled_dot", heads=_HEADS, query="previous",
@@ -152,7 +150,6 @@ class Ablation:
         ConfigError: there is no such variant, no seed, or nothing to delete on. The recipe goes on
             from a whole model, which has one decoder, or its sizes do not allow a variant.
         DataError: the data or the boxes cannot be read, or are not of the same images.
-
     """
 
     def __init__(
@@ -195,7 +192,6 @@ class Ablation:
         Raises:
             CaptionerError: as of training and evaluation.
             KeyboardInterrupt: the same call goes on.
-
         """
         found: dict[str, list[Measures]] = {name: [] for name in self.variants}
         for seed in self.seeds:

@@ -87,7 +87,6 @@ def draw_chart(rows: Sequence[Row], path: Path) -> None:
 
     Raises:
         OutputError: the file cannot be written.
-
     """
     columns: dict[str, list[Cell | None]] = {
         name: [row.cell(name) for row in rows] for name in COLUMNS

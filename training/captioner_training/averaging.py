@@ -36,7 +36,6 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
         ConfigError: fewer than two checkpoints, or shares that are not one positive number each.
         CheckpointError: one cannot be read, has weights that are NaN or infinite, differs from the
             first in more than dropout, or began with other random numbers.
-
     """
     parts = _check_shares(shares, len(paths))
     first = load_checkpoint(paths[0])

@@ -183,7 +183,6 @@ def write_trust(
     Raises:
         DataError: the captions have too few words that name something, or the photos look alike.
         OutputError: the file cannot be written.
-
     """
     seen = pooled_grids(captioner, train)
     sight = fit_sight(seen, train, captioner.vocabulary)

@@ -142,7 +142,6 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
     Raises:
         DeviceError: this machine has no such device, or fewer GPUs than processes.
-
     """
     if "WORLD_SIZE" not in os.environ:
         yield Processes(device=find_device(device))

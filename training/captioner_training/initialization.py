@@ -33,7 +33,6 @@ def load_origin(recipe: Recipe) -> Checkpoint | None:
 
     Raises:
         CheckpointError: it cannot be read, or does not have the recipe's architecture.
-
     """
     if recipe.weights is None:
         return None
@@ -68,7 +67,6 @@ def load_encoder(recipe: Recipe) -> Encoder:
     Raises:
         CheckpointError: its weights are missing, or are another encoder's.
         ConfigError: it cannot be built, has no pretrained weights, or too few stages.
-
     """
     pretrained = recipe.weights is None or recipe.encoder_share < 1
     start = recipe.encoder_weights if pretrained else "random"
@@ -119,7 +117,6 @@ def build_model(
 
     Raises:
         ConfigError: the decoder is larger than the memory.
-
     """
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
     try:

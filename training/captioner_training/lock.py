@@ -21,7 +21,6 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
 
     Raises:
         OutputError: another process holds it, or it cannot be written.
-
     """
     made = [folder for folder in file.parents if not folder.exists()]
     with writing(what):

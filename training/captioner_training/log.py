@@ -114,7 +114,6 @@ class Log(Closing):
 
     Raises:
         OutputError: the log cannot be written.
-
     """
 
     def __init__(
@@ -234,7 +233,6 @@ class Log(Closing):
 
         Raises:
             GenerationError: the step is logged, and its values are NaN or infinite.
-
         """
         if self._bar is not None:
             self._bar.update()
@@ -253,7 +251,6 @@ class Log(Closing):
 
         Raises:
             GenerationError: one of the values is NaN or infinite.
-
         """
         if all(map(math.isfinite, values.values())):
             return

@@ -28,7 +28,6 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 
     Raises:
         ConfigError: no such recipe, not YAML, or fields that do not fit: all of them at once.
-
     """
     source = _source(name)
     values = _parse(recipe_text(name), f"recipe {source}")
@@ -54,7 +53,6 @@ def recipe_text(name: str) -> str:
 
     Raises:
         ConfigError: there is no such recipe, or it cannot be read.
-
     """
     source = _source(name)
     try:
@@ -89,7 +87,6 @@ class _Loader(yaml.SafeLoader):
 
     Raises:
         YAMLError: it is not YAML, or says more.
-
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]

@@ -195,7 +195,6 @@ class TrainState:
 
         Raises:
             GenerationError: the weights are NaN or infinite.
-
         """
         sums = self.stage.sums if self.stage is not None else {}
         mine = {
@@ -265,7 +264,6 @@ class RunFolder:
 
     Raises:
         ConfigError: the folder has files, and no run of this recipe.
-
     """
 
     def __init__(self, recipe: Recipe, out: Path, *, fast: bool) -> None:
@@ -312,7 +310,6 @@ class RunFolder:
         Raises:
             ConfigError: the run began with other data.
             DataError: there are states, but none can be read.
-
         """
         state = (read_json(self._finished_file) or {}) if self.finished else self._newest()
         if state is not None and state.get("data") != digest:
@@ -349,7 +346,6 @@ class RunFolder:
 
         Raises:
             OutputError: grids, states and checkpoints together are more than is free.
-
         """
         needed = _room(self.recipe, model, images=images)
         checkpoints = filter(Path.exists, (self.best, self.last))
@@ -368,7 +364,6 @@ class RunFolder:
 
         Raises:
             OutputError: the folder cannot be written.
-
         """
         write_json(self._recipe_file, plain(self.recipe))
 
@@ -377,7 +372,6 @@ class RunFolder:
 
         Raises:
             OutputError: it cannot be written; the states before it are as they were.
-
         """
         path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
         try:
@@ -399,7 +393,6 @@ class RunFolder:
 
         Raises:
             OutputError: the note cannot be written.
-
         """
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)

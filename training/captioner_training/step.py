@@ -68,7 +68,6 @@ class TrainStep:
             scalars on the device: `loss` and each of its terms as `loss/NAME`, `cross_entropy` in
             nats a token, `gradient_norm` before clipping, and where captions were drawn their mean
             `reward`. Summed over the processes they are those of the whole batch.
-
         """
         stage, device = self.stage, self.processes.device
         stage.model.train(self._drawing is None)
@@ -152,7 +151,6 @@ class LossModule(nn.Module):
         Returns:
             `loss`, its terms `loss/NAME`, and `cross_entropy` in nats a token: of the data's
             captions, if an objective reads them, else of those that were drawn.
-
         """
         features = _features_of(self.model, images, self.transform)
 

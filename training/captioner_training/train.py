@@ -61,7 +61,6 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
         ConfigError: the recipe cannot work, or `out` has files that are not of its run.
         CaptionerError: data, weights or output are not as the recipe needs them.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
-
     """
     with ExitStack() as stack:
         lock = locked(out / "lock", verb="train", what=out)

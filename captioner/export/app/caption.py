@@ -61,7 +61,6 @@ class Captioner:
     Args:
         folder: with captioner.json and the two .onnx files.
         threads: of onnxruntime; 0: as many as there are cores.
-
     """
 
     def __init__(self, folder: str | Path = Path(__file__).parent, *, threads: int = 0) -> None:
@@ -401,7 +400,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.overlay and len(arguments.photos) > 1:
         parser.error("--overlay is for one photo")
-    captioner, status = Captioner(), 0
+    try:
+        captioner, status = Captioner(), 0
+    except Exception as error:  # onnxruntime's have no class in common
+        print(f"caption.py: {error}: copy the whole exported folder", file=sys.stderr)
+        return 1
     for photo in arguments.photos:
         try:
             record = captioner.caption(
@@ -413,7 +416,7 @@ def main() -> int:
             )
             if arguments.overlay:
                 captioner.overlay(photo, record, arguments.word).save(arguments.overlay)
-        except (OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # Pillow raises many of a damaged file
             print(f"caption.py: {photo}: {error}", file=sys.stderr)
             status = 1
             continue

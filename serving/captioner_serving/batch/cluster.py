@@ -65,7 +65,6 @@ class RayEngine:
     Raises:
         MissingExtraError: Ray is not installed.
         CaptionerError: there is no cluster at the address ("auto": of this machine).
-
     """
 
     def __init__(

@@ -56,7 +56,6 @@ class BatchConfig:
 
     Raises:
         ConfigError: a value cannot work; the detail names every such field.
-
     """
 
     # What is said
@@ -119,7 +118,6 @@ class BatchConfig:
         Args:
             generation: what is asked of the model.
             review: as seen from the output.
-
         """
         own = asdict(self)
         for name in (*_FREE, *_GENERATION):

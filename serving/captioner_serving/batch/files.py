@@ -30,7 +30,6 @@ class RunFiles:
 
     Raises:
         ConfigError: the review is one of the others.
-
     """
 
     def __init__(self, output: Path, review: Path | None = None) -> None:
@@ -68,7 +67,6 @@ def lock(path: Path) -> BinaryIO:
 
     Raises:
         OutputError: another run holds it.
-
     """
     while True:
         # Unbuffered: closing must not write, or it could fail on a full disk.

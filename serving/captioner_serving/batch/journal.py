@@ -85,7 +85,6 @@ class Journal(Closing):
         ConfigError: an earlier run wrote them with other settings.
         OutputError: they cannot be written, another run is at it, or a file is not what an
             earlier run left.
-
     """
 
     def __init__(

@@ -61,7 +61,6 @@ def caption_batch(
         OutputError: the output cannot be written; what was done stays.
         DataError: the inputs are not there, hold no photo, or have a list that cannot be read; what
             was done stays.
-
     """
     if isinstance(sources, str | os.PathLike):
         sources = [sources]
@@ -91,7 +90,6 @@ class BatchRun(Closing):
     Raises:
         ConfigError, DataError, OutputError: as for caption_batch; then nothing was written.
         MissingExtraError: an optional part is needed.
-
     """
 
     def __init__(

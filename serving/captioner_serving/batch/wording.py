@@ -31,7 +31,6 @@ class Wording:
 
     Raises:
         ConfigError: a template without {caption} or with an unknown field; a control character.
-
     """
 
     template: str = "{caption}"  # fields: caption, score

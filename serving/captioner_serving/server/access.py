@@ -87,7 +87,6 @@ def read_credentials(path: str | None) -> Credentials | None:
 
     Raises:
         ConfigError: the file cannot be read, or there is no USER:PASSWORD in it.
-
     """
     if path is not None:
         try:
@@ -115,7 +114,6 @@ def read_tokens(path: str | None) -> dict[str, str]:
 
     Raises:
         ConfigError: the file cannot be read, others can read it, or a line is none.
-
     """
     if path is None:
         return {}
@@ -177,7 +175,6 @@ class Access:
         credentials: of everybody who has no token.
         tokens: by the names of those who have them.
         origins: other sites whose pages may call the API.
-
     """
 
     def __init__(

@@ -277,7 +277,6 @@ async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Respons
 
     Raises:
         CaptionerError: the photos are not admitted.
-
     """
     task = asyncio.create_task(work)
     await asyncio.sleep(0)  # it has a place by now, or none
@@ -306,7 +305,6 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         CaptionerError: what the work raises, or that it has gone, which nobody reads.
-
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))

@@ -72,7 +72,6 @@ class Application:
         samples: photos to try on the page, by their names; the first is shown at once.
         log: where the access log goes; None: nowhere.
         say: told in words for people what became of photos and requests.
-
     """
 
     def __init__(

@@ -61,7 +61,6 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
             image: the photo's file in base64, or as a data URL
             image_url: the photo's http or https address
             image_path: the photo's file on the machine of this server
-
         """
         data = await _photo(config, image, image_url, image_path)
         client = whole_client(request.client.host if request.client else "")
@@ -105,7 +104,6 @@ async def _photo(config: ServerConfig, image: str, image_url: str, image_path: s
     Raises:
         RefusedError: in none or several, or in one that this server does not take.
         ImageError: it cannot be had.
-
     """
     if sum(map(bool, (image, image_url, image_path))) != 1:
         raise RefusedError("bad-request", "name one photo: as image, image_url or image_path")

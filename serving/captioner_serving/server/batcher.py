@@ -76,7 +76,6 @@ class Batcher:
         capacity: what the images admitted and not yet answered may cost; one client may take all of
             it, and there is half as much again for clients that have few in it. A request that
             costs more is admitted when it can have all of it.
-
     """
 
     def __init__(self, caption_batch: CaptionBatch, *, max_batch: int, capacity: int) -> None:
@@ -115,7 +114,6 @@ class Batcher:
         Raises:
             BusyError: there is not so much room.
             ClosedError: the server is shutting down.
-
         """
         places = min(cost, self._capacity)
         with self._changed:

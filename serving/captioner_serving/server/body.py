@@ -116,7 +116,6 @@ class BodyLimits:
 
         Raises:
             RefusedError: it does not come in time, is larger than it may be, or has no room.
-
         """
         patience = self._config.patience
         try:
@@ -162,7 +161,6 @@ async def read_form(
         RefusedError: it is not multipart/form-data, is broken, has a part that does not belong, no
             image, or more files, or bytes in them, than allowed.
         ConfigError: a field is out of range.
-
     """
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
@@ -264,7 +262,6 @@ def _boundary(kind: str) -> str:
 
     Raises:
         RefusedError: there is none, or none that may be.
-
     """
     _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
     boundary = options.get(b"boundary", b"").decode("latin-1")

@@ -31,7 +31,6 @@ class ServerConfig:
 
     Raises:
         ConfigError: a value cannot work; the detail names every such field.
-
     """
 
     # Only this machine, until somebody decides otherwise.
@@ -129,7 +128,6 @@ def parse_size(text: str) -> int:
 
     Raises:
         ConfigError: it is not a size.
-
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:

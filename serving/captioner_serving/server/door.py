@@ -154,7 +154,6 @@ class Door:
         root_path: the prefix under which a proxy shows the server, whether it strips it or not.
         frame_ancestors: pages that may show ours in a frame, as the policy's directive has them;
             nobody but our own without any.
-
     """
 
     def __init__(

@@ -147,7 +147,6 @@ class OwnUploads:
         app: Gradio.
         folder: of its uploads.
         blocks: that have the function.
-
     """
 
     def __init__(self, app: ASGIApp, folder: Path, blocks: gr.Blocks) -> None:
@@ -161,7 +160,6 @@ class OwnUploads:
 
         Raises:
             CaptionerError: a call that no client of ours makes; the application answers.
-
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)

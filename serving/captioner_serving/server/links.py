@@ -64,7 +64,6 @@ async def fetch(address: str, *, most: int) -> bytes:
             with a file in time.
         ImageTooLargeError: it has more bytes.
         BusyError: others are being fetched, and take their time.
-
     """
     shown = address[:200]
     if not is_web_address(address):

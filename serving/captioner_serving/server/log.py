@@ -48,7 +48,6 @@ class AccessLog:
         metrics: where requests are counted.
         stream: the access log, a JSON object for each request; None: none is kept.
         say: told each failure, in words for people.
-
     """
 
     def __init__(

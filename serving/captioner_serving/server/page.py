@@ -76,7 +76,6 @@ def make_page(
         samples: photos to try, by their names.
         first: the records, one of each model, of a sample that is shown before anybody has chosen
             a photo, named by its `image`; none shows nothing yet.
-
     """
     bundled = captioner.name == "bundled"
     html = with_parts(read_static("page.html"))

@@ -56,7 +56,6 @@ class RefusedError(CaptionerError):
         kind: one of PROBLEMS.
         detail: what is wrong with this one, and what helps.
         headers: that the answer has.
-
     """
 
     def __init__(self, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:

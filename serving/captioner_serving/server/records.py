@@ -98,7 +98,6 @@ def served_record(
         attention: whether the words carry their weights.
         minimum_trust: a caption with less has `review`.
         preview: of a photo that browsers do not show.
-
     """
     own = caption.record(attention=attention, minimum_trust=minimum_trust)
     record = {**own, "image": name}
@@ -144,7 +143,6 @@ def read_posted(text: str) -> Caption:
     Raises:
         RefusedError: it is not the JSON of a record.
         ConfigError: a number of it is out of range.
-
     """
     if not text:
         raise RefusedError(

@@ -61,7 +61,6 @@ class CaptionService:
         metrics: where images, batches and errors are counted.
         threads: of torch, for the thread that runs the model.
         say: told in words for people what became of photos.
-
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class CaptionService:
             BusyError: no room in the queue.
             ClosedError: the server is shutting down.
             ConfigError: the model does not have the style.
-
         """
         # By its name, so that who asks for the usual style and who asks for none share a batch.
         config = replace(config, style=self.captioner.vocabulary.style(config.style) or "")
@@ -141,7 +139,6 @@ class CaptionService:
             ConfigError: the model does not know one of the words, or the caption has none.
             ImageError: the image cannot be opened.
             BusyError, ClosedError: as for `caption`.
-
         """
         config = replace(
             self.captioner.generation,
@@ -168,7 +165,6 @@ class CaptionService:
         Raises:
             ImageError: the photo cannot be opened.
             BusyError, ClosedError: as for `caption`.
-
         """
         photo = EncodedPhoto(_NAME, image)
         with self._batcher.admit(1, client):
@@ -207,7 +203,6 @@ class CaptionService:
         Raises:
             BusyError: no room in the queue for even one image.
             ClosedError: the server is shutting down.
-
         """
         with self._batcher.admit(1, client):
             pass
@@ -219,7 +214,6 @@ class CaptionService:
 
         Raises:
             RefusedError: it does not answer, is at one batch for minutes, or is closed.
-
         """
         if self._batcher.closed:
             raise ClosedError
@@ -334,7 +328,6 @@ def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
 
     Raises:
         ConfigError: it has no words, or one that the vocabulary does not have.
-
     """
     if not caption.words:
         raise ConfigError("the record has no words: there is nothing to check")

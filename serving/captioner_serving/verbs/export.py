@@ -14,7 +14,7 @@ from captioner.paths import bundled_checkpoint, checkpoint_file, expanded
 HELP = "Export a model into a folder that captions without PyTorch, in a browser too."
 EXAMPLES = """examples:
   captioner export --to captions
-  captioner export model.safetensors --to captions --int8 --check ~/flickr8k
+  captioner export model.safetensors --to captions --int8 --check ~/photos
   python captions/caption.py photo.jpg
   python -m http.server --directory captions
 
@@ -29,9 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", nargs="?", metavar="CHECKPOINT", help="default: the bundled one")
     add("--to", required=True, metavar="DIR", help="a new folder")
     add("--int8", action="store_true", help="weights of 8 bits: a quarter of the size")
-    add("--check", metavar="DIR",
-        help="say what --int8 loses on these photos: a folder of them, or captions_val.json with "
-        "val*.tar or a folder val")  # fmt: skip
+    add(
+        "--check",
+        metavar="DIR",
+        help="say how many sentences of these photos --int8 leaves as they are",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -269,7 +269,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
     Raises:
         ConfigError: it is taken, or the host is not this machine's.
-
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

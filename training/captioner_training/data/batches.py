@@ -37,7 +37,6 @@ class BucketSampler(Sampler[list[int]]):
 
     Raises:
         ConfigError: a batch has fewer images than processes times parts.
-
     """
 
     def __init__(

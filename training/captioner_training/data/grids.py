@@ -41,7 +41,6 @@ class CachedGrids:
     Args:
         paths: the files, with as many grids each but the last.
         shape: (N, L, D).
-
     """
 
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
@@ -104,7 +103,6 @@ class CachedGrids:
 
         Raises:
             OutputError: the disk is full, or the folder cannot be written.
-
         """
         side = transform.config.size // encoder.config.stride
         shape = (len(images), side * side, encoder.channels())

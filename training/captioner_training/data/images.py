@@ -48,7 +48,6 @@ class ImageStore:
 
     Raises:
         DataError: nothing matches, or a tar file is damaged.
-
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:

@@ -44,7 +44,6 @@ class Loader(Generic[Loaded]):
 
     Raises:
         CaptionerError: on the way, where an image cannot be read.
-
     """
 
     def __init__(

@@ -51,7 +51,6 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
 
     Raises:
         DataError: it is neither, it has no such split, or files are missing or damaged.
-
     """
     if is_unfinished(folder):
         raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
@@ -99,7 +98,6 @@ def read_coco(
 
     Raises:
         DataError: a file is missing or of another format, or an image or caption is unusable.
-
     """
     found = read_coco_file(captions)
     store = ImageStore(images)
@@ -166,7 +164,6 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         ConfigError: the style of generation is not among those of the data.
         DataError: a data set cannot be read, has one photo to train on, or has no word that could
             be learned.
-
     """
     data = recipe.data
     if data.scenes is None:
@@ -274,7 +271,6 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
 
     Raises:
         DataError: it cannot be read.
-
     """
     data = recipe.data
     folders = [(one, resolve(data.root, one)) for one in data.validation if isinstance(one, str)]

@@ -68,7 +68,6 @@ def mean_table(values: ArrayLike, counts: ArrayLike | None = None, *, scale: flo
         values: (N,), the sum of what is averaged in each image.
         counts: (N,), of how many it is the sum; None: one an image.
         scale: 100 for percent.
-
     """
     total = np.asarray(values, dtype=np.float64)
     many = np.ones_like(total) if counts is None else np.asarray(counts, dtype=np.float64)
@@ -91,7 +90,6 @@ def ranking_table(scores: ArrayLike, right: ArrayLike, image: ArrayLike, *, imag
         right: (N,), whether they were right.
         image: (N,), to which image each belongs.
         images: how many there are.
-
     """
     values, true = np.asarray(scores, np.float64), np.asarray(right, bool)
     levels = np.unique(values)

@@ -45,7 +45,6 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
 
     Raises:
         DataError: the file cannot be read, or is not in COCO's instances format.
-
     """
     content = read_json(path, Problems())
     lists = content if isinstance(content, dict) else {}
@@ -81,7 +80,6 @@ def check_boxes(
 
     Raises:
         DataError: it has none, or cannot be read.
-
     """
     found = read_boxes(path, transform)
     if not found.keys() & set(ids):

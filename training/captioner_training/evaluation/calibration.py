@@ -71,7 +71,6 @@ def force_references(
         vocabulary: of the decoder.
         maximum_length: of references, in words; of a longer one the start counts.
         autocast: how the decoder computes.
-
     """
     captions = encode_captions(images, vocabulary)
     starts = starts_of(images, vocabulary)
@@ -129,7 +128,6 @@ class Calibration:
             `cross_entropy` of the references, in nats a token; `vocabulary_hash`, of the words in
             any order, since only with the same words are nats a token comparable; `bins`, see
             reliability.
-
         """
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right, image.astype(int), images=self._images)
@@ -173,7 +171,6 @@ def reliability(
     Returns:
         The expected calibration error, in percent; and of each bin that has predictions `count`,
         mean `confidence`, share `right`, 0 to 1.
-
     """
     said, true = np.asarray(confidence, np.float64), np.asarray(right, np.float64)
     bin_of = np.clip(np.ceil(said * _BINS).astype(int), 1, _BINS) - 1

@@ -33,7 +33,6 @@ def fit_consensus(
         pooled: (N, D + 1), the grids of training photos; see captioner.familiarity.pool.
         images: these photos with their references.
         vocabulary: of the model.
-
     """
     said = [[vocabulary.encode(words) for words in image.words] for image in images]
     learned = [_rarities(said, order) for order in ORDERS]

@@ -33,7 +33,6 @@ class DeletionTest:
         autocast: how it computes.
         insertion: see word_effects.
         images: how many are tested, from the first; None: all.
-
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class DeletionTest:
 
         Raises:
             GenerationError: the decoder's scores are not numbers.
-
         """
         if self._images is not None:
             captioned = captioned[: self._images - len(self._captions)]
@@ -81,7 +79,6 @@ class DeletionTest:
 
         Raises:
             DataError: the model captions without attention.
-
         """
         if not self._effects:
             raise DataError("the model captions without attention: there is nothing to delete")
@@ -101,7 +98,6 @@ def summarize_effects(
         For each kind: `words`, how many; means over them in nats, with `intervals` over images:
         `deletion`, `random_deletion`, their difference `effect`, `insertion`, `random_insertion`;
         and `cells`, `entropy` and `gate` of the attention.
-
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:

@@ -45,7 +45,6 @@ def measure_familiarity(
 
     Raises:
         DataError: the checkpoint does not know its photos; no picture can be opened.
-
     """
     if captioner.trust is None:
         raise DataError("the checkpoint does not know its photos: run `captioner trust`")

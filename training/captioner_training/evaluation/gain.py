@@ -43,7 +43,6 @@ def measure_gain(
     Returns:
         `split`, `images`; CIDEr-D in percent, with `intervals`: `after` the run, `before` it and
         their difference, the `gain`, where there was a model before.
-
     """
     images = [one.image for one in best]
     cider = CiderD([image.words for image in images])

@@ -116,7 +116,6 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
     Raises:
         DataError: no caption speaks of people where there are boxes, or the model does not attend.
-
     """
     found = category_grounding(captioned, boxes, "person")
     if found is None:
@@ -132,7 +131,6 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 
     Raises:
         DataError: no caption names a category where it has boxes, or the model does not attend.
-
     """
     names = {one.category for each in boxes.values() for one in each} - {"", "person"}
     together = category_grounding(captioned, boxes, *names)
@@ -149,7 +147,6 @@ def category_grounding(
 
     Raises:
         DataError: the model does not attend.
-
     """
     sums: dict[str, list[float]] = defaultdict(list)
     for one in captioned:

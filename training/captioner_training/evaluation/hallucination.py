@@ -63,7 +63,6 @@ def hallucination(
         `CHAIR_i`, the share of mentions, and `CHAIR_s`, the share of captions with such a mention,
         in percent, with `intervals`; how many `mentions` there are; and `annotated`, whether
         objects were given. None where no object is mentioned.
-
     """
     wrong, count = [], []
     for at, (texts, caption) in enumerate(zip(references, captions, strict=True)):

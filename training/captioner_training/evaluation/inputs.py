@@ -108,7 +108,6 @@ def read_inputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -> E
             overwritten.
         CheckpointError, DeviceError, MissingExtraError, OutputError, DataError: what was asked for
             cannot be had; where several things are wrong, a DataError that names them all.
-
     """
     attempt = _Attempts()
     attempt(partial(_check_outputs, arguments, read))

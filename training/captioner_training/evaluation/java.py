@@ -33,7 +33,6 @@ def check_java() -> None:
     Raises:
         MissingExtraError: pycocoevalcap is not installed.
         DataError: there is no Java.
-
     """
     _jar(_TOKENIZER)
     if shutil.which("java") is None:
@@ -48,7 +47,6 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 
     Raises:
         MissingExtraError, DataError: see check_java; or Java died.
-
     """
     check_java()
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
@@ -64,7 +62,6 @@ def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words
 
     Raises:
         MissingExtraError, DataError: see check_java; or Java died.
-
     """
     check_java()
     questions = []
@@ -109,7 +106,6 @@ def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[
 
     Raises:
         DataError: it could not be started, failed, or answered with fewer lines.
-
     """
     name = Path(next(one for one in arguments if one.endswith(".jar"))).name
     try:

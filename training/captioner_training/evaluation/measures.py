@@ -222,7 +222,6 @@ class CaptionedSplit:
         beam_size: None means the checkpoint's own.
         style: of the captions; None means the checkpoint's own.
         corpus: the whole split of which these images are a part; None: they are all of it.
-
     """
 
     def __init__(

@@ -46,7 +46,6 @@ def read_targets(path: Path) -> list[Target]:
 
     Raises:
         DataError: it cannot be read, or has images without a caption.
-
     """
     found = read_coco_file(path)
     if bare := [one.file_name for one in found if not one.captions]:
@@ -59,7 +58,6 @@ def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
 
     Raises:
         DataError: it cannot be read, or has not all of these images.
-
     """
     found = read_targets(path)
     known = {str(one.id) for one in found}
@@ -94,7 +92,6 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
 
     Raises:
         DataError: the file cannot be read, is in neither format, or names no image of the split.
-
     """
     entries = [(*_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
     names = _Names(images, paths={name for name, _, by_id in entries if not by_id})
@@ -138,7 +135,6 @@ class _Names:
     Args:
         images: the split.
         paths: all that the file has, each once.
-
     """
 
     def __init__(self, images: Sequence[Target], *, paths: Collection[str]) -> None:
@@ -217,7 +213,6 @@ def write_predictions(
 
     Raises:
         OutputError: the file cannot be written.
-
     """
     three = list(zip(images, captions, scores, strict=True))
     if path.suffix.lower() == ".json":
@@ -236,7 +231,6 @@ def check_replaceable(path: Path) -> None:
 
     Raises:
         OutputError: it is something else, which nobody wants to lose.
-
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return

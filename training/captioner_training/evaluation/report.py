@@ -80,7 +80,6 @@ def describe_data(
         corpus: the images of the whole split, whose references CIDEr's document frequencies come
             from; None: they are those of `split`.
         scored: how many have a caption; None: all.
-
     """
     digest, whole = hash_split(split), split if corpus is None else corpus
     references = sum(len(one.references) for one in split)
@@ -148,7 +147,6 @@ def read_report(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: it cannot be read, or is none.
-
     """
     report = read_json(path, Problems())
     keys = {"split", "document_frequencies", "per_image"}
@@ -163,7 +161,6 @@ def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> Non
     Raises:
         DataError: they are of different images or references, of captions that are not all there,
             or count CIDEr with different document frequencies.
-
     """
     for one in (report, other):
         if one.get("scored", one["split"]["images"]) < one["split"]["images"]:
@@ -199,7 +196,6 @@ def compare_reports(
 
     Raises:
         DataError: as for check_comparable.
-
     """
     check_comparable(report, other)
     others = {str(one["id"]): one for one in other["per_image"]}

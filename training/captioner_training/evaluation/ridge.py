@@ -44,7 +44,6 @@ class Ridge(NamedTuple):
             targets: of the photos.
             references: how many each photo has: with more of them it says more.
             strength: of the pull towards 0, a photo, for features of width 1.
-
         """
         weights = np.array(references, np.float64)
         weights /= weights.mean()

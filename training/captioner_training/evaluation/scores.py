@@ -69,7 +69,6 @@ def score_tables(
         references: of each image.
         captions: of each image, the words of its caption.
         corpus: the references that CIDEr's document frequencies come from; None: these.
-
     """
     pairs = zip(references, captions, strict=True)
     cider = CiderD(references if corpus is None else corpus)
@@ -179,7 +178,6 @@ def official_scores(
 
     Raises:
         MissingExtraError, DataError: there is no pycocoevalcap, no Java, or the tokenizer failed.
-
     """
     texts, words = _nested(references), tokenize_ptb(captions)
     score = partial(score_tables, corpus=texts if corpus is None else _nested(corpus))
@@ -221,7 +219,6 @@ def model_facts(captioned: Sequence[Captioned]) -> dict[str, float]:
         `different`, how many; `exact`, how many are a reference word for word, in percent; `words`,
         the mean length; `attention_distance`, the total-variation distance between the words of a
         caption, averaged over the captions of two words or more.
-
     """
     words = [tuple(one.words) for one in captioned]
     exact = sum(tuple(one.words) in one.image.words for one in captioned)

@@ -66,7 +66,6 @@ def caption_split(
         after_batch: called with the grids and the captions of each batch: what is measured there
             needs no photo to be opened and encoded again.
         consensus: chooses among the sentences of a beam; see captioner.generation.generate.
-
     """
     model, vocabulary, config = checkpoint.model, checkpoint.vocabulary, checkpoint.generation
     device = next(model.parameters()).device
@@ -157,7 +156,6 @@ def validate(
         boxes: of drawn scenes, to see whether attention points at the right shape.
         grids: of the images, where a frozen encoder has made them before.
         together: called after full batches, as often in every process.
-
     """
     full = len(images) // processes.world // BATCH  # batches that every process has
     surprise: list[tuple[float, int]] = []  # of each batch: nats and tokens
@@ -223,7 +221,6 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Tr
 
     Raises:
         DataError: the boxes cannot be read.
-
     """
     objects = read_boxes(boxes, transform)
     shapes = {one.category for each in objects.values() for one in each}

@@ -64,7 +64,6 @@ def fit_sight(
 
     Raises:
         DataError: the photos are all alike.
-
     """
     stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
@@ -130,7 +129,6 @@ def fit_trust(
 
     Raises:
         DataError: the captions have too few words that name something.
-
     """
     clues, right = [], []
     for one, seen in zip(captioned, sight(pooled), strict=True):
@@ -176,7 +174,6 @@ def fit_logistic(clues: Floats, right: Sequence[bool]) -> Floats:
 
     Returns:
         (1 + P,), the constant and the slopes.
-
     """
     middle, width = clues.mean(axis=0), clues.std(axis=0) + 1e-9
     columns = np.concatenate([np.ones((len(clues), 1)), (clues - middle) / width], axis=1)
@@ -243,7 +240,6 @@ def measure_trust(captioned: Sequence[Captioned], judged: Sequence[Judgement]) -
         and of the plain probability or score, the calibration error, and what DOUBTFUL marks, in
         percent; `people`, the share of people's words that another of the photo has; `review`, see
         review_curve.
-
     """
     words, captions, objects = [], [], []
     expected, wrong = [], []
@@ -293,7 +289,6 @@ def review_curve(expected: Floats, score: Floats, wrong: Floats) -> list[dict[st
     Returns:
         For shares of the captions: `reviewed`, and of all wrong words the shares that are `found`
         so, `by_score`, and at best, `ideal`. By chance it is `reviewed` itself.
-
     """
     orders = {"found": -expected, "by_score": score, "ideal": -wrong}
     seen = {

@@ -83,7 +83,6 @@ class AttentionSupervision(Objective):
 
     Attributes:
         words: how many words of all captions have boxes.
-
     """
 
     def __init__(
@@ -115,7 +114,6 @@ class AttentionSupervision(Objective):
 
         Raises:
             DataError: they cannot be read, belong to other images, or no word names their objects.
-
         """
         data, ids = recipe.data, {image.id for image in corpus.train}
         if len(ids) < len(corpus.train):

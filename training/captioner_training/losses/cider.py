@@ -42,7 +42,6 @@ class CiderD:
     Args:
         corpus: of each image its references as words. The document frequencies come from here:
             the training references for a reward, the scored references for a score.
-
     """
 
     def __init__(self, corpus: Sequence[Sequence[Words]]) -> None:
@@ -62,7 +61,6 @@ class CiderD:
 
         Returns:
             (B, K), 0 to 10; 100 times the mean over images is what papers call CIDEr.
-
         """
         return np.concatenate(
             [

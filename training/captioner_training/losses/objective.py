@@ -68,7 +68,6 @@ class Reading:
         targets: (N,), those tokens.
         mask: (B, K, T), whether a token counts.
         tokens, count: how many tokens and captions the whole batch has.
-
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Objective(ABC):
 
         Raises:
             CaptionerError: the recipe or the data are not as it needs them.
-
         """
         return cls(setting)
 

@@ -143,7 +143,6 @@ def draw_captions(
     Returns:
         tokens (B, K, T), what starts them first, padded with <pad>. A caption that is not over
         after `maximum_length` words has no <end>.
-
     """
     begin = starts.to(features.device, non_blocking=True)
     constraints = Constraints(

@@ -31,7 +31,6 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     Raises:
         ConfigError: there is no objective of a name, or its setting is not what it takes.
         CaptionerError: the data are not as one needs them.
-
     """
     critic = stage.self_critical
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}

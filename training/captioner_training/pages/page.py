@@ -63,7 +63,6 @@ def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery
 
     Raises:
         OutputError: a file cannot be written.
-
     """
     whole = {**report, "per_image": [row.record() for row in rows]}
     texts = {
@@ -111,7 +110,6 @@ def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str
         report: what `captioner evaluate --json` prints.
         rows: the images.
         gallery: their photos.
-
     """
     model, people = main_scores(report)
     kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())

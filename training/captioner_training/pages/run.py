@@ -47,7 +47,6 @@ def write_run(
     Raises:
         DataError: the log is not there, or is not whole.
         OutputError: the page cannot be written.
-
     """
     try:
         lines = (page.parent / "log.jsonl").read_text(encoding="utf-8").splitlines()

@@ -23,7 +23,6 @@ def draw_table(report: Report) -> str:
 
     Args:
         report: what `captioner evaluate --json` prints.
-
     """
     rest = "\n".join(_line(*each) for each in _measures(report))
     parts = ["\n".join(_line(*each) for each in _head(report)), "\n".join(_scores(report)), rest]

@@ -101,7 +101,6 @@ def find_finished(
     Raises:
         OutputError: the folder holds another one, and --force was not given.
         DataError: its manifest is none of ours, or its files are not as it says.
-
     """
     if not is_prepared(options.to):
         return None
@@ -135,7 +134,6 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     Raises:
         DataError: the data set has problems and --skip-bad was not given, or has no images.
         OutputError: the folder holds another data set, or cannot be written.
-
     """
     plans = list(_plans(data.images, options))
     name, problems = options.name or data.name, data.problems
@@ -247,7 +245,6 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     Raises:
         OutputError: the folder cannot be written, or has somebody's own file under a name that is
             needed.
-
     """
     names = {file.file for file in manifest.files}
     with writing(to):

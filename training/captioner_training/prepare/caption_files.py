@@ -69,7 +69,6 @@ def read_table(
         ConfigError: the columns are not there, or the delimiter is not one character.
         DataError: the file cannot be read as such a table.
         MissingExtraError: Parquet without pyarrow, a workbook without openpyxl.
-
     """
     columns, rows = read(path, columns, problems)
     found = defaultdict[tuple[str, str | None], list[tuple[str, str]]](list)
@@ -338,7 +337,6 @@ def read_coco_file(path: Path) -> list[ListedImage]:
     Raises:
         DataError: it cannot be read, is in another format, or has no images, or a caption is no
             text.
-
     """
     problems = Problems()
     found = coco_images(read_json(path, problems), problems, name=str(path))
@@ -355,7 +353,6 @@ def coco_images(
 
     Raises:
         DataError: the content is not in that format.
-
     """
     if isinstance(content, list):
         raise DataError(

@@ -85,7 +85,6 @@ def prepare_coco(
         DownloadError: a file cannot be had, or is not the one that was published.
         DataError: images or annotations have problems and --skip-bad was not given.
         OutputError: the disk is too small, or the folder holds another data set.
-
     """
     source = {"kind": "coco", "year": year, "split": "karpathy" if karpathy else "official"}
     with claimed(options.to) as work:

@@ -61,7 +61,6 @@ class Columns:
 
         Raises:
             ConfigError: a named column is not there, or none holds photos, or sentences.
-
         """
         have = f"{path} has the columns {', '.join(names)}"
         for name in self.named():

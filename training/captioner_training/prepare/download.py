@@ -108,7 +108,6 @@ class Downloader(Closing):
             DownloadError: the server does not have it, gives up on it too often, or what it
                 gives differs from the known size or checksum.
             OutputError: the disk is full, or the folder cannot be written.
-
         """
         path, part = self.folder / file.name, self._part(file)
         if path.exists():

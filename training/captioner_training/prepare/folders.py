@@ -33,7 +33,6 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
 
     Raises:
         DataError: the folder cannot be read, or has no images.
-
     """
     files = list(walk(folder))
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
@@ -106,7 +105,6 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
 
     Raises:
         DataError: the captions or the images are not there.
-
     """
     files = list(walk(folder))
     about = _about(folder, files)

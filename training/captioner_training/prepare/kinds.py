@@ -74,7 +74,6 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     Raises:
         ConfigError: the columns are not there; shares of a data set that has splits.
         DataError: a file or the images cannot be read.
-
     """
     problems = Problems()
     listing = KINDS[kind].read(request, problems)

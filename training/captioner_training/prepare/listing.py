@@ -143,7 +143,6 @@ class Problems:
 
         Raises:
             OutputError: it cannot be written.
-
         """
         rows = [
             (one.row, one.file, kind if one.example in ("", one.file) else f"{kind}: {one.example}",
@@ -196,7 +195,6 @@ def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str
 
     Raises:
         DataError: it cannot be read, or it is not a text in any of these encodings.
-
     """
     name = name or str(path)
     try:

@@ -122,7 +122,6 @@ class ImageFiles:
 
     Raises:
         DataError: nothing is there, or an archive is damaged.
-
     """
 
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
@@ -307,7 +306,6 @@ def read_location(location: Location) -> bytes:
 
     Raises:
         OSError: it cannot be read, is too large, or its archive says that it is damaged.
-
     """
     if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are more than those of any photo")
@@ -337,7 +335,6 @@ def open_parquet(path: Path) -> Iterator[Any]:
     Raises:
         DataError: it is not there, or cannot be read.
         MissingExtraError: pyarrow is not installed.
-
     """
     try:
         import pyarrow

@@ -134,7 +134,6 @@ def select(
 
     Raises:
         DataError: a split has a name that cannot be a file's.
-
     """
     checked = list(_checked(listed, problems))
     by_name = _find(checked, files, problems)

@@ -81,7 +81,6 @@ class LinkStream:
 
         Raises:
             TimeoutError: they did not come in time.
-
         """
         if not self._piece:
             self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))
@@ -112,7 +111,6 @@ def file_system(url: str) -> tuple[AbstractFileSystem, Any]:
     Raises:
         MissingExtraError: the extra that reads such links is not there.
         ValueError: there is no such file system.
-
     """
     try:
         import fsspec

@@ -71,7 +71,6 @@ def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
 
     Raises:
         httpx.ConnectError: there is none, or one is private.
-
     """
     host = request.url.host
     try:
@@ -93,7 +92,6 @@ def check_address(host: str, text: str) -> None:
 
     Raises:
         ValueError: it is private, or not written in full.
-
     """
     try:
         address = ipaddress.ip_address(text.split("%")[0])

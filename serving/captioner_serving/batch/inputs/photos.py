@@ -38,7 +38,6 @@ class Photo(ABC):
         Raises:
             ImageError: it cannot be read.
             MissingExtraError: a link, without the extra that reads it.
-
         """
 
 

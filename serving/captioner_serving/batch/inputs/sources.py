@@ -115,7 +115,6 @@ class Inputs:
         Raises:
             DataError: a folder, list or table is not there, a pattern matches nothing, or nothing
                 of all that is named is there.
-
         """
         if self.root is not None and not os.path.isdir(self.root):
             raise DataError(there_is_no("folder", Path(self.root)))
@@ -154,7 +153,6 @@ class Inputs:
 
         Raises:
             DataError: a list or table cannot be read, or a source names nothing.
-
         """
         left_out = left_out or LeftOut()
         for source in self._expanded():
@@ -284,7 +282,6 @@ def _matches(pattern: str) -> Iterator[str]:
 
     Raises:
         DataError: nothing matches.
-
     """
     path = None
     for path in _matches_of(pattern):

@@ -30,7 +30,6 @@ def list_names(path: str, *, null: bool) -> Iterator[str]:
 
     Raises:
         DataError: the list cannot be read.
-
     """
     label = "standard input" if path == "-" else path
     ending = b"\0" if null else b"\n"
@@ -67,7 +66,6 @@ def table_names(path: str, column: str) -> Iterator[str | LostPhoto]:
     Raises:
         DataError: the table cannot be read, or has no such column.
         MissingExtraError: Parquet, without the extra that reads it.
-
     """
     suffix = os.path.splitext(path)[1].lower()
     read = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(suffix, _jsonl)

@@ -41,7 +41,6 @@ class MapWriter:
         Raises:
             OutputError: the picture cannot be written, the photo not be read again, or somebody's
                 file is in the picture's place.
-
         """
         path = _path(self._folder, photo.name)
         if photo.path is not None and _same_folder(path, photo.path):

@@ -58,7 +58,6 @@ def check_output(output: str) -> None:
         ConfigError: no such format.
         MissingExtraError: Parquet, without its extra.
         OutputError: there is no such folder.
-
     """
     path = Path(output)
     if path.suffix not in _WRITERS:
@@ -82,7 +81,6 @@ def write_records(file: BinaryIO, suffix: str, records: Iterator[Record]) -> Non
     Raises:
         OutputError: two photos have one COCO id.
         OSError: the disk is full, or the like.
-
     """
     _WRITERS[suffix](Path(file.name), records)
 
@@ -194,7 +192,6 @@ def read_captions(path: Path) -> Iterator[Record | None]:
 
     Raises:
         DataError: it cannot be read, or a line is not a record.
-
     """
     try:
         with path.open("rb") as file:
@@ -212,7 +209,6 @@ def read_record_table(path: Path) -> Iterator[Record]:
     Raises:
         DataError: it cannot be read, lacks a column, or has a row without an image, a caption of
             text or a score.
-
     """
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:

@@ -111,7 +111,6 @@ def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> b
 
     Raises:
         OutputError: it cannot be read, or is no file, or larger than this `kind` may be, in bytes.
-
     """
     try:
         with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:

@@ -54,7 +54,6 @@ def merge_xmp(
 
     Raises:
         OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
-
     """
     # U+FFFD for what XML cannot hold, and for control characters that it can.
     caption = _ILLEGAL.sub("\ufffd", caption)
