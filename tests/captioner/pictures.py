@@ -1,8 +1,12 @@
-"""A picture for tests of opening images."""
+"""Pictures for tests of opening images."""
 
 from __future__ import annotations
 
 import base64
+import io
+import struct
+import zlib
+from typing import Any
 
 from PIL import Image
 
@@ -34,3 +38,22 @@ def draw(width: int = 64, height: int = 48) -> Image.Image:
     blue = Image.new("L", (width, height), 40)
     blue.paste(200, (0, 0, width // 3, height // 2))
     return Image.merge("RGB", (red, green, blue))
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """The bytes of a picture as a file of a kind."""
+    image.save(buffer := io.BytesIO(), kind, **options)
+    return buffer.getvalue()
+
+
+def png(
+    width: int, height: int, rows: bytes = b"", *more: bytes, depth: int = 8, colour: int = 2
+) -> bytes:
+    """A PNG of one IDAT, made by hand; `more`: chunks of type and data before it."""
+
+    def chunk(body: bytes) -> bytes:
+        return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = [header, *more, b"IDAT" + zlib.compress(rows), b"IEND"]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, chunks))

@@ -12,7 +12,6 @@ import os
 import random
 import struct
 import warnings
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.vision.image import open_image
-from tests.captioner.pictures import draw
+from tests.captioner.pictures import draw, encode, png
 
 FORMATS = [
     "JPEG",
@@ -49,28 +48,11 @@ def colours(picture: Image.Image) -> list[tuple[int, ...]]:
     return [tuple(data[at : at + 3]) for at in range(0, len(data), 3)]
 
 
-def encode(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def difference(one: Image.Image, other: Image.Image) -> float:
     """The mean absolute difference, 0 to 255."""
     assert one.size == other.size
     assert one.mode == other.mode == "RGB"
     return sum(ImageStat.Stat(ImageChops.difference(one, other)).mean) / 3
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *more: bytes) -> bytes:
-    """A PNG of one IDAT, made by hand; `more`: chunks of type and data before it."""
-
-    def chunk(body: bytes) -> bytes:
-        return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    chunks = [header, *more, b"IDAT" + zlib.compress(rows), b"IEND"]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(map(chunk, chunks))
 
 
 # What an image comes in
@@ -166,7 +148,7 @@ def test_palette_with_transparency():
     ],
 )
 def test_transparent_colour_of_a_png(depth, colour, rows, transparent, expected):
-    data = png(2, 1, depth, colour, rows, b"tRNS" + transparent)
+    data = png(2, 1, rows, b"tRNS" + transparent, depth=depth, colour=colour)
     assert colours(open_image(data)) == expected
 
 
@@ -316,7 +298,7 @@ def bombs() -> dict[str, bytes]:
     gif = encode(dot, "GIF")
     screen = gif.index(b",", 13)
     made = {
-        "PNG": png(20000, 15000, 8, 2, b"\0" * 100),
+        "PNG": png(20000, 15000, b"\0" * 100),
         "JPEG": patched(jpeg, jpeg.index(b"\xff\xc0") + 5, ">HH", 15000, 20000),
         "BMP": patched(encode(dot, "BMP"), 18, "<ii", 20000, 15000),
         "GIF screen": patched(gif, 6, "<HH", 20000, 15000),
@@ -406,7 +388,7 @@ def test_zero_bytes_and_zero_pixels():
     with pytest.raises(ImageEmptyError, match="no pixels"):
         open_image(Image.new("RGB", (0, 5)))
     with pytest.raises(ImageEmptyError, match="no pixels"):
-        open_image(png(0, 0, 8, 2, b""))
+        open_image(png(0, 0))
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
 import stat
-import struct
 import time
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,25 +15,9 @@ from PIL import Image
 
 from captioner import ImageNotFoundError
 from captioner_serving.batch.inputs.photos import PhotoFile
+from tests.captioner.pictures import encode
 from tests.launcher import Run
 from tests.serving.batch.conftest import draw
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    image.save(buffer := io.BytesIO(), kind, **options)
-    return buffer.getvalue()
-
-
-def huge_png() -> bytes:
-    """A PNG that says it has 900 megapixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
 def sound() -> dict[bytes, bytes]:
@@ -45,19 +25,19 @@ def sound() -> dict[bytes, bytes]:
     image = draw(1, (96, 64))
     deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     frames = [image, Image.new("RGB", image.size, "white")]
-    jpeg = encoded(image, "JPEG", quality=95)
+    jpeg = encode(image, "JPEG", quality=95)
     return {
-        b"plain.png": encoded(image, "PNG"),
-        b"cmyk.jpg": encoded(image.convert("CMYK"), "JPEG", quality=95),
-        b"16 bit.tiff": encoded(deep, "TIFF"),
-        b"animated.gif": encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]),
-        b"several pages.tif": encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]),
-        b"lossless.webp": encoded(image, "WEBP", lossless=True),
-        b"old.bmp": encoded(image, "BMP"),
-        b"modern.avif": encoded(image, "AVIF", quality=95),
-        b"transparent.png": encoded(image.convert("RGBA"), "PNG"),
-        b"palette.png": encoded(image.quantize(16), "PNG"),
-        b"png with the wrong suffix.jpg": encoded(image, "PNG"),
+        b"plain.png": encode(image, "PNG"),
+        b"cmyk.jpg": encode(image.convert("CMYK"), "JPEG", quality=95),
+        b"16 bit.tiff": encode(deep, "TIFF"),
+        b"animated.gif": encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        b"several pages.tif": encode(frames[0], "TIFF", save_all=True, append_images=frames[1:]),
+        b"lossless.webp": encode(image, "WEBP", lossless=True),
+        b"old.bmp": encode(image, "BMP"),
+        b"modern.avif": encode(image, "AVIF", quality=95),
+        b"transparent.png": encode(image.convert("RGBA"), "PNG"),
+        b"palette.png": encode(image.quantize(16), "PNG"),
+        b"png with the wrong suffix.jpg": encode(image, "PNG"),
         b"two\nlines.jpg": jpeg,
         b"'single' \"double\" `back`.jpg": jpeg + b"1",
         b"\xf0\x9f\x90\xb6 dog \xe2\x9d\xa4.jpg": jpeg + b"2",
@@ -71,16 +51,16 @@ def sound() -> dict[bytes, bytes]:
 
 def broken() -> dict[bytes, tuple[bytes, str]]:
     """Names, contents and the type of error of files that cannot be captioned."""
-    jpeg = encoded(draw(1, (96, 64)), "JPEG", quality=95)
-    png = encoded(draw(1, (96, 64)), "PNG")
+    jpeg = encode(draw(1, (96, 64)), "JPEG", quality=95)
+    drawn = encode(draw(1, (96, 64)), "PNG")
     return {
         b"truncated.jpg": (jpeg[: len(jpeg) // 2], "image-truncated"),
-        b"damaged.png": (png[:60] + b"\0\0\0\0" + png[64:], "image-truncated"),
+        b"damaged.png": (drawn[:60] + b"\0\0\0\0" + drawn[64:], "image-truncated"),
         b"renamed text.jpg": (b"Dear diary, today I renamed a file.\n", "image-format"),
         b"renamed film.jpg": (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "image-format"),
         b"web page.png": (b"<!DOCTYPE html><title>404</title>", "image-format"),
         b"zero bytes.jpg": (b"", "image-empty"),
-        b"bomb.png": (huge_png(), "image-too-large"),
+        b"bomb.png": (png(30_000, 30_000), "image-too-large"),
     }
 
 
