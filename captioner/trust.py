@@ -141,8 +141,7 @@ class Trust:
     def save(self, path: Path) -> None:
         """Write the file.
 
-        Raises:
-            OutputError: it cannot be written.
+        Raises OutputError: it cannot be written.
         """
         parts = {"word": self.word, "caption": self.caption}
         for part in ("familiarity", "sight", "consensus"):
@@ -156,8 +155,7 @@ class Trust:
     def beside(cls, path: str | os.PathLike[str]) -> Trust | None:
         """Read what is known of a checkpoint; None where nothing is, or of other weights.
 
-        Raises:
-            CheckpointFormatError: the file is damaged.
+        Raises CheckpointFormatError: the file is damaged.
         """
         checkpoint, path = checkpoint_file(path), trust_file(path)
         if not path.is_file():

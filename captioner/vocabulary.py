@@ -146,9 +146,8 @@ class Vocabulary:
         tokenizer: how captions are split into them.
         styles: their names; the first is the usual one.
 
-    Raises:
-        ConfigError: a word or style is empty, stands twice, or is a special token; a style steers
-            terminals; there is no such tokenizer.
+    Raises ConfigError: a word or style is empty, stands twice, or is a special token; a style
+    steers terminals; there is no such tokenizer.
     """
 
     def __init__(

@@ -143,8 +143,7 @@ class Attention(nn.Module):
     A score that does not project, as `dot`, compares the query with the projected values, unless
     there are values besides the keys: so Luong et al. compare two hidden states.
 
-    Raises:
-        ConfigError: no such score function, or sizes that do not fit it.
+    Raises ConfigError: no such score function, or sizes that do not fit it.
     """
 
     def __init__(
@@ -232,8 +231,7 @@ def causal(queries: int, keys: int, *, device: torch.device | str = "cpu") -> Te
     The last query stands at the last key: with fewer queries than keys, the queries are the newest
     positions, as when words are generated one by one.
 
-    Raises:
-        ConfigError: there are more queries than keys, so that the first would see nothing.
+    Raises ConfigError: there are more queries than keys, so that the first would see nothing.
     """
     return _distance(queries, keys, device) >= 0
 
@@ -243,8 +241,7 @@ def local(queries: int, keys: int, *, delta: int, device: torch.device | str = "
 
     Queries stand at the last positions, as in `causal`.
 
-    Raises:
-        ConfigError: delta is negative, or there are more queries than keys.
+    Raises ConfigError: delta is negative, or there are more queries than keys.
     """
     if delta < 0:
         raise ConfigError(f"delta {delta} of a local mask is negative: no position sees itself")

@@ -69,8 +69,7 @@ def word_places(words: int, *, first: int = 0, device: torch.device | str = "cpu
 def grid_places(cells: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Give row and column of the cells of a square grid, row-major: (cells, 2).
 
-    Raises:
-        ConfigError: so many cells make no square.
+    Raises ConfigError: so many cells make no square.
     """
     side = math.isqrt(cells)
     if side * side != cells:
@@ -93,8 +92,7 @@ class Positions(nn.Module):
         length: how many places an axis has at most.
         scaled: False leaves codes as they are, as older checkpoints have them.
 
-    Raises:
-        ConfigError: no such kind.
+    Raises ConfigError: no such kind.
     """
 
     def __init__(self, *, kind: str, dim: int, axes: int, length: int, scaled: bool = True) -> None:
@@ -118,8 +116,7 @@ class Positions(nn.Module):
 
         In a sentence they stand at `first`, first + 1, ...; in a grid, which is square, row by row.
 
-        Raises:
-            ConfigError: the grid is not square, or a place lies beyond the length.
+        Raises ConfigError: the grid is not square, or a place lies beyond the length.
         """
         if self.kind == "none":
             return features

@@ -45,8 +45,7 @@ class ScoreFunction(nn.Module, ABC):
         attention_dim: A, what both are projected to, where the score projects.
         heads: H.
 
-    Raises:
-        ConfigError: the sizes do not fit the score.
+    Raises ConfigError: the sizes do not fit the score.
     """
 
     projects: ClassVar[bool] = True
@@ -206,8 +205,7 @@ def build_score(
 ) -> ScoreFunction:
     """Make a score function.
 
-    Raises:
-        ConfigError: no score function has that name, or the sizes do not fit it.
+    Raises ConfigError: no score function has that name, or the sizes do not fit it.
     """
     if name not in SCORES:
         raise ConfigError(f"score {name!r} is not known; known are {', '.join(SCORES)}")
@@ -219,8 +217,7 @@ def build_score(
 def check_heads(heads: int, **widths: int) -> None:
     """Refuse heads that do not divide widths, by their names, into equal parts.
 
-    Raises:
-        ConfigError: they do not; the detail names the numbers near that would.
+    Raises ConfigError: they do not; the detail names the numbers near that would.
     """
     if heads < 1:
         raise ConfigError(f"heads {heads} is not positive")

@@ -32,8 +32,7 @@ class DecoderConfig:
     Those that follow from data and encoder, the vocabulary's size and the features of a grid cell,
     are arguments of `build_decoder`.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED

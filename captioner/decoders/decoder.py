@@ -182,8 +182,7 @@ def build_decoder(config: DecoderConfig, *, grid_dim: int, vocabulary_size: int)
         grid_dim: D, the features of a grid cell: the encoder decides it.
         vocabulary_size: words and special tokens.
 
-    Raises:
-        ConfigError: its sizes cannot work together.
+    Raises ConfigError: its sizes cannot work together.
     """
     module, name = DECODERS[config.kind].split(":")
     made = getattr(import_module(module), name)

@@ -105,8 +105,7 @@ def check_numbers(broken: bool) -> None:
 
     One NaN or infinite logit makes all log-probabilities of its hypothesis NaN: any word tells.
 
-    Raises:
-        GenerationError: they are not.
+    Raises GenerationError: they are not.
     """
     if broken:
         raise GenerationError(

@@ -79,8 +79,7 @@ class Decoded(NamedTuple):
         Returns:
             all but the pixels, and how many bytes of them there are.
 
-        Raises:
-            ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
+        Raises ValueError, TypeError, KeyError, OverflowError: it is nothing that `head` writes.
         """
         (width, height), (across, down) = head["size"], head["shape"]
         count, content, box = head["pixels"], bytes.fromhex(head["content"]), Box(*head["box"])
@@ -98,8 +97,7 @@ class Decoded(NamedTuple):
     def check(self) -> None:
         """Raise the error, as the class that it was, where there is one.
 
-        Raises:
-            ImageError: what is wrong with the photo.
+        Raises ImageError: what is wrong with the photo.
         """
         if self.error is not None:
             kind = _KINDS.get(self.error["type"], errors.ImageError)

@@ -70,8 +70,7 @@ class DecodeProcess:
     def start(self) -> None:
         """Start it, unless it runs.
 
-        Raises:
-            CaptionerError: it cannot start; the detail has its last words.
+        Raises CaptionerError: it cannot start; the detail has its last words.
         """
         if self._running is not None:
             return
@@ -125,8 +124,7 @@ class DecodeProcess:
 
         A photo that is too slow, or ends two processes, is a result with an `error`.
 
-        Raises:
-            CaptionerError: no process can be started, memory is short, or this is closed.
+        Raises CaptionerError: no process can be started, memory is short, or this is closed.
         """
         crashes = kills = 0
         while not self._closed:

@@ -61,8 +61,7 @@ class Reader(Closing):
             this process's own they have nothing but the language.
         in_process: decode in this process, without limits of time and memory.
 
-    Raises:
-        ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
+    Raises ConfigError: `max_pixels` is below 1, or `seconds` not above 0.
     """
 
     def __init__(

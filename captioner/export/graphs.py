@@ -172,8 +172,7 @@ def _export(
 ) -> None:
     """Write a module as a graph.
 
-    Raises:
-        CheckpointError: it cannot be exported; the error names the part.
+    Raises CheckpointError: it cannot be exported; the error names the part.
     """
     try:
         with quietly():

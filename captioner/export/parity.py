@@ -37,8 +37,7 @@ def load_app(folder: Path) -> ModuleType:
 def check_parity(checkpoint: Path, folder: Path) -> int:
     """Caption the sample photos and drawn scenes with both; returns how many pictures.
 
-    Raises:
-        OutputError: they differ; the error names the picture and both sentences.
+    Raises OutputError: they differ; the error names the picture and both sentences.
     """
     captioner = Captioner.from_pretrained(
         checkpoint, device="cpu", dtype="float32", in_process=True

@@ -20,8 +20,7 @@ def measure_price(exact: Path, small: Path, photos: Path) -> str:
         small: the quantised one.
         photos: a folder; what in it cannot be read does not count.
 
-    Raises:
-        DataError: there is no photo in it.
+    Raises DataError: there is no photo in it.
     """
     models = [load_app(folder).Captioner(folder) for folder in (exact, small)]
     seconds, count, same = [0.0, 0.0], 0, 0

@@ -128,8 +128,7 @@ def beam_search(
         constraints: on what may be said, as long as the configuration lets it be.
         starts: (B,), the token that each image's captions begin with.
 
-    Raises:
-        GenerationError: the decoder's scores are not numbers.
+    Raises GenerationError: the decoder's scores are not numbers.
     """
     search = _Search(decoder, features, config, constraints, starts)
     every = asked_every(features.device)

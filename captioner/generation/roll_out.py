@@ -38,8 +38,7 @@ def roll_out(
     Returns:
         What was said and seen. After its first <end> a hypothesis says anything.
 
-    Raises:
-        GenerationError: the decoder's scores are not numbers.
+    Raises GenerationError: the decoder's scores are not numbers.
     """
     state = decoder.start(features).expand(count)
     tokens = starts.unsqueeze(1).expand(-1, count)

@@ -264,9 +264,8 @@ def plan_pictures(
         photos: paths and addresses, as they were typed.
         inputs: other files that the run reads.
 
-    Raises:
-        ConfigError: the kind of file or a field is not known, or a picture would overwrite an
-            input, another picture of this run, or a file that Captioner did not draw.
+    Raises ConfigError: the kind of file or a field is not known, or a picture would overwrite an
+    input, another picture of this run, or a file that Captioner did not draw.
     """
     plan = [
         {option: _fill(option, pattern, photo, number) for option, pattern in patterns.items()}

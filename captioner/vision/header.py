@@ -130,8 +130,7 @@ def _first_box(head: bytes) -> bytes:
 def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
     """Refuse an image of no pixels, or of too many.
 
-    Raises:
-        ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
+    Raises ImageEmptyError, ImageTooLargeError: the detail has the name and the size.
     """
     width, height = size
     if width * height == 0:

@@ -52,8 +52,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def lean_jpeg(data: bytes, name: str) -> bytes:
     """Leave out of a JPEG what neither its pixels, its turn nor its inks need.
 
-    Raises:
-        ImageTooLargeError: it is in too many pieces.
+    Raises ImageTooLargeError: it is in too many pieces.
     """
     kept, turned = [data[:2]], False
     for number, (marker, begin, end) in enumerate(segments(data)):
@@ -75,8 +74,7 @@ def lean_jpeg(data: bytes, name: str) -> bytes:
 def check_png(stream: BinaryIO, name: str) -> None:
     """Refuse a PNG in more pieces than a reader should go through.
 
-    Raises:
-        ImageTooLargeError: it is.
+    Raises ImageTooLargeError: it is.
     """
     stream.seek(8)
     number = 0
@@ -93,8 +91,7 @@ def lean_iso(data: bytes) -> bytes:
 def lean_tiff(stream: BinaryIO, name: str) -> BinaryIO:
     """Empty the values in a TIFF's directory that are large, or directories, and no pixels.
 
-    Raises:
-        ImageTooLargeError: the others are still too many, or too large.
+    Raises ImageTooLargeError: the others are still too many, or too large.
     """
     stream.seek(0)
     head = stream.read(16)

@@ -52,9 +52,8 @@ class Box(NamedTuple):
 class TransformConfig:
     """How a photo becomes the encoder's square.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field, its value and what is
-            allowed.
+    Raises ConfigError: a value cannot work; the detail names every such field, its value and what
+    is allowed.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED

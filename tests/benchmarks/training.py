@@ -40,7 +40,7 @@ from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary
 from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.scenes import SceneConfig, write_scenes
+from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.optimizer import build_optimizer
@@ -214,7 +214,7 @@ def cache(model: CaptionModel, transform: Transform, images: Tensor, path: Path)
 def epoch(folder: Path, kind: str) -> dict[str, float]:
     """Run an epoch of a real run on JPEG files of 256 x 256, with two workers; give its timing."""
     if not (folder / "data").exists():
-        write_scenes(folder / "data", splits={"train": 640, "val": 2}, config=SceneConfig(side=256))
+        write_scenes(folder / "data", splits={"train": 640, "val": 2}, side=256)
     fields = {
         "data.root": str(folder / "data"),
         "data.minimum_count": "1",

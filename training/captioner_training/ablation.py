@@ -74,8 +74,7 @@ def decoder_variants(
         grid_dim: D, the features of a grid cell.
         vocabulary_size: words and special tokens.
 
-    Raises:
-        ConfigError: the sizes do not allow one of the variants.
+    Raises ConfigError: the sizes do not allow one of the variants.
     """
     base = replace(
         base, kind="lstm", score="additive", heads=1, query="previous", positions="none",
@@ -109,8 +108,7 @@ def equal_transformer(
 
     It has four heads, sine positions, and the layers, attention and embedding of `base`.
 
-    Raises:
-        ConfigError: even the narrowest has more.
+    Raises ConfigError: even the narrowest has more.
     """
     base = replace(
         base, kind="transformer", score="scaled_dot", heads=_HEADS, query="previous",

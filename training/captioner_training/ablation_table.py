@@ -85,8 +85,7 @@ def table_text(rows: Sequence[Row]) -> str:
 def draw_chart(rows: Sequence[Row], path: Path) -> None:
     """Draw the table as a PNG: a dot for each value, a bar for its spread.
 
-    Raises:
-        OutputError: the file cannot be written.
+    Raises OutputError: the file cannot be written.
     """
     columns: dict[str, list[Cell | None]] = {
         name: [row.cell(name) for row in rows] for name in COLUMNS

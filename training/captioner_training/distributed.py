@@ -140,8 +140,7 @@ def start_processes(device: str = "auto") -> Iterator[Processes]:
 
     `device` is as for find_device; "cuda" takes the GPU of this process's local rank.
 
-    Raises:
-        DeviceError: this machine has no such device, or fewer GPUs than processes.
+    Raises DeviceError: this machine has no such device, or fewer GPUs than processes.
     """
     if "WORLD_SIZE" not in os.environ:
         yield Processes(device=find_device(device))

@@ -31,8 +31,7 @@ __all__ = ["build_model", "load_encoder", "load_origin"]
 def load_origin(recipe: Recipe) -> Checkpoint | None:
     """Read the checkpoint that a recipe goes on from; None where it begins afresh.
 
-    Raises:
-        CheckpointError: it cannot be read, or does not have the recipe's architecture.
+    Raises CheckpointError: it cannot be read, or does not have the recipe's architecture.
     """
     if recipe.weights is None:
         return None
@@ -115,8 +114,7 @@ def build_model(
 ) -> CaptionModel:
     """Make the model of a recipe with the encoder of `load_encoder`, the origin of `load_origin`.
 
-    Raises:
-        ConfigError: the decoder is larger than the memory.
+    Raises ConfigError: the decoder is larger than the memory.
     """
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
     try:

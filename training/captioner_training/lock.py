@@ -19,8 +19,7 @@ def locked(file: Path, *, verb: str, what: Path) -> Iterator[None]:
     Its folder is made if need be. Where the block leaves nothing else there, both go again. An
     error says that `captioner VERB` is at work in `what`.
 
-    Raises:
-        OutputError: another process holds it, or it cannot be written.
+    Raises OutputError: another process holds it, or it cannot be written.
     """
     made = [folder for folder in file.parents if not folder.exists()]
     with writing(what):

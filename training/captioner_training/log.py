@@ -112,8 +112,7 @@ class Log(Closing):
 
     It is cut back to `progress`.
 
-    Raises:
-        OutputError: the log cannot be written.
+    Raises OutputError: the log cannot be written.
     """
 
     def __init__(
@@ -231,8 +230,7 @@ class Log(Closing):
     def step(self, values: Mapping[str, Tensor], stage: StageState, clock: Clock) -> None:
         """Move the bar on, and log this process's share of the step where one is due.
 
-        Raises:
-            GenerationError: the step is logged, and its values are NaN or infinite.
+        Raises GenerationError: the step is logged, and its values are NaN or infinite.
         """
         if self._bar is not None:
             self._bar.update()
@@ -249,8 +247,7 @@ class Log(Closing):
     def refuse_diverged(self, values: Mapping[str, float]) -> None:
         """Refuse to go on with a training that has come to no number; one process says so.
 
-        Raises:
-            GenerationError: one of the values is NaN or infinite.
+        Raises GenerationError: one of the values is NaN or infinite.
         """
         if all(map(math.isfinite, values.values())):
             return

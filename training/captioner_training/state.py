@@ -193,8 +193,7 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Give all of it. Every process calls this; each adds its random numbers and its sums.
 
-        Raises:
-            GenerationError: the weights are NaN or infinite.
+        Raises GenerationError: the weights are NaN or infinite.
         """
         sums = self.stage.sums if self.stage is not None else {}
         mine = {
@@ -262,8 +261,7 @@ class RunFolder:
     Only the main process writes. `recipe` has its precision settled: `auto` is what the run that is
     there computes in, else bfloat16 where the hardware is `fast` in it.
 
-    Raises:
-        ConfigError: the folder has files, and no run of this recipe.
+    Raises ConfigError: the folder has files, and no run of this recipe.
     """
 
     def __init__(self, recipe: Recipe, out: Path, *, fast: bool) -> None:
@@ -344,8 +342,7 @@ class RunFolder:
     def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
         """Refuse to begin what the disk cannot hold; what an interrupted run has written counts.
 
-        Raises:
-            OutputError: grids, states and checkpoints together are more than is free.
+        Raises OutputError: grids, states and checkpoints together are more than is free.
         """
         needed = _room(self.recipe, model, images=images)
         checkpoints = filter(Path.exists, (self.best, self.last))
@@ -362,16 +359,14 @@ class RunFolder:
     def begin(self) -> None:
         """Write the recipe.
 
-        Raises:
-            OutputError: the folder cannot be written.
+        Raises OutputError: the folder cannot be written.
         """
         write_json(self._recipe_file, plain(self.recipe))
 
     def save(self, state: Mapping[str, Any], *, digest: str) -> None:
         """Write a state, which is either whole or not there, whenever the machine stops.
 
-        Raises:
-            OutputError: it cannot be written; the states before it are as they were.
+        Raises OutputError: it cannot be written; the states before it are as they were.
         """
         path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
         try:
@@ -391,8 +386,7 @@ class RunFolder:
     def finish(self, progress: Progress, *, digest: str) -> None:
         """Note that the run is over, and remove what only an unfinished one needs.
 
-        Raises:
-            OutputError: the note cannot be written.
+        Raises OutputError: the note cannot be written.
         """
         note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
         write_json(self._finished_file, note)

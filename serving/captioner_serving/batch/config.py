@@ -54,8 +54,7 @@ class Shard:
 class BatchConfig:
     """How a batch is captioned and what is written; every default is what most runs want.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
     # What is said

@@ -28,8 +28,7 @@ class RunFiles:
         all: all of them.
         folder: of the output, whatever the current folder is.
 
-    Raises:
-        ConfigError: the review is one of the others.
+    Raises ConfigError: the review is one of the others.
     """
 
     def __init__(self, output: Path, review: Path | None = None) -> None:
@@ -65,8 +64,7 @@ class RunFiles:
 def lock(path: Path) -> BinaryIO:
     """Open a file to add to it, and hold it against other runs.
 
-    Raises:
-        OutputError: another run holds it.
+    Raises OutputError: another run holds it.
     """
     while True:
         # Unbuffered: closing must not write, or it could fail on a full disk.

@@ -29,8 +29,7 @@ _HUGE = re.compile(r"\d{4}")  # in a format: so many digits, or so wide
 class Wording:
     """Replace words, then fill the template, then put the prefix in front.
 
-    Raises:
-        ConfigError: a template without {caption} or with an unknown field; a control character.
+    Raises ConfigError: a template without {caption} or with an unknown field; a control character.
     """
 
     template: str = "{caption}"  # fields: caption, score

@@ -85,8 +85,7 @@ def hash_password(password: str) -> str:
 def read_credentials(path: str | None) -> Credentials | None:
     """Read USER:PASSWORD from a file or the environment; None where neither is given.
 
-    Raises:
-        ConfigError: the file cannot be read, or there is no USER:PASSWORD in it.
+    Raises ConfigError: the file cannot be read, or there is no USER:PASSWORD in it.
     """
     if path is not None:
         try:
@@ -112,8 +111,7 @@ def read_credentials(path: str | None) -> Credentials | None:
 def read_tokens(path: str | None) -> dict[str, str]:
     """Read bearer tokens from a file, a line NAME:TOKEN each; none without a file.
 
-    Raises:
-        ConfigError: the file cannot be read, others can read it, or a line is none.
+    Raises ConfigError: the file cannot be read, others can read it, or a line is none.
     """
     if path is None:
         return {}

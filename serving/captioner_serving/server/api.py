@@ -275,8 +275,7 @@ async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Respons
 
     Whoever stops listening takes its photos out of the queue.
 
-    Raises:
-        CaptionerError: the photos are not admitted.
+    Raises CaptionerError: the photos are not admitted.
     """
     task = asyncio.create_task(work)
     await asyncio.sleep(0)  # it has a place by now, or none
@@ -303,8 +302,7 @@ async def _stream(work: Coroutine[Any, Any, _Answered], place: Place) -> Respons
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do the work unless the client goes away, which takes its images out of the queue.
 
-    Raises:
-        CaptionerError: what the work raises, or that it has gone, which nobody reads.
+    Raises CaptionerError: what the work raises, or that it has gone, which nobody reads.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))

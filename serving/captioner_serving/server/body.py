@@ -114,8 +114,7 @@ class BodyLimits:
     async def _next(self, body: _Body, receive: Receive) -> Message:
         """The next part of a body.
 
-        Raises:
-            RefusedError: it does not come in time, is larger than it may be, or has no room.
+        Raises RefusedError: it does not come in time, is larger than it may be, or has no room.
         """
         patience = self._config.patience
         try:
@@ -260,8 +259,7 @@ def _checked(
 def _boundary(kind: str) -> str:
     """The boundary, and nothing else: a charset could be one that takes hours to decode.
 
-    Raises:
-        RefusedError: there is none, or none that may be.
+    Raises RefusedError: there is none, or none that may be.
     """
     _, options = parse_options_header(kind) if len(kind) <= _LONGEST_TYPE else ("", {})
     boundary = options.get(b"boundary", b"").decode("latin-1")

@@ -29,8 +29,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 class ServerConfig:
     """How a server listens, and how much it takes on.
 
-    Raises:
-        ConfigError: a value cannot work; the detail names every such field.
+    Raises ConfigError: a value cannot work; the detail names every such field.
     """
 
     # Only this machine, until somebody decides otherwise.
@@ -126,8 +125,7 @@ class ServerConfig:
 def parse_size(text: str) -> int:
     """Turn "20MB", "512 kB" or "1000000" into bytes (units of 1000).
 
-    Raises:
-        ConfigError: it is not a size.
+    Raises ConfigError: it is not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:

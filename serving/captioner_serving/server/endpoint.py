@@ -158,8 +158,7 @@ class OwnUploads:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on.
 
-        Raises:
-            CaptionerError: a call that no client of ours makes; the application answers.
+        Raises CaptionerError: a call that no client of ours makes; the application answers.
         """
         if scope["type"] != "http":
             return await self.app(scope, receive, send)

@@ -212,8 +212,7 @@ class CaptionService:
 
         It is asked for a caption if it has nothing to do and has not just made one.
 
-        Raises:
-            RefusedError: it does not answer, is at one batch for minutes, or is closed.
+        Raises RefusedError: it does not answer, is at one batch for minutes, or is closed.
         """
         if self._batcher.closed:
             raise ClosedError
@@ -326,8 +325,7 @@ class CaptionService:
 def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
     """Refuse a sentence that the model cannot have said.
 
-    Raises:
-        ConfigError: it has no words, or one that the vocabulary does not have.
+    Raises ConfigError: it has no words, or one that the vocabulary does not have.
     """
     if not caption.words:
         raise ConfigError("the record has no words: there is nothing to check")

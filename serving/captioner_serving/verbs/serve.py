@@ -267,8 +267,7 @@ def _serve(application: Application, config: ServerConfig, listener: socket.sock
 def _listen(host: str, port: int) -> socket.socket:
     """Take the port before the model is loaded.
 
-    Raises:
-        ConfigError: it is taken, or the host is not this machine's.
+    Raises ConfigError: it is taken, or the host is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

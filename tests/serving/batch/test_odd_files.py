@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioner import ImageNotFoundError
 from captioner_serving.batch.inputs.photos import PhotoFile
-from tests.captioner.pictures import encode
+from tests.captioner.pictures import encode, png
 from tests.launcher import Run
 from tests.serving.batch.conftest import draw
 

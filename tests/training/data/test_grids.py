@@ -39,17 +39,6 @@ def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
     assert len(pickle.dumps(grids)) < 1000 and torch.equal(again[[767, 0]], there[[767, 0]])
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="/proc/self/smaps is Linux's")
-def test_an_epoch_leaves_no_page_mapped(path: Path) -> None:
-    grids = CachedGrids([path], SHAPE)
-    for index in torch.randperm(768, generator=torch.Generator().manual_seed(1)).tolist():
-        grids[[index]]
-    lines = Path("/proc/self/smaps").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
-    resident = next(line for line in lines[start:] if line.startswith("Rss:"))
-    assert int(resident.split()[1]) < 1000  # kB; 12,000 of the file were read
-
-
 @pytest.fixture
 def images(tmp_path: Path) -> list[CaptionedImage]:
     (tmp_path / "photos").mkdir()

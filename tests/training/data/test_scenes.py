@@ -13,12 +13,10 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from captioner.errors import ConfigError
 from captioner_training.data.scenes import (
     COLORS,
     SHAPES,
     Scene,
-    SceneConfig,
     SceneObject,
     draw_scene,
     scene_seed,
@@ -108,7 +106,7 @@ def test_boxes_enclose_exactly_the_pixels_drawn(drawn: list[Scene]) -> None:
 
 
 def test_words_are_spread_evenly_and_independently() -> None:
-    found = [draw_scene(seed, SceneConfig(side=64)) for seed in range(600)]
+    found = [draw_scene(seed, side=64) for seed in range(600)]
     relations = Counter(parse(scene.caption)[1] for scene in found)
     counts = [relations]
     for place in (0, 1):
@@ -164,24 +162,3 @@ def test_pycocotools_reads_what_the_scenes_say(written: Path) -> None:
             assert shape["iscrowd"] == 0
     # COCOeval takes an annotation's id of 0 for no match.
     assert min(boxes.anns) == min(captions.anns) == 1
-
-
-@pytest.mark.parametrize("splits", [{"": 1}, {"a/b": 1}, {"train": 0}])
-def test_splits_that_cannot_be_are_refused_before_anything_is_written(
-    splits: dict[str, int], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="split"):
-        write_scenes(tmp_path, splits={"good": 1, **splits})
-    assert not list(tmp_path.iterdir())
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    for settings, problem in (
-        ({"side": 16}, "side=16"),
-        ({"small": (0.3, 0.4)}, "small below large"),
-        ({"large": (0.6, 0.7)}, "room for both"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            SceneConfig(**settings)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="negative"):
-        draw_scene(-1)

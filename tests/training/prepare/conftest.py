@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from captioner_training.data.scenes import SceneConfig, draw_scene
+from captioner_training.data.scenes import draw_scene
 from tests.launcher import Run
 
 TRAIN, VAL = range(100, 108), range(200, 206)
@@ -37,7 +37,7 @@ def prepare(run: Run, to: Path, *arguments: object, status: int = 0) -> str:
 
 def scene_jpeg(key: int) -> tuple[bytes, str]:
     """The drawn photo of an image id, 400 x 300 pixels, and its true caption."""
-    scene = draw_scene(key, SceneConfig(side=400))
+    scene = draw_scene(key, side=400)
     data = io.BytesIO()
     scene.image.resize((400, 300)).save(data, format="JPEG", quality=92)
     return data.getvalue(), scene.caption

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from captioner_training.data.reading import read_dataset
-from captioner_training.data.scenes import SceneConfig, draw_scene
+from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare.manifest import Manifest
 from tests.conftest import read_tree
 from tests.launcher import Run, start
@@ -50,7 +50,7 @@ def test_each_year_and_split(
     assert [image.id for image in images] == [200, 201, 202, 203, 204, 205][: splits["val"]]
     for image in images[:2]:
         assert isinstance(image.id, int)
-        scene = draw_scene(image.id, SceneConfig(side=400))
+        scene = draw_scene(image.id, side=400)
         assert image.captions == (scene.caption, scene.caption)
         stored = Image.open(io.BytesIO(image.store.read(image.name)))
         assert stored.size == (341, 256)  # 400 x 300 with a short side of 256

@@ -35,8 +35,7 @@ class BucketSampler(Sampler[list[int]]):
         parts: of a batch, one after the other, for the accumulation of gradients.
         rank: of this process, of `world`.
 
-    Raises:
-        ConfigError: a batch has fewer images than processes times parts.
+    Raises ConfigError: a batch has fewer images than processes times parts.
     """
 
     def __init__(

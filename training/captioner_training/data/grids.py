@@ -1,10 +1,9 @@
-"""Grids computed once for a frozen encoder, kept as float16 in files that are mapped, not read."""
+"""Grids computed once for a frozen encoder, kept as float16 in files."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -30,7 +29,6 @@ GRIDS_FILES = "grids-*.f16"
 
 _BATCH = 32  # images that are encoded at once; a file has whole batches
 GRIDS_A_FILE = 32 * _BATCH  # what an interruption costs at most; 128 MB of 7 x 7 x 1,280
-_UNMAP_AFTER = 256  # grids: some 50 MB; each time takes milliseconds for the files of COCO
 
 
 class CachedGrids:
@@ -44,35 +42,22 @@ class CachedGrids:
     """
 
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
-        self._paths, self.shape, self._reads = list(paths), shape, 0
+        self._paths, self.shape = list(paths), shape
         self._each = GRIDS_A_FILE if len(paths) > 1 else shape[0]
-        self._maps: list[mmap.mmap] = []
-        self._grids: list[NDArray[np.float16]] = []
-        for path in paths:
-            with path.open("rb") as file:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            values = np.frombuffer(self._maps[-1], np.float16)
-            self._grids.append(values.reshape(-1, *shape[1:]))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return CachedGrids, (self._paths, self.shape)  # another process maps the files itself
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, indices: Sequence[int]) -> Tensor:
         """Read the grids (B, L, D) of these images."""
-        each = self._each
-        rows = np.stack([self._grids[index // each][index % each] for index in indices])
-        self._reads += len(indices)
-        # Let go of the pages just read, or an epoch of COCO would grow by all files. They stay in
-        # the system's cache of files, which gives room when it is needed.
-        if self._reads >= _UNMAP_AFTER:
-            for mapped in self._maps:
-                if hasattr(mapped, "madvise"):  # not on Windows
-                    mapped.madvise(mmap.MADV_DONTNEED)
-            self._reads = 0
-        return torch.from_numpy(rows)
+        _, cells, features = self.shape
+        rows = [
+            np.fromfile(path, np.float16, cells * features, offset=2 * cells * features * place)
+            for path, place in (
+                (self._paths[index // self._each], index % self._each) for index in indices
+            )
+        ]
+        return torch.from_numpy(np.stack(rows).reshape(-1, cells, features))
 
     def mean(self) -> Tensor:
         """Average the cells of all images: (D,). Of a few it is another one: images differ much."""
@@ -101,8 +86,7 @@ class CachedGrids:
         stale and never half. Each process writes files of its own, so that processes on several
         machines never share one. `workers` decode images.
 
-        Raises:
-            OutputError: the disk is full, or the folder cannot be written.
+        Raises OutputError: the disk is full, or the folder cannot be written.
         """
         side = transform.config.size // encoder.config.stride
         shape = (len(images), side * side, encoder.channels())

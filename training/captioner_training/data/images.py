@@ -46,8 +46,7 @@ class ImageStore:
     processes of a loader. Each process opens a tar file once. A name never leads out of the
     folders: captions from somebody else are not to fetch the files that lie beside them.
 
-    Raises:
-        DataError: nothing matches, or a tar file is damaged.
+    Raises DataError: nothing matches, or a tar file is damaged.
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:

@@ -42,8 +42,7 @@ class Loader(Generic[Loaded]):
     An image that cannot be read is an error among the items: one that a worker raises would arrive
     with the worker's traceback as its message.
 
-    Raises:
-        CaptionerError: on the way, where an image cannot be read.
+    Raises CaptionerError: on the way, where an image cannot be read.
     """
 
     def __init__(

@@ -49,8 +49,7 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
     COCO's captions format, beside the images in SPLIT*.tar or in a folder SPLIT. `words` splits the
     captions into words.
 
-    Raises:
-        DataError: it is neither, it has no such split, or files are missing or damaged.
+    Raises DataError: it is neither, it has no such split, or files are missing or damaged.
     """
     if is_unfinished(folder):
         raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
@@ -96,8 +95,7 @@ def read_coco(
         images: a folder or tar file (or a glob of them) that holds every `file_name`.
         words: splits captions into words.
 
-    Raises:
-        DataError: a file is missing or of another format, or an image or caption is unusable.
+    Raises DataError: a file is missing or of another format, or an image or caption is unusable.
     """
     found = read_coco_file(captions)
     store = ImageStore(images)
@@ -269,8 +267,7 @@ def _sentences(data: DataConfig, text: Text, *, most: int | None) -> Iterator[Se
 def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
     """Read the split `test` of those data sets of the validation that have one.
 
-    Raises:
-        DataError: it cannot be read.
+    Raises DataError: it cannot be read.
     """
     data = recipe.data
     folders = [(one, resolve(data.root, one)) for one in data.validation if isinstance(one, str)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from typing import Final
 
 from PIL import Image, ImageDraw
 
-from captioner.errors import ConfigError
 from captioner.files import replace_file, writing
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "RELATIONS",
     "SHAPES",
     "Scene",
-    "SceneConfig",
     "SceneObject",
     "draw_scene",
     "scene_seed",
@@ -79,6 +76,9 @@ _HUE_JITTER: Final = 4.0  # degrees either way: red and orange, the closest, sta
 _TONE_JITTER: Final = 0.03  # of saturation and value, either way: black stays black
 # The axis that the relation speaks of (0: x, 1: y), and the direction from the first to the second.
 _STEPS: Final = {"above": (1, 1), "below": (1, -1), "left of": (0, 1), "right of": (0, -1)}
+_SIDE: Final = 128  # pixels; the small shape still spans 22, enough to tell a star from a heart
+_LARGE: Final = (0.34, 0.44)  # the longer side of its box by the image's: least, most
+_SMALL: Final = (0.17, 0.22)  # at most 2/3 of the large one: never in doubt
 _SIDEWAYS: Final = 0.4  # the centres' offset across that axis per offset along it: 22 degrees
 _GAP: Final = 0.05  # between the boxes along that axis, so that the shapes never touch
 _MARGIN: Final = 0.03  # between a box and the image's edge, so that no shape is cut
@@ -88,21 +88,6 @@ _FINE: Final = 8  # edges are drawn so much finer, then averaged; 4 leaves circl
 SHAPES: Final = tuple(_OUTLINES)
 COLORS: Final = tuple(_TONES)
 RELATIONS: Final = tuple(_STEPS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SceneConfig:
-    """How large scenes and shapes are. Raises ConfigError for what cannot be drawn."""
-
-    side: int = 128  # pixels; the small shape still spans 22, enough to tell a star from a heart
-    large: tuple[float, float] = (0.34, 0.44)  # the longer side of its box by `side`: least, most
-    small: tuple[float, float] = (0.17, 0.22)  # at most 2/3 of the large one: never in doubt
-
-    def __post_init__(self) -> None:
-        rising = 0 < self.small[0] <= self.small[1] < self.large[0] <= self.large[1]
-        room = self.large[1] + self.small[1] + _GAP + 2 * _MARGIN <= 1
-        if self.side < 64 or not rising or not room:
-            raise ConfigError(f"{self}: needs 64 pixels a side, small below large, room for both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,28 +112,24 @@ class Scene:
     objects: tuple[SceneObject, SceneObject]  # in the caption's order: the large one first
 
 
-def draw_scene(seed: int, config: SceneConfig = SceneConfig()) -> Scene:
-    """Draw the scene of a seed: the same seed and config draw the same scene.
+def draw_scene(seed: int, *, side: int = _SIDE) -> Scene:
+    """Draw the scene of a seed, a square: the same seed and side draw the same scene.
 
     Shapes, colours and relation are drawn evenly and independently of each other and of the
     background, so that no word can be guessed from the others.
-
-    Raises ConfigError for a negative seed, for which `random.Random` repeats the positive one.
     """
-    if seed < 0:
-        raise ConfigError(f"a scene's seed must not be negative, not {seed}")
     rng = Random(seed)
     relation = rng.choice(RELATIONS)
-    image = _background(rng, config.side)
+    image = _background(rng, side)
     looks, outlines = [], []
-    for size, extent in ("large", config.large), ("small", config.small):
+    for size, extent in ("large", _LARGE), ("small", _SMALL):
         looks.append((size, rng.choice(COLORS), rng.choice(SHAPES)))
         outlines.append(_outline(looks[-1][2], rng.uniform(*extent), rng.uniform(-_TURN, _TURN)))
     centers = _centers(relation, _box(outlines[0])[2:], _box(outlines[1])[2:], rng)
     objects = []
     for (size, color, shape), outline, (x, y) in zip(looks, outlines, centers, strict=True):
-        placed = [((x + dx) * config.side, (y + dy) * config.side) for dx, dy in outline]
-        image.paste(_fill(color, rng), mask=_coverage(placed, config.side))
+        placed = [((x + dx) * side, (y + dy) * side) for dx, dy in outline]
+        image.paste(_fill(color, rng), mask=_coverage(placed, side))
         objects.append(SceneObject(shape=shape, color=color, size_name=size, box=_box(placed)))
     large, small = objects
     return Scene(image=image, caption=f"{large} {relation} {small}", objects=(large, small))
@@ -223,7 +204,7 @@ def scene_seed(*, seed: int, split: str, index: int) -> int:
 
 
 def write_scenes(
-    folder: Path, *, splits: Mapping[str, int], seed: int = 0, config: SceneConfig = SceneConfig()
+    folder: Path, *, splits: Mapping[str, int], seed: int = 0, side: int = _SIDE
 ) -> None:
     """Write scenes as COCO lays out its data: `splits` names each split and its number of scenes.
 
@@ -231,17 +212,14 @@ def write_scenes(
     the shapes, `area` is the box's) and captions_SPLIT.json (COCO captions). Each appears whole or
     not at all. The same arguments write the same bytes, given the same Pillow.
 
-    Raises ConfigError for a split's name or number, before anything is written, and OutputError.
+    Raises OutputError.
     """
     for split, count in splits.items():
-        if not re.fullmatch(r"\w+", split, re.ASCII) or count < 1:
-            raise ConfigError(f"splits are like 'train': 100, 'val_2': 9; not {split!r}: {count}")
-    for split, count in splits.items():
         seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]
-        _write_split(folder, split, seeds, config)
+        _write_split(folder, split, seeds, side)
 
 
-def _write_split(folder: Path, split: str, seeds: list[int], config: SceneConfig) -> None:
+def _write_split(folder: Path, split: str, seeds: list[int], side: int) -> None:
     images: list[dict[str, object]] = []
     captions: list[dict[str, object]] = []
     boxes: list[dict[str, object]] = []
@@ -249,7 +227,7 @@ def _write_split(folder: Path, split: str, seeds: list[int], config: SceneConfig
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         # Ids begin at 1: pycocotools' COCOeval takes an annotation's id of 0 for "no match".
         for key, seed in enumerate(seeds, 1):
-            scene, name = draw_scene(seed, config), f"{split}-{key:06d}.jpg"
+            scene, name = draw_scene(seed, side=side), f"{split}-{key:06d}.jpg"
             _add(tar, name, scene.image)
             width, height = scene.image.size
             images.append({"id": key, "file_name": name, "width": width, "height": height})

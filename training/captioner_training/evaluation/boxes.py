@@ -43,8 +43,7 @@ Boxes = Mapping[int | str, Sequence[BoxedObject]]
 def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
     """Read the boxes of each image, by its id, in the order of the file.
 
-    Raises:
-        DataError: the file cannot be read, or is not in COCO's instances format.
+    Raises DataError: the file cannot be read, or is not in COCO's instances format.
     """
     content = read_json(path, Problems())
     lists = content if isinstance(content, dict) else {}
@@ -78,8 +77,7 @@ def check_boxes(
 ) -> dict[int | str, list[BoxedObject]]:
     """Read boxes as read_boxes does, and refuse a file that has none for any of these images.
 
-    Raises:
-        DataError: it has none, or cannot be read.
+    Raises DataError: it has none, or cannot be read.
     """
     found = read_boxes(path, transform)
     if not found.keys() & set(ids):

@@ -54,8 +54,7 @@ class DeletionTest:
     def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
         """Test the next captions of the split, on their grids.
 
-        Raises:
-            GenerationError: the decoder's scores are not numbers.
+        Raises GenerationError: the decoder's scores are not numbers.
         """
         if self._images is not None:
             captioned = captioned[: self._images - len(self._captions)]
@@ -77,8 +76,7 @@ class DeletionTest:
     def result(self) -> dict[str, object]:
         """Summarise the captions that were tested; see summarize_effects.
 
-        Raises:
-            DataError: the model captions without attention.
+        Raises DataError: the model captions without attention.
         """
         if not self._effects:
             raise DataError("the model captions without attention: there is nothing to delete")

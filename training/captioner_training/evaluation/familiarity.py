@@ -43,8 +43,7 @@ def measure_familiarity(
     Returns:
         `auroc`, and `unlike`, how many pictures there are.
 
-    Raises:
-        DataError: the checkpoint does not know its photos; no picture can be opened.
+    Raises DataError: the checkpoint does not know its photos; no picture can be opened.
     """
     if captioner.trust is None:
         raise DataError("the checkpoint does not know its photos: run `captioner trust`")

@@ -129,8 +129,7 @@ def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
     Returns:
         As person_grounding, for all of them together; and `categories`, each by itself.
 
-    Raises:
-        DataError: no caption names a category where it has boxes, or the model does not attend.
+    Raises DataError: no caption names a category where it has boxes, or the model does not attend.
     """
     names = {one.category for each in boxes.values() for one in each} - {"", "person"}
     together = category_grounding(captioned, boxes, *names)
@@ -145,8 +144,7 @@ def category_grounding(
 ) -> dict[str, object] | None:
     """Measure words for these categories; None where no caption names one that has boxes.
 
-    Raises:
-        DataError: the model does not attend.
+    Raises DataError: the model does not attend.
     """
     sums: dict[str, list[float]] = defaultdict(list)
     for one in captioned:

@@ -45,8 +45,7 @@ def check_java() -> None:
 def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
     """Split captions into COCO's tokens: PTB's, in lower case, without punctuation.
 
-    Raises:
-        MissingExtraError, DataError: see check_java; or Java died.
+    Raises MissingExtraError, DataError: see check_java; or Java died.
     """
     check_java()
     from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
@@ -60,8 +59,7 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 def meteor_table(references: Sequence[Sequence[Words]], captions: Sequence[Words]) -> Table:
     """Count what METEOR 1.5 needs of each image, from tokens; its score is in percent.
 
-    Raises:
-        MissingExtraError, DataError: see check_java; or Java died.
+    Raises MissingExtraError, DataError: see check_java; or Java died.
     """
     check_java()
     questions = []
@@ -104,8 +102,7 @@ def _jar(name: str) -> str:
 def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[str]:
     """Give a Java program its lines, and take `count` lines back.
 
-    Raises:
-        DataError: it could not be started, failed, or answered with fewer lines.
+    Raises DataError: it could not be started, failed, or answered with fewer lines.
     """
     name = Path(next(one for one in arguments if one.endswith(".jar"))).name
     try:

@@ -44,8 +44,7 @@ def targets(images: Sequence[CaptionedImage]) -> list[Target]:
 def read_targets(path: Path) -> list[Target]:
     """Read the references of a file in COCO's captions format, without its images.
 
-    Raises:
-        DataError: it cannot be read, or has images without a caption.
+    Raises DataError: it cannot be read, or has images without a caption.
     """
     found = read_coco_file(path)
     if bare := [one.file_name for one in found if not one.captions]:
@@ -56,8 +55,7 @@ def read_targets(path: Path) -> list[Target]:
 def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
     """Read the whole split of which these images are a part.
 
-    Raises:
-        DataError: it cannot be read, or has not all of these images.
+    Raises DataError: it cannot be read, or has not all of these images.
     """
     found = read_targets(path)
     known = {str(one.id) for one in found}
@@ -90,8 +88,7 @@ def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
             the end of that name; or that has the file name of one image alone, as no other path.
         images: the split.
 
-    Raises:
-        DataError: the file cannot be read, is in neither format, or names no image of the split.
+    Raises DataError: the file cannot be read, is in neither format, or names no image of the split.
     """
     entries = [(*_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
     names = _Names(images, paths={name for name, _, by_id in entries if not by_id})
@@ -211,8 +208,7 @@ def write_predictions(
 ) -> None:
     """Write captions: COCO results where the name ends in .json, else a JSON record a line.
 
-    Raises:
-        OutputError: the file cannot be written.
+    Raises OutputError: the file cannot be written.
     """
     three = list(zip(images, captions, scores, strict=True))
     if path.suffix.lower() == ".json":
@@ -229,8 +225,7 @@ def write_predictions(
 def check_replaceable(path: Path) -> None:
     """Refuse a file that is there and is not what `write_predictions` writes.
 
-    Raises:
-        OutputError: it is something else, which nobody wants to lose.
+    Raises OutputError: it is something else, which nobody wants to lose.
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return

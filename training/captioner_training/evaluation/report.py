@@ -145,8 +145,7 @@ def as_json(value: Any) -> Any:
 def read_report(path: Path) -> dict[str, Any]:
     """Read a report.json that `--report` wrote.
 
-    Raises:
-        DataError: it cannot be read, or is none.
+    Raises DataError: it cannot be read, or is none.
     """
     report = read_json(path, Problems())
     keys = {"split", "document_frequencies", "per_image"}
@@ -158,9 +157,8 @@ def read_report(path: Path) -> dict[str, Any]:
 def check_comparable(report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Refuse reports whose scores cannot be compared, by what they say of their data.
 
-    Raises:
-        DataError: they are of different images or references, of captions that are not all there,
-            or count CIDEr with different document frequencies.
+    Raises DataError: they are of different images or references, of captions that are not all
+    there, or count CIDEr with different document frequencies.
     """
     for one in (report, other):
         if one.get("scored", one["split"]["images"]) < one["split"]["images"]:
@@ -194,8 +192,7 @@ def compare_reports(
         `cross_entropy` of the references, in nats a token, where both have it of the same words
         and tokens; and `with`, what the other report is of.
 
-    Raises:
-        DataError: as for check_comparable.
+    Raises DataError: as for check_comparable.
     """
     check_comparable(report, other)
     others = {str(one["id"]): one for one in other["per_image"]}

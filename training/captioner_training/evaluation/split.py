@@ -219,8 +219,7 @@ def scene_pointing(captioned: Sequence[Captioned], *, boxes: Path, transform: Tr
         boxes: of their objects, in COCO's instances format.
         transform: of the model, to find the boxes on the grid.
 
-    Raises:
-        DataError: the boxes cannot be read.
+    Raises DataError: the boxes cannot be read.
     """
     objects = read_boxes(boxes, transform)
     shapes = {one.category for each in objects.values() for one in each}

@@ -62,8 +62,7 @@ def fit_sight(
         vocabulary: of the model; words that stand for one another have a kind each, and are sought
             together.
 
-    Raises:
-        DataError: the photos are all alike.
+    Raises DataError: the photos are all alike.
     """
     stems = [None if word in FUNCTION_WORDS else stem(word) for word in _words(vocabulary)]
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
@@ -127,8 +126,7 @@ def fit_trust(
         weights: see captioner.trust.digest_weights.
         consensus: that chose the captions.
 
-    Raises:
-        DataError: the captions have too few words that name something.
+    Raises DataError: the captions have too few words that name something.
     """
     clues, right = [], []
     for one, seen in zip(captioned, sight(pooled), strict=True):

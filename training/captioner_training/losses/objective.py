@@ -127,8 +127,7 @@ class Objective(ABC):
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
         """Make it for a run; by default of its setting alone.
 
-        Raises:
-            CaptionerError: the recipe or the data are not as it needs them.
+        Raises CaptionerError: the recipe or the data are not as it needs them.
         """
         return cls(setting)
 

@@ -61,8 +61,7 @@ _LIVE = re.compile(r"[\\`*\[\]<>&~|]|(?<![^\W_])_|_(?![^\W_])")
 def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
     """Write the three files; the JSON has the images one by one, as `per_image`.
 
-    Raises:
-        OutputError: a file cannot be written.
+    Raises OutputError: a file cannot be written.
     """
     whole = {**report, "per_image": [row.record() for row in rows]}
     texts = {

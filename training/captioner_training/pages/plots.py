@@ -141,11 +141,12 @@ def curves_plot(
 ) -> Plot:
     """Draw values over the steps of a run, a curve a kind; its stages end at dashed lines."""
     values = [value for points in curves.values() for _, value in points] or [0.0]
-    span = max(values) - min(values)
+    least, most = min(values), max(values)
+    least = min(least, max(0, least - 0.1 * (most - least)))  # 0 is no less than a negative loss
     plot = Plot(
         title=title,
         x=Scale.over(0, max(ends, default=1), start=52, end=_WIDTH - 14),
-        y=Scale.over(max(0, min(values) - 0.1 * span), max(values), start=_HEIGHT - 40, end=20),
+        y=Scale.over(least, most, start=_HEIGHT - 40, end=20),
         x_name="steps",
     )
     for end in ends[:-1]:

@@ -242,9 +242,8 @@ def _publish(manifest: Manifest, *, to: Path, work: Path) -> None:
     set that makes way, then those of the new one. So an interruption leaves nothing that the next
     run takes for somebody's own.
 
-    Raises:
-        OutputError: the folder cannot be written, or has somebody's own file under a name that is
-            needed.
+    Raises OutputError: the folder cannot be written, or has somebody's own file under a name that
+    is needed.
     """
     names = {file.file for file in manifest.files}
     with writing(to):

@@ -326,7 +326,7 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
                 name = f"{path.stem}/{name or f'{number}.jpg'}"
                 if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
                     name = f"{path.stem}/{number}/{image['path']}"
-                place = Location(str(path), number, len(photo), columns.image, stamp)
+                place = Location(str(path), number, len(photo), columns.image, stamp, True)
                 row[columns.image] = Found(name, place)
         yield f"row {number + 1}", row
 
@@ -334,9 +334,8 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
 def read_coco_file(path: Path) -> list[ListedImage]:
     """Read a file in COCO's captions format that is a data set as it stands.
 
-    Raises:
-        DataError: it cannot be read, is in another format, or has no images, or a caption is no
-            text.
+    Raises DataError: it cannot be read, is in another format, or has no images, or a caption is no
+    text.
     """
     problems = Problems()
     found = coco_images(read_json(path, problems), problems, name=str(path))
@@ -351,8 +350,7 @@ def coco_images(
 ) -> list[ListedImage]:
     """Read COCO's captions format. `split` counts before one that an image record names.
 
-    Raises:
-        DataError: the content is not in that format.
+    Raises DataError: the content is not in that format.
     """
     if isinstance(content, list):
         raise DataError(

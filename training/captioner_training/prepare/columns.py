@@ -59,8 +59,7 @@ class Columns:
     ) -> Columns:
         """Choose among the columns that there are; what was found by its cells is noted.
 
-        Raises:
-            ConfigError: a named column is not there, or none holds photos, or sentences.
+        Raises ConfigError: a named column is not there, or none holds photos, or sentences.
         """
         have = f"{path} has the columns {', '.join(names)}"
         for name in self.named():

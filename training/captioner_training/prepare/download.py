@@ -62,9 +62,8 @@ class _TransferError(Exception):
 class Downloader(Closing):
     """Downloads files into a folder; one that is there by its name is whole and checked.
 
-    An unfinished one is NAME.part; what the server calls the version that it is a part of is in
-    NAME.version. It gives up after `tries` attempts without a new byte; `backoff` is the seconds
-    before the second one, and doubles from try to try.
+    An unfinished one is NAME.part. It gives up after `tries` attempts without a new byte;
+    `backoff` is the seconds before the second one, and doubles from try to try.
     """
 
     def __init__(self, folder: Path, *, tries: int = 8, backoff: float = 0.5) -> None:
@@ -114,7 +113,6 @@ class Downloader(Closing):
             return path
         self._again_and_again(file.url, lambda: self._transfer(file), part)
         with writing(path):
-            self._version(file).unlink(missing_ok=True)
             if (wrong := file.difference(part)) is None:
                 part.replace(path)
                 return path
@@ -150,15 +148,12 @@ class Downloader(Closing):
 
     def _transfer(self, file: RemoteFile) -> None:
         """Make one request and write what it gives; returns when the file is complete."""
-        part, version = self._part(file), self._version(file)
-        known = version.read_text() if version.exists() else ""
-        # What is resumed without knowing its version must have a checksum to be found out by.
-        offset = _size(part) if known or file.checksum else 0
+        part = self._part(file)
+        # A part of what has changed since is found out by its checksum: without one, all again.
+        offset = _size(part) if file.checksum else 0
         if offset and offset == file.size:
             return
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        if offset and known:
-            headers["If-Range"] = known
         with self._client.stream("GET", file.url, headers=headers) as response:
             start = _start(response, offset, file.url)
             if start is None:
@@ -173,9 +168,6 @@ class Downloader(Closing):
                     f"{file.size:,}"
                 )
             with writing(part):
-                if start == 0:
-                    part.write_bytes(b"")  # before the version: it must not vouch for old bytes
-                version.write_text(_version_of(response))
                 self._receive(response, part, start, total)
         if total and _size(part) < total:
             raise _TransferError("the connection was closed early")
@@ -183,18 +175,13 @@ class Downloader(Closing):
     def _receive(self, response: httpx.Response, part: Path, start: int, total: int | None) -> None:
         name = part.name.removesuffix(".part")
         bar = tqdm(total=total, initial=start, desc=name, unit="B", unit_scale=True, disable=None)
-        with bar, part.open("r+b") as output:
-            output.truncate(start)
-            output.seek(start)
+        with bar, part.open("ab" if start else "wb") as output:
             for chunk in response.iter_raw():
                 output.write(chunk)
                 bar.update(len(chunk))
 
     def _part(self, file: RemoteFile) -> Path:
         return self.folder / f"{file.name}.part"
-
-    def _version(self, file: RemoteFile) -> Path:
-        return self.folder / f"{file.name}.version"
 
 
 def _start(response: httpx.Response, offset: int, url: str) -> int | None:
@@ -223,13 +210,6 @@ def _check_busy(response: httpx.Response) -> None:
 def _length(response: httpx.Response) -> int:
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isdigit() else 0
-
-
-def _version_of(response: httpx.Response) -> str:
-    """A strong ETag, else the date: what If-Range takes."""
-    etag: str = response.headers.get("ETag", "")
-    modified: str = response.headers.get("Last-Modified", "")
-    return etag if etag and not etag.startswith("W/") else modified
 
 
 def _size(path: Path | None) -> int:

@@ -31,8 +31,7 @@ def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
 
     Where all photos are in subfolders called train, val or test, these are the splits.
 
-    Raises:
-        DataError: the folder cannot be read, or has no images.
+    Raises DataError: the folder cannot be read, or has no images.
     """
     files = list(walk(folder))
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
@@ -103,8 +102,7 @@ def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], 
     or captions.txt (Kaggle); the splits those of dataset_flickr8k.json, or of
     Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
 
-    Raises:
-        DataError: the captions or the images are not there.
+    Raises DataError: the captions or the images are not there.
     """
     files = list(walk(folder))
     about = _about(folder, files)

@@ -141,8 +141,7 @@ class Problems:
     def write(self, folder: Path) -> Path | None:
         """Write problems.csv, for a spreadsheet; None, and no such file, where there is nothing.
 
-        Raises:
-            OutputError: it cannot be written.
+        Raises OutputError: it cannot be written.
         """
         rows = [
             (one.row, one.file, kind if one.example in ("", one.file) else f"{kind}: {one.example}",
@@ -193,8 +192,7 @@ def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str
 
     The last is a guess, which is noted in `problems` under `name`.
 
-    Raises:
-        DataError: it cannot be read, or it is not a text in any of these encodings.
+    Raises DataError: it cannot be read, or it is not a text in any of these encodings.
     """
     name = name or str(path)
     try:

@@ -10,9 +10,9 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
@@ -45,7 +45,6 @@ _ARCHIVES = (".tar", ".zip")
 # Hugging Face's tables begin with the split: train-00000-of-00002.parquet.
 _PART = re.compile(r"(\w+?)-\d+-of-\d+\.parquet")
 _NAMED = 5  # places; a data set in a hundred tar files would fill the screen
-_SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -97,6 +96,7 @@ class Location(NamedTuple):
     size: int
     member: str | None  # of a zip file, where they may be compressed; a Parquet file's column
     stamp: int  # changes when the image does: modification time, or a zip file's own checksum
+    in_table: bool = False
 
     @property
     def is_loose(self) -> bool:
@@ -120,8 +120,7 @@ class ImageFiles:
         links: whether a link in a folder may lead out of all of them. A name never may: a table
             from somebody else is not to fetch the photos that lie beside the folder.
 
-    Raises:
-        DataError: nothing is there, or an archive is damaged.
+    Raises DataError: nothing is there, or an archive is damaged.
     """
 
     def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
@@ -304,12 +303,11 @@ def _members(archive: Path) -> Iterator[Found]:
 def read_location(location: Location) -> bytes:
     """Read an original image.
 
-    Raises:
-        OSError: it cannot be read, is too large, or its archive says that it is damaged.
+    Raises OSError: it cannot be read, is too large, or its archive says that it is damaged.
     """
     if location.size > LARGEST_FILE:
         raise OSError(f"{location.size:,} bytes are more than those of any photo")
-    if location.member is not None and location.path.lower().endswith(".parquet"):
+    if location.in_table and location.member is not None:
         return _parquet_photo(location.path, location.member, location.offset)
     if location.member is None:
         with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
@@ -377,38 +375,17 @@ def _group_ends(path: str) -> list[int]:
 def equal_images(locations: Sequence[Location]) -> list[list[int]]:
     """Group the positions of images whose bytes are equal; nearly all groups have one.
 
-    Only images of equal size are read, and only those whose middles are equal are read whole.
+    Only images of equal size, and in zip files of equal checksum, are read.
     """
-
-    def digest(location: Location) -> Hashable:
-        return hashlib.sha256(read_location(location)).digest()
-
-    groups = [list(range(len(locations)))]
-    for key in (lambda one: one.size, _middle, digest):
-        groups = [part for group in groups for part in _parted(group, locations, key)]
-    return sorted(groups)
-
-
-def _parted(
-    group: list[int], locations: Sequence[Location], key: Callable[[Location], Hashable]
-) -> Iterable[list[int]]:
-    if len(group) == 1:
-        return [group]
-    parts: dict[Hashable, list[int]] = defaultdict(list)
-    for index in group:
-        try:
-            parts[key(locations[index])].append(index)
-        except OSError:  # it is reported as a corrupt image
-            parts[index, "unreadable"].append(index)
-    return parts.values()
-
-
-def _middle(location: Location) -> Hashable:
-    if location.member is not None:
-        return location.stamp  # a zip file's checksum
-    skip = max(0, location.size - _SAMPLE) // 2
-    part = location._replace(offset=location.offset + skip, size=min(_SAMPLE, location.size))
-    return read_location(part)
+    known = [(one.size, one.stamp if one.member else 0) for one in locations]
+    counts, groups = Counter(known), defaultdict[Hashable, list[int]](list)
+    for at, (one, key) in enumerate(zip(locations, known, strict=True)):
+        digest: Hashable = at
+        if counts[key] > 1:
+            with suppress(OSError):  # it is reported as a corrupt image
+                digest = hashlib.sha256(read_location(one)).digest()
+        groups[key, digest].append(at)
+    return sorted(groups.values())
 
 
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

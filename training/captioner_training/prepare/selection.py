@@ -132,8 +132,7 @@ def select(
     `fractions` are the shares of images without a split. Splits that are `published` stay as they
     are, images that two of them share included: scores on them must stay comparable.
 
-    Raises:
-        DataError: a split has a name that cannot be a file's.
+    Raises DataError: a split has a name that cannot be a file's.
     """
     checked = list(_checked(listed, problems))
     by_name = _find(checked, files, problems)

@@ -79,8 +79,7 @@ class LinkStream:
     def read(self, size: int) -> bytes:
         """Read at most so many bytes; none only at the end.
 
-        Raises:
-            TimeoutError: they did not come in time.
+        Raises TimeoutError: they did not come in time.
         """
         if not self._piece:
             self._piece = memoryview(_join(self._pieces, _PIECE, end=time.monotonic() + _SECONDS))

@@ -69,8 +69,7 @@ def without_body(response: httpx.Response) -> httpx.Response:
 def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
     """Look the host of a request up; any address is good of the host `own`.
 
-    Raises:
-        httpx.ConnectError: there is none, or one is private.
+    Raises httpx.ConnectError: there is none, or one is private.
     """
     host = request.url.host
     try:
@@ -90,8 +89,7 @@ def public_addresses(request: httpx.Request, *, own: str | None) -> list[str]:
 def check_address(host: str, text: str) -> None:
     """Look at an address of a host, or at the host where it may be one itself.
 
-    Raises:
-        ValueError: it is private, or not written in full.
+    Raises ValueError: it is private, or not written in full.
     """
     try:
         address = ipaddress.ip_address(text.split("%")[0])

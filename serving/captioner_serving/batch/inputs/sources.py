@@ -112,9 +112,8 @@ class Inputs:
 
         A photo or an archive that is missing among others costs itself alone.
 
-        Raises:
-            DataError: a folder, list or table is not there, a pattern matches nothing, or nothing
-                of all that is named is there.
+        Raises DataError: a folder, list or table is not there, a pattern matches nothing, or
+        nothing of all that is named is there.
         """
         if self.root is not None and not os.path.isdir(self.root):
             raise DataError(there_is_no("folder", Path(self.root)))
@@ -151,8 +150,7 @@ class Inputs:
         Args:
             left_out: counts the files of folders that are not taken for photos.
 
-        Raises:
-            DataError: a list or table cannot be read, or a source names nothing.
+        Raises DataError: a list or table cannot be read, or a source names nothing.
         """
         left_out = left_out or LeftOut()
         for source in self._expanded():
@@ -280,8 +278,7 @@ def _walk(folder: str, *, recursive: bool) -> Iterator[tuple[str, list[str], str
 def _matches(pattern: str) -> Iterator[str]:
     """Match as a shell with globstar does, folder by folder; ** follows no link to a folder.
 
-    Raises:
-        DataError: nothing matches.
+    Raises DataError: nothing matches.
     """
     path = None
     for path in _matches_of(pattern):

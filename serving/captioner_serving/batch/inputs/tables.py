@@ -28,8 +28,7 @@ def list_names(path: str, *, null: bool) -> Iterator[str]:
         path: a file, or "-" for standard input.
         null: whether NUL ends a name.
 
-    Raises:
-        DataError: the list cannot be read.
+    Raises DataError: the list cannot be read.
     """
     label = "standard input" if path == "-" else path
     ending = b"\0" if null else b"\n"

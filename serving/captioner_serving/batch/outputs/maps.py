@@ -38,9 +38,8 @@ class MapWriter:
     def write(self, photo: Photo, caption: Caption) -> None:
         """Draw one photo.
 
-        Raises:
-            OutputError: the picture cannot be written, the photo not be read again, or somebody's
-                file is in the picture's place.
+        Raises OutputError: the picture cannot be written, the photo not be read again, or
+        somebody's file is in the picture's place.
         """
         path = _path(self._folder, photo.name)
         if photo.path is not None and _same_folder(path, photo.path):

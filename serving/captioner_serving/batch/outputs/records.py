@@ -190,8 +190,7 @@ def read_rows(lines: Iterable[str], *, delimiter: str) -> tuple[csv.DictReader[s
 def read_captions(path: Path) -> Iterator[Record | None]:
     """Read a file of records; None stands for the record of a photo that failed.
 
-    Raises:
-        DataError: it cannot be read, or a line is not a record.
+    Raises DataError: it cannot be read, or a line is not a record.
     """
     try:
         with path.open("rb") as file:
@@ -206,9 +205,8 @@ def read_record_table(path: Path) -> Iterator[Record]:
 
     Spreadsheets save it with semicolons or tabs, decimal commas, and a mark at its beginning.
 
-    Raises:
-        DataError: it cannot be read, lacks a column, or has a row without an image, a caption of
-            text or a score.
+    Raises DataError: it cannot be read, lacks a column, or has a row without an image, a caption of
+    text or a score.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:

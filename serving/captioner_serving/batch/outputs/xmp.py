@@ -52,8 +52,7 @@ def merge_xmp(
     Returns:
         The sidecar as it shall be, in UTF-8, or None where all was there already.
 
-    Raises:
-        OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
+    Raises OutputError: the sidecar is not XMP, or holds a text in a form that XMP does not have.
     """
     # U+FFFD for what XML cannot hold, and for control characters that it can.
     caption = _ILLEGAL.sub("\ufffd", caption)
