@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["in_a_line", "json_line", "printable", "probability", "wrapped"]
+__all__ = ["in_a_line", "json_line", "printable", "probability"]
 
 # Line breaks may stay; what turns the direction of the writing may not.
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -41,19 +40,6 @@ def probability(text: str) -> float:
     if not 0 <= (value := float(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no probability from 0 to 1")
     return value
-
-
-def wrapped(text: str, *, columns: int) -> str:
-    """Break lines that are too long for a terminal between words; never a word itself.
-
-    >>> print(wrapped("12 captions in all; 1 failed, in c.errors", columns=30))
-    12 captions in all; 1 failed,
-      in c.errors
-    """
-    wrap = textwrap.TextWrapper(
-        columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(wrap.fill(line) for line in text.split("\n"))
 
 
 def json_line(

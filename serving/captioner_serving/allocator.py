@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-__all__ = ["MemoryCeiling", "bound_arenas", "is_out_of_memory", "return_memory"]
+__all__ = ["bound_arenas", "is_out_of_memory", "return_memory"]
 
 _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 
@@ -51,36 +49,3 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
         return None
     found: Callable[..., int] | None = getattr(ctypes.CDLL(None), name, None)
     return found
-
-
-class MemoryCeiling:
-    """Keeps a process that does the same again and again as large as its first rounds made it.
-
-    What lies free between blocks in use adds up over thousands of rounds. Returning it after every
-    round would hold the size too, and cost a seventh of the speed: most is asked for again at once.
-
-    Args:
-        rounds: that find the ceiling.
-    """
-
-    def __init__(self, *, rounds: int) -> None:
-        self._rounds = rounds
-        self._highest = 0
-
-    def check(self) -> None:
-        """Call this after every round, in whatever thread."""
-        size = _resident_bytes()
-        if self._rounds > 0:
-            self._rounds -= 1
-            self._highest = max(self._highest, size)
-        elif size > self._highest:
-            return_memory()
-
-
-def _resident_bytes() -> int:
-    """Memory of this process that is in use or kept; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from tqdm import tqdm
 
 from captioner.closing import Closing
 from captioner.files import digest
-from captioner.terminal import in_a_line, printable, wrapped
+from captioner.terminal import in_a_line, printable
 from captioner_serving.batch.config import Shard
 from captioner_serving.batch.inputs.sources import Inputs
 
@@ -83,12 +82,9 @@ class ProgressBar(Closing):
             self.say(self._line())
 
     def say(self, text: str) -> None:
-        """Print lines, above the bar where there is one: whole in a file, wrapped on a terminal."""
-        if self._quiet:
-            return
-        if self._stream.isatty() and (columns := _columns(self._stream)):
-            text = wrapped(text, columns=columns)
-        self._say(text)
+        """Print lines, above the bar where there is one."""
+        if not self._quiet:
+            self._say(text)
 
     def _say(self, text: str) -> None:
         tqdm.write(printable(text), file=self._stream)
@@ -104,13 +100,6 @@ class ProgressBar(Closing):
         failed = f", {self._errors:,} failed" if self._errors else ""
         noun = "photo" if self._done == 1 and not of else "photos"
         return f"{self._done:,}{of} {noun}, {rate:.1f} a second{left}{failed}"
-
-
-def _columns(terminal: TextIO) -> int:
-    try:
-        return os.get_terminal_size(terminal.fileno()).columns  # 0: it does not say
-    except OSError:
-        return 0
 
 
 def duration(seconds: float) -> str:

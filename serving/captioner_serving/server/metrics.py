@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -21,56 +23,28 @@ class Metrics:
     """Counters of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # memory, time, open files; of Linux
-        self.requests = Counter(
-            "captioner_requests",
-            "Requests answered, by route and status",
-            ["route", "status"],
-            registry=self._registry,
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # memory, time, open files; of Linux
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        says = "Requests answered, by route and status"
+        self.requests = counter("captioner_requests", says, ["route", "status"])
+        says = "Seconds from a request's first byte to its answer's last"
+        self.latency = histogram("captioner_request_seconds", says, ["route"], buckets=_SECONDS)
+        says = "Seconds that a photo spends being opened, and waiting for the model and in it"
+        self.photo = Summary("captioner_photo_seconds", says, ["stage"], registry=registry)
+        self.captions = counter("captioner_captions", "Images captioned")
+        says = "Images and requests refused or failed, by the type of the problem"
+        self.errors = counter("captioner_errors", says, ["type"])
+        says = "Images encoded and decoded together"
+        self.batch_size = histogram(
+            "captioner_batch_images", says, buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        self.latency = Histogram(
-            "captioner_request_seconds",
-            "Seconds from a request's first byte to its answer's last",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.photo = Summary(
-            "captioner_photo_seconds",
-            "Seconds that a photo spends being opened, and waiting for the model and in it",
-            ["stage"],
-            registry=self._registry,
-        )
-        self.captions = Counter("captioner_captions", "Images captioned", registry=self._registry)
-        self.errors = Counter(
-            "captioner_errors",
-            "Images and requests refused or failed, by the type of the problem",
-            ["type"],
-            registry=self._registry,
-        )
-        self.batch_size = Histogram(
-            "captioner_batch_images",
-            "Images encoded and decoded together",
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=self._registry,
-        )
-        self.batch_seconds = Histogram(
-            "captioner_batch_seconds",
-            "Seconds that the model took for a batch",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.queue = Gauge(
-            "captioner_queue_images",
-            "Images accepted and not yet answered",
-            registry=self._registry,
-        )
-        self.bodies = Gauge(
-            "captioner_body_bytes",
-            "Bytes of requests in memory, on their way in and until they are answered",
-            registry=self._registry,
-        )
+        says = "Seconds that the model took for a batch"
+        self.batch_seconds = histogram("captioner_batch_seconds", says, buckets=_SECONDS)
+        self.queue = gauge("captioner_queue_images", "Images accepted and not yet answered")
+        says = "Bytes of requests in memory, on their way in and until they are answered"
+        self.bodies = gauge("captioner_body_bytes", says)
 
     def exposition(self) -> bytes:
         """Everything counted, as text."""

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pty
-import re
 import shutil
 import subprocess
 import termios
@@ -332,7 +331,7 @@ def test_a_bar_on_a_terminal(photos: Photos) -> None:
         for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
             time.sleep(0.15)  # tqdm draws ten times a second
             progress.update(record)
-        progress.say("4 photos\n" + "words " * 20)
+        progress.say("4 photos")
     shown = ""
     with contextlib.suppress(OSError):  # how Linux says that the other side has gone
         while part := os.read(leader, 4096):
@@ -340,8 +339,6 @@ def test_a_bar_on_a_terminal(photos: Photos) -> None:
     os.close(leader)
     assert "3/3" in shown and "photos/s" in shown and "errors=1" in shown
     assert "captioner: broken" in shown and "4 photos" in shown
-    assert shown.count("words") == 20
-    assert all(len(line) <= 60 for line in re.split(r"[\r\n]+", shown))
 
 
 def test_quiet_names_failures_alone_and_a_name_does_not_steer_the_terminal() -> None:

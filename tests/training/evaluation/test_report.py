@@ -18,7 +18,7 @@ from captioner_training.evaluation.report import ImageRow, compare_reports
 from captioner_training.pages.figures import Part
 from captioner_training.pages.gallery import Gallery
 from captioner_training.pages.page import draw_page
-from captioner_training.pages.plots import dots_plot
+from captioner_training.pages.plots import curves_plot, dots_plot
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import Run
@@ -373,6 +373,13 @@ def test_the_best_the_middling_and_the_worst_are_looked_at() -> None:
     ):
         page = draw_page(NOTHING, rows(*cider), Anywhere())
         assert re.findall(r'class="looks">.*?alt="(\d\.\d)"', page, re.DOTALL) == shown
+
+
+def test_a_negative_loss_stays_in_the_plot() -> None:
+    """Rewards without cross-entropy have losses below 0."""
+    plot = curves_plot({"before": [(1, -0.2), (2, -0.5), (3, 0.1)]}, title="x", ends=[3])
+    heights = [float(point.split(",")[1]) for point in plot.lines[0][0].split()]
+    assert plot.y is not None and all(20 <= one <= plot.height - 40 for one in heights)
 
 
 def test_scores_that_are_all_the_same_or_no_numbers_are_drawn_and_told() -> None:

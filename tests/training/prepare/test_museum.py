@@ -135,6 +135,9 @@ def test_hugging_face_s_photos_inside_of_parquet(
     stored = read_dataset(tmp_path / "to", split="train")
     assert [one.store.read(one.name) for one in stored] == [one.read_bytes() for one in files[:3]]
     assert [one.captions for one in stored] == [(text,) for text in SENTENCES[:3]]
+    other = tables[0].rename(tmp_path / "photos.pq")
+    prepare(run_main, tmp_path / "more", "parquet", other)
+    assert sum(one.images for one in Manifest.load(tmp_path / "more").splits.values()) == 3
 
 
 def test_imagefolder_s_tables_lie_beside_its_photos(

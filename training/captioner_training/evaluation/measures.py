@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from captioner_training.evaluation.scores import (
 from captioner_training.evaluation.split import caption_split
 from captioner_training.evaluation.trust import measure_trust
 
-__all__ = ["BatchMeasure", "CaptionSet", "CaptionedSplit"]
+__all__ = ["CaptionSet", "CaptionedSplit"]
 
 Words = Sequence[str]
 Parts = dict[str, Callable[[], object]]
@@ -199,16 +199,6 @@ def _repeats(words: Words) -> bool:
     return len(set(said)) < len(said)
 
 
-class BatchMeasure(Protocol):
-    """What is measured batch by batch while a split is captioned."""
-
-    def add(self, grid: Grid, captioned: Sequence[Captioned]) -> None:
-        """Measure the next images of the split."""
-
-    def result(self) -> dict[str, object]:
-        """Say what was found of all of them."""
-
-
 class CaptionedSplit:
     """A split with the captions that a checkpoint makes for it.
 
@@ -247,7 +237,7 @@ class CaptionedSplit:
             maximum_length=self.config.maximum_length,
             autocast=autocast,
         )
-        self._measures: dict[str, BatchMeasure] = {}
+        self._measures: dict[str, Calibration | DeletionTest] = {}
         self._failed: dict[str, CaptionerError] = {}
         if calibration:
             self._measures["calibration"] = self._calibration

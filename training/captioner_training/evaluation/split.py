@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
@@ -19,6 +17,7 @@ from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import starts_of
+from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 from captioner_training.distributed import Processes
@@ -29,17 +28,10 @@ from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.scores import score_split
 from captioner_training.recipe import DataConfig
 
-__all__ = ["BATCH", "StoredGrids", "caption_split", "scene_pointing", "validate"]
+__all__ = ["BATCH", "caption_split", "scene_pointing", "validate"]
 
 BATCH = 50
 """Images that are captioned at once."""
-
-
-class StoredGrids(Protocol):
-    """Grids that have been made before."""
-
-    def __getitem__(self, indices: Sequence[int]) -> Tensor:
-        """Read the grids (B, L, D) of these images."""
 
 
 @torch.inference_mode()
@@ -50,7 +42,7 @@ def caption_split(
     autocast: torch.autocast,
     workers: int = 2,
     no_bar: bool | None = None,
-    grids: tuple[StoredGrids, Sequence[int]] | None = None,
+    grids: tuple[CachedGrids, Sequence[int]] | None = None,
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
     consensus: Consensus | None = None,
 ) -> list[Captioned]:
@@ -116,7 +108,7 @@ def _encoded(
     *,
     autocast: torch.autocast,
     workers: int,
-    grids: tuple[StoredGrids, Sequence[int]] | None,
+    grids: tuple[CachedGrids, Sequence[int]] | None,
 ) -> Iterator[Grid]:
     """Give the grids of images, batch by batch; read those that have been made before."""
     if grids is not None:
@@ -140,7 +132,7 @@ def validate(
     autocast: torch.autocast,
     processes: Processes,
     boxes: Path | None = None,
-    grids: StoredGrids | None = None,
+    grids: CachedGrids | None = None,
     together: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], list[Captioned]]:
     """Caption a split, each process its share; the scores are the same in every process.
