@@ -23,21 +23,22 @@ def measure_price(exact: Path, small: Path, photos: Path) -> str:
     Raises DataError: there is no photo in it.
     """
     models = [load_app(folder).Captioner(folder) for folder in (exact, small)]
-    seconds, count, same = [0.0, 0.0], 0, 0
-    for path in sorted(photos.iterdir()):
+    said: tuple[list[str], list[str]] = [], []
+    seconds = [0.0, 0.0]
+    for path in sorted(photos.rglob("*")):
         if path.suffix.lower() not in IMAGE_SUFFIXES:
             continue
-        said = []
         try:
-            for at, model in enumerate(models):
-                start = perf_counter()
-                said.append(model.caption(path, attention=False)["caption"])
-                seconds[at] += perf_counter() - start
-        except Exception:  # Pillow raises many of a damaged file, and both read the same
+            models[0].open(path)
+        except Exception:  # Pillow raises many of a damaged file
             continue
-        count, same = count + 1, same + (said[0] == said[1])
-    if not count:
+        for at, model in enumerate(models):
+            start = perf_counter()
+            said[at].append(model.caption(path, attention=False)["caption"])
+            seconds[at] += perf_counter() - start
+    if not (count := len(said[0])):
         raise DataError(f"--check {photos} has no photos that can be read")
+    same = sum(one == other for one, other in zip(*said, strict=True))
     exact_ms, small_ms = (1000 * each / count for each in seconds)
     return (
         f"{same} of {count} sentences are the same; {small_ms:.0f} ms a photo in place of "

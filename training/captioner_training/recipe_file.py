@@ -78,7 +78,7 @@ def _source(name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose values are texts, and whose keys come once.
+    """YAML without what a few lines of could take the whole memory.
 
     Numbers, switches and dates are texts here: pydantic reads them as the field wants them. Of a
     key that comes twice YAML would take the last without a word.
@@ -90,6 +90,19 @@ class _Loader(yaml.SafeLoader):
         sign: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read a value as it is written; refuse what a recipe does not need."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        odd = None
+        if event.anchor is not None:
+            odd = "anchors, aliases and merge keys (&, *, <<) are not read: write the values out"
+        elif event.tag is not None:
+            odd = f"tags (!) are not read: write the value without {event.tag!a}"
+        if odd:
+            raise yaml.composer.ComposerError(None, None, odd, event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping as it is written. Raises YAMLError where a key comes twice."""
@@ -104,7 +117,7 @@ class _Loader(yaml.SafeLoader):
 def _parse(text: str, what: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a tag (!!int x)
+    except yaml.YAMLError as error:
         mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}," if mark else ""
         said = said or str(error).splitlines()[0]

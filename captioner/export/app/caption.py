@@ -403,7 +403,7 @@ def main() -> int:
     try:
         captioner, status = Captioner(), 0
     except Exception as error:  # onnxruntime's have no class in common
-        print(f"caption.py: {error}: copy the whole exported folder", file=sys.stderr)
+        print(f"caption.py: {error}: is the exported folder whole?", file=sys.stderr)
         return 1
     for photo in arguments.photos:
         try:

@@ -38,7 +38,7 @@ __all__ = ["Engine", "LocalEngine", "Outcome"]
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
-_RETURN_EVERY = 32  # batches: memory that lies free adds up; after each, a seventh of the speed
+_RETURN_EVERY = 32  # batches: free memory adds up, and returning it after each takes a seventh
 _CARRIED = 1 << 27  # bytes of files out of a compressed archive that a batch may keep
 _FAILING = 8  # batches of photos that fail before a batch is closed without being full
 

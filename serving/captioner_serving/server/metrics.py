@@ -27,24 +27,24 @@ class Metrics:
         ProcessCollector(registry=registry)  # memory, time, open files; of Linux
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        says = "Requests answered, by route and status"
-        self.requests = counter("captioner_requests", says, ["route", "status"])
-        says = "Seconds from a request's first byte to its answer's last"
-        self.latency = histogram("captioner_request_seconds", says, ["route"], buckets=_SECONDS)
-        says = "Seconds that a photo spends being opened, and waiting for the model and in it"
-        self.photo = Summary("captioner_photo_seconds", says, ["stage"], registry=registry)
+        about = "Requests answered, by route and status"
+        self.requests = counter("captioner_requests", about, ["route", "status"])
+        about = "Seconds from a request's first byte to its answer's last"
+        self.latency = histogram("captioner_request_seconds", about, ["route"], buckets=_SECONDS)
+        about = "Seconds that a photo spends being opened, and waiting for the model and in it"
+        self.photo = Summary("captioner_photo_seconds", about, ["stage"], registry=registry)
         self.captions = counter("captioner_captions", "Images captioned")
-        says = "Images and requests refused or failed, by the type of the problem"
-        self.errors = counter("captioner_errors", says, ["type"])
-        says = "Images encoded and decoded together"
+        about = "Images and requests refused or failed, by the type of the problem"
+        self.errors = counter("captioner_errors", about, ["type"])
+        about = "Images encoded and decoded together"
         self.batch_size = histogram(
-            "captioner_batch_images", says, buckets=(1, 2, 4, 8, 16, 32, 64)
+            "captioner_batch_images", about, buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        says = "Seconds that the model took for a batch"
-        self.batch_seconds = histogram("captioner_batch_seconds", says, buckets=_SECONDS)
+        about = "Seconds that the model took for a batch"
+        self.batch_seconds = histogram("captioner_batch_seconds", about, buckets=_SECONDS)
         self.queue = gauge("captioner_queue_images", "Images accepted and not yet answered")
-        says = "Bytes of requests in memory, on their way in and until they are answered"
-        self.bodies = gauge("captioner_body_bytes", says)
+        about = "Bytes of requests in memory, on their way in and until they are answered"
+        self.bodies = gauge("captioner_body_bytes", about)
 
     def exposition(self) -> bytes:
         """Everything counted, as text."""

@@ -75,7 +75,7 @@ def _megabytes(folder: Path) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _say_price(exact: Path, folder: Path, split: Path) -> None:
+def _say_price(exact: Path, folder: Path, photos: Path) -> None:
     from captioner.export.price import measure_price
 
-    print(f"captioner: {measure_price(exact, folder, split)}", file=sys.stderr)
+    print(f"captioner: {measure_price(exact, folder, photos)}", file=sys.stderr)

@@ -212,7 +212,7 @@ def write_scenes(
     the shapes, `area` is the box's) and captions_SPLIT.json (COCO captions). Each appears whole or
     not at all. The same arguments write the same bytes, given the same Pillow.
 
-    Raises OutputError.
+    Raises OutputError: the folder cannot be written.
     """
     for split, count in splits.items():
         seeds = [scene_seed(seed=seed, split=split, index=at) for at in range(count)]

@@ -114,8 +114,8 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
         often the most attended cell lies in a box (`pointing`), beside a cell by chance and the
         middle one; with `intervals` over images.
 
-    Raises:
-        DataError: no caption speaks of people where there are boxes, or the model does not attend.
+    Raises DataError: no caption speaks of people where there are boxes, or the model does not
+    attend.
     """
     found = category_grounding(captioned, boxes, "person")
     if found is None:

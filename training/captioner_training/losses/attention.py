@@ -112,8 +112,8 @@ class AttentionSupervision(Objective):
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
         """Read the boxes.
 
-        Raises:
-            DataError: they cannot be read, belong to other images, or no word names their objects.
+        Raises DataError: they cannot be read, belong to other images, or no word names their
+        objects.
         """
         data, ids = recipe.data, {image.id for image in corpus.train}
         if len(ids) < len(corpus.train):

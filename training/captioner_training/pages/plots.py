@@ -142,7 +142,7 @@ def curves_plot(
     """Draw values over the steps of a run, a curve a kind; its stages end at dashed lines."""
     values = [value for points in curves.values() for _, value in points] or [0.0]
     least, most = min(values), max(values)
-    least = min(least, max(0, least - 0.1 * (most - least)))  # 0 is no less than a negative loss
+    least = min(least, max(0, least - 0.1 * (most - least)))  # from 0 on, but for negative losses
     plot = Plot(
         title=title,
         x=Scale.over(0, max(ends, default=1), start=52, end=_WIDTH - 14),

@@ -326,7 +326,7 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
                 name = f"{path.stem}/{name or f'{number}.jpg'}"
                 if stamps.setdefault(name, stamp) != stamp:  # "image.jpg" in every row
                     name = f"{path.stem}/{number}/{image['path']}"
-                place = Location(str(path), number, len(photo), columns.image, stamp, True)
+                place = Location(str(path), number, len(photo), columns.image, stamp, in_table=True)
                 row[columns.image] = Found(name, place)
         yield f"row {number + 1}", row
 

@@ -126,16 +126,16 @@ class Downloader(Closing):
         self, url: str, attempt: Callable[[], Result], part: Path | None = None
     ) -> Result:
         """Try until it works, or fails `tries` times in a row without a new byte in `part`."""
-        failures = 0
+        failures, most = 0, _size(part)
         while True:
-            before = _size(part)
             try:
                 return attempt()
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects) as error:
                 raise DownloadError(f"{url} cannot be downloaded: {error}") from error
             except (httpx.HTTPError, _TransferError) as error:
                 # A server that always drops the line after some more bytes still gets there.
-                failures = 1 if _size(part) > before else failures + 1
+                size = _size(part)
+                failures, most = 1 if size > most else failures + 1, max(most, size)
                 reason = str(error) or type(error).__name__
                 if failures >= self.tries:
                     raise DownloadError(
@@ -157,9 +157,7 @@ class Downloader(Closing):
         with self._client.stream("GET", file.url, headers=headers) as response:
             start = _start(response, offset, file.url)
             if start is None:
-                with writing(part):
-                    part.unlink(missing_ok=True)
-                raise _TransferError("the server no longer has the rest of the file")
+                return
             length = _length(response)
             total = start + length if length else None
             if file.size and total and total != file.size:

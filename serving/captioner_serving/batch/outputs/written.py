@@ -109,8 +109,8 @@ class WrittenFiles:
 def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
     """Read a file, None if there is none; a pipe of its name must not hold the run up.
 
-    Raises:
-        OutputError: it cannot be read, or is no file, or larger than this `kind` may be, in bytes.
+    Raises OutputError: it cannot be read, or is no file, or larger than `largest` bytes, which a
+    file of this `kind` may have.
     """
     try:
         with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
