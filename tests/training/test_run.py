@@ -72,6 +72,14 @@ def test_a_finished_run_keeps_its_checkpoints_and_says_so(
     assert before.items() <= files(finished).items()
 
 
+def test_every_epoch_is_kept_where_it_is_asked_for(place: Path, tmp_path: Path) -> None:
+    train_here(place / "own.yaml", tmp_path, data__root=place, keep_epochs=True)
+    kept = [tmp_path / "epochs" / f"{stage}.1.safetensors" for stage in (1, 2)]
+    assert sorted((tmp_path / "epochs").iterdir()) == kept
+    assert kept[1].read_bytes() == (tmp_path / "last.safetensors").read_bytes()
+    assert kept[0].read_bytes() != kept[1].read_bytes()
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

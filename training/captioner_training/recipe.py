@@ -317,6 +317,8 @@ class Recipe:
     """Between two states, beside save_every_minutes."""
     keep_states: Positive = 2
     """The newest; each holds weights, their average, and two moments."""
+    keep_epochs: bool = False
+    """Keep the checkpoint of every epoch, as epochs/STAGE.EPOCH.safetensors: for a mean of some."""
     keep_files: bool = False
     """Keep states and cached grids of a finished run too."""
     max_steps: Positive | None = None

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from captioner.errors import ConfigError, DataError, GenerationError, OutputError
-from captioner.files import replace_file
+from captioner.files import replace_file, writing
 from captioner.model import CaptionModel
 from captioner_training.data.grids import GRIDS_FILES
 from captioner_training.distributed import Processes
@@ -43,7 +43,7 @@ _SHOWN = 5  # differences of another recipe
 # Fields that a run may be taken up with anew: they do not change what is computed.
 _FREE = (
     "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
-    "keep_files",
+    "keep_epochs", "keep_files",
 )  # fmt: skip
 _BEFORE_A_RUN = {"lock", "cache", "scenes"}  # may be there when it begins
 
@@ -335,6 +335,16 @@ class RunFolder:
             )
         return None
 
+    def epoch(self, stage: int, number: int) -> Path:
+        """Name the checkpoint of an epoch of a stage, both from 1.
+
+        Raises OutputError: their folder cannot be made.
+        """
+        folder = self.out / "epochs"
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        return folder / f"{stage}.{number}.safetensors"
+
     def states(self) -> list[Path]:
         """Name the states that are there, the newest first."""
         return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
@@ -345,7 +355,8 @@ class RunFolder:
         Raises OutputError: grids, states and checkpoints together are more than is free.
         """
         needed = _room(self.recipe, model, images=images)
-        checkpoints = filter(Path.exists, (self.best, self.last))
+        kept = (self.out / "epochs").glob("*.safetensors")
+        checkpoints = filter(Path.exists, (self.best, self.last, *kept))
         there = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
         size = sum(needed.values()) - sum(path.stat().st_size for path in there)
         place = next(path for path in (self.out, *self.out.parents) if path.exists())
@@ -413,14 +424,14 @@ def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]
     frozen = [stage.fine_tune_from is None for stage in recipe.stages]
     encoded = sum(one and not before for one, before in zip(frozen, [False, *frozen], strict=False))
     weights = sum(one.numel() for one in model.parameters())
-    trained = 0
+    trained, epochs = 0, sum(stage.epochs for stage in recipe.stages)
     for stage in recipe.stages:
         encoder.fine_tune(from_stage=stage.fine_tune_from)
         trained = max(trained, sum(one.numel() for one in model.parameters() if one.requires_grad))
     return {
         "grids": encoded * images * grid,
         "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
-        "checkpoints": 3 * 2 * weights,
+        "checkpoints": (3 + epochs * recipe.keep_epochs) * 2 * weights,
     }
 
 

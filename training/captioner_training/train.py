@@ -273,6 +273,9 @@ class Run:
         checkpoint.save(self.folder.last)
         if best:
             checkpoint.save(self.folder.best)
+        if self.recipe.keep_epochs:
+            progress = self.state.progress
+            checkpoint.save(self.folder.epoch(progress.stage + 1, progress.epoch))
 
     def _checkpoint(self) -> Checkpoint:
         """Give the model, with the weights that it has now, as a checkpoint of the recipe."""

@@ -18,10 +18,11 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.captioner.pictures import png
 from tests.serving.server.conftest import Server, serve
 from tests.serving.server.running import until
 from tests.serving.server.test_api import jpeg, recorded
-from tests.serving.server.test_bad_uploads import png, resident
+from tests.serving.server.test_bad_uploads import resident
 from tests.serving.server.test_life import metric
 
 MEGABYTE = 1_000_000
@@ -154,7 +155,7 @@ def test_an_image_that_takes_too_much_is_refused_from_its_header(
 
 def test_nobody_waits_for_a_photo_that_takes_long(server: Server) -> None:
     """Two photos of 5 s each and more; ordinary ones beside them."""
-    slow = png(9_990, 10_000, zlib.compress(bytes(9_990 * 3 + 1) * 10_000, 1))
+    slow = png(9_990, 10_000, bytes(9_990 * 3 + 1) * 10_000)
     done: list[int] = []
 
     def attack() -> None:
