@@ -3,8 +3,8 @@
 #   sh examples/bundled.sh DIR efficientnet_v2_b0.safetensors OUT [OPTION ...]
 # DIR holds flickr8k/ and coco/, as in the recipe; OPTIONs go to `captioner train`, such as
 # --device cuda. The end is OUT/captioner.safetensors with its trust. Two cores with AVX-512 bfloat16
-# take an hour and three quarters, and some minutes more for trust. A DIR of some 120 photos in each
-# split rehearses it in minutes.
+# take an hour and three quarters, and some minutes more for trust. A DIR of a few hundred photos
+# rehearses it; of very few, trust has too little to learn from, and the last two commands are left.
 set -eu
 data=$1 encoder=$2 out=$3
 shift 3
