@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON record per photo")
     add("--attention", action="store_true", help="put each word's attention into the records")
     add("--check-attention", action="store_true",
-        help="put into them whether it mattered where the model looked")  # fmt: skip
+        help="put into the records whether it mattered where the model looked")  # fmt: skip
     pictures = parser.add_argument_group(
         "pictures",
         "With several photos, {name} in FILE stands for each photo's name, {number} for its place "
