@@ -140,8 +140,7 @@ class Downloader(Closing):
                 if failures >= self.tries:
                     raise DownloadError(
                         f"{url} cannot be downloaded ({reason}, {failures} times in a row): run "
-                        "the same command again later; a file whose checksum is known goes on where it "
-                        "stopped"
+                        "the same command again later; what has a checksum goes on where it stopped"
                     ) from error
             seconds = min(_LONGEST_WAIT, self.backoff * 2 ** (failures - 1))
             tqdm.write(f"{url}: {reason}; trying again in {seconds:.1f} s", file=sys.stderr)
