@@ -124,7 +124,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             lowercase=bool(header.get("lowercase", True)),
             styles=header.get("styles", ()),  # and no styles
         )
-        generation = GenerationConfig(**header.get("generation", {}))
+        generation = GenerationConfig(**_generation(header.get("generation", {})))
         vocabulary.start(generation.style)
         return Checkpoint(
             model=_load_model(
@@ -147,6 +147,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} has a header that this Captioner cannot use ({error!s}): "
             "it is damaged, or of another version, or of a score or decoder of somebody's own"
         ) from error
+
+
+def _generation(settings: dict[str, Any]) -> dict[str, Any]:
+    """Drop a setting of version 0.1: every beam search is exact now."""
+    return {name: value for name, value in settings.items() if name != "exact"}
 
 
 def copy_checkpoint(source: Path, target: Path, **entries: Any) -> None:

@@ -41,8 +41,7 @@ class _Search:
         self.totals = torch.zeros(count, 1, device=device)
         self.closed = torch.zeros(count, dtype=torch.bool, device=device)
         self.broken = torch.zeros(1, dtype=torch.bool, device=device)
-        places = config.captions if config.exact else config.beam_size
-        self.pool = Ends.nowhere(count, places, device)
+        self.pool = Ends.nowhere(count, config.captions, device)
         self.numbers = torch.arange(count)
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
 
@@ -56,7 +55,7 @@ class _Search:
             found = found.over(self.totals)
         self._finish(found, step)
         self.tokens, self.totals, self.state = found.tokens, found.totals, found.state
-        self._close(step + 1)
+        self._close()
         self.trace.add(found.output, found.parents, found.tokens, found.logs)
 
     def _finish(self, found: Step, step: int) -> None:
@@ -71,14 +70,13 @@ class _Search:
             )
         )
 
-    def _close(self, words: int) -> None:
-        """Close the images whose unfinished hypotheses of so many words cannot enter the pool.
+    def _close(self) -> None:
+        """Close the images whose unfinished hypotheses cannot enter the pool any longer.
 
-        At best all that is still to come has the probability 1, and is as long as it may be; where
-        the search need not be exact, it is no longer than now.
+        At best, every word to come has the probability 1 and the caption gets the maximum length.
         """
-        length = self.config.maximum_length + 1 if self.config.exact else words
-        bound = self.totals[:, 0] / length**self.config.length_penalty
+        longest = self.config.maximum_length + 1
+        bound = self.totals[:, 0] / longest**self.config.length_penalty
         self.closed |= bound <= self.pool.score[:, -1]
 
     def collect(self) -> bool:
@@ -116,10 +114,8 @@ def beam_search(
     """Keep the K best unfinished hypotheses an image; finished ones leave into a pool.
 
     The pool holds as many as are returned. An image is finished when none of its hypotheses can
-    enter its pool any longer, so that it gets the captions of a search to the very end, and those
-    that it would get alone, whatever the others of the batch do. This is the default. `exact=False`
-    closes an image when its best unfinished hypothesis scores below every sentence of a pool of K
-    by then; docs/results.md has what that saves and changes.
+    enter its pool any longer. It therefore gets the captions of a search to the maximum length, and
+    the same captions alone as in a batch.
 
     Args:
         decoder: scores the words.

@@ -41,10 +41,6 @@ class GenerationConfig:
     consensus: bool = True
     """Of the sentences that a beam has finished those come first that people would most agree with,
     where the checkpoint knows that (captioner.consensus). False: the likeliest."""
-    exact: bool = True
-    """A beam search ends when nothing unfinished can enter the results, however long it grew. False
-    ends it when that is so at the length that it has, which is faster with a high length
-    penalty."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
     """No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows
     both. With a vocabulary of characters, such as Chinese ones, the last may stand twice in a

@@ -40,13 +40,13 @@ def test_shipped_recipes_load_and_are_named_in_the_help(run_main: Callable[..., 
 def test_fields_can_be_set_anew() -> None:
     overrides = {
         "seed": "7", "stages.1.epochs": "1", "stages.1.learning_rate": "1e-3",
-        "decoder.dropout": ".5", "generation.exact": "false", "weights": "null",
+        "decoder.dropout": ".5", "generation.consensus": "false", "weights": "null",
         "data.boxes": "[a.json, b.json]",
     }  # fmt: skip
     recipe = load_recipe("own", overrides)
     stage = recipe.stages[0]
     assert (recipe.seed, stage.epochs, stage.learning_rate) == (7, 1, 1e-3)
-    assert (recipe.decoder.dropout, recipe.generation.exact) == (0.5, False)
+    assert (recipe.decoder.dropout, recipe.generation.consensus) == (0.5, False)
     assert recipe.weights is None and recipe.data.boxes == ("a.json", "b.json")
 
 

@@ -201,9 +201,9 @@ class Captioner:
     ) -> list[Sentence]:
         """Find the best sentences for an encoded square by beam search, and put them in order."""
         settings, most = self.settings, self.settings["maximum_length"]
-        penalty, exact = settings["length_penalty"], settings["exact"]
+        penalty = settings["length_penalty"]
         chooses = self.consensus is not None and settings["consensus"] and beam > 1
-        places = captions if exact and not chooses else beam
+        places = beam if chooses else captions
         state = {name: encoded[name] for name in self.about["state"]}
         start = START if style is None else self.words.index(f"<start {style}>")
         tokens, totals = np.array([[start]]), np.zeros((1, 1), np.float32)
@@ -228,8 +228,7 @@ class Captioner:
                 for k, token, log in zip(parents, tokens[0], found["logs"][0], strict=True)
             ]
             # The best that is still to come has the probability 1, and as many words as may be.
-            length = most + 1 if exact else step + 1
-            if totals[0, 0] / np.float32(length**penalty) <= pool[-1].score:
+            if totals[0, 0] / np.float32((most + 1) ** penalty) <= pool[-1].score:
                 break
         sentences = [one for one in pool if one.tokens]
         if chooses:
