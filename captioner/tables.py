@@ -1,0 +1,330 @@
+"""Read text files and tables in the encodings and formats that people have.
+
+Text: UTF-8, UTF-16, UTF-32 with its mark, Windows-1252. Tables: cells between commas, semicolons,
+tabs or bars; JSON Lines or a JSON list; workbooks (.xlsx, .xls, .ods); Parquet.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from captioner.errors import DataError, MissingExtraError
+from captioner.paths import there_is_no
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = [
+    "TABLES",
+    "WORKBOOKS",
+    "Sheet",
+    "Source",
+    "decode_text",
+    "read_bytes",
+    "read_json_rows",
+    "read_lines",
+    "read_sheet",
+    "read_table",
+    "read_text",
+    "unique_names",
+]
+
+Content = bytes | bytearray | memoryview
+Source = str | os.PathLike[str] | Content
+"""A path, or the content of a file."""
+
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
+JSON_TABLES = (".jsonl", ".ndjson", ".json")
+TABLES = (".csv", ".tsv", *JSON_TABLES, *WORKBOOKS, ".parquet")
+"""Suffixes of files that are tables whatever they contain; `.txt` may be one too."""
+
+_MARKS = {  # UTF-32's mark begins with that of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_SEPARATORS = (",", ";", "\t", "|")
+_SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)  # Excel's own first line
+_FILE_NAME = re.compile(r".*\S\.\w{2,5}")
+_SAMPLE_LINES = 50
+
+
+def read_bytes(source: Source, *, name: str) -> bytes:
+    """Return the content of a source; `name` is the file in errors. Raises DataError."""
+    if isinstance(source, Content):
+        return bytes(source)
+    try:
+        return Path(source).read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(there_is_no("file", Path(source))) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{name} is a folder: name the file in it") from error
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def decode_text(data: bytes, *, name: str) -> tuple[str, str]:
+    """Decode a text; return it with its encoding.
+
+    "cp1252" is a guess: any bytes but five are valid in it. Raises DataError for binary data.
+    """
+    marked = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
+    for encoding in (marked,) if marked else (_unmarked_utf16(data) or "utf-8", "cp1252"):
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            return text, encoding
+    raise DataError(f"{name} is not a text file: save it as UTF-8")
+
+
+def _unmarked_utf16(data: bytes) -> str | None:
+    """Recognise UTF-16 without its mark: every other byte of Western text is zero."""
+    head = data[:1000]
+    if len(head) < 4 or len(data) % 2:
+        return None
+    for first, encoding in ((0, "utf-16-be"), (1, "utf-16-le")):
+        if head[first::2].count(0) > len(head) // 4 and not head[1 - first :: 2].count(0):
+            return encoding
+    return None
+
+
+def read_text(source: Source, *, name: str) -> str:
+    """Read a text file. Raises DataError: it cannot be read, or is not text."""
+    return decode_text(read_bytes(source, name=name), name=name)[0]
+
+
+def read_lines(source: Source, *, name: str) -> list[str]:
+    """Read the lines of a text file, without line ends and without empty lines.
+
+    Lines end with LF, CRLF or CR. Raises DataError: it cannot be read, or is not text.
+    """
+    return [line for line in re.split(r"\r\n|\n|\r", read_text(source, name=name)) if line]
+
+
+class Row(NamedTuple):
+    """A row of a sheet: its number, from 1, and its cells."""
+
+    number: int
+    cells: list[str]
+
+
+class Sheet(NamedTuple):
+    """The rows of a text table or workbook that have a cell that is not blank."""
+
+    rows: list[Row]
+    unit: str  # what a row is called in messages: "line" or "row"
+    separator: str  # between cells; "" in a workbook
+
+    def fit(self, cells: Sequence[str], width: int) -> list[str]:
+        """Cut or extend a row to `width` cells; surplus cells are part of the last one.
+
+        A caption in the last column may have commas without quotation marks.
+        """
+        cells = list(cells)
+        while len(cells) > width and not cells[-1].strip():
+            cells.pop()
+        if len(cells) > width and self.separator:
+            cells[width - 1 :] = [self.separator.join(cells[width - 1 :])]
+        return [cell.strip() for cell in (*cells[:width], *[""] * (width - len(cells)))]
+
+
+def read_sheet(source: Source, *, name: str, separator: str | None = None) -> Sheet:
+    """Read a text table, or the first sheet of a workbook, without interpreting a header.
+
+    Args:
+        source: a path or the content.
+        name: the file in errors; its suffix selects the format.
+        separator: between cells; None: detected.
+
+    Raises:
+        DataError: the file cannot be read.
+        MissingExtraError: a workbook without python-calamine.
+    """
+    data = read_bytes(source, name=name)
+    if PurePath(name).suffix.lower() in WORKBOOKS:
+        rows = [Row(number, cells) for number, cells in enumerate(_workbook(data, name), 1)]
+        return Sheet([row for row in rows if any(map(str.strip, row.cells))], "row", "")
+    text, _ = decode_text(data, name=name)
+    unit = "line"
+    if line := _SEPARATOR_LINE.match(text):
+        text, separator, unit = text[line.end() :], separator or line[1], "row"
+    separator = separator or _detect_separator(text)
+    csv.field_size_limit(sys.maxsize)
+    try:
+        return Sheet(list(_rows(text, separator)), unit, separator)
+    except csv.Error as error:
+        raise DataError(f"{name} cannot be read as a table: {error}") from error
+
+
+def _rows(text: str, separator: str) -> Iterator[Row]:
+    # A quotation mark behind a space is one all the same.
+    style: dict[str, Any] = {
+        "delimiter": separator,
+        "skipinitialspace": f'{separator} "' in text,
+    }
+    lines = io.StringIO(text, newline="").readlines()
+    reader = csv.reader(lines, **style)
+    first = 1
+    for cells in reader:
+        rows = [Row(first, cells)]
+        behind = lines[first : reader.line_num]
+        if any(_FILE_NAME.fullmatch(cell) for line in behind for cell in line.split(separator)):
+            # A quotation mark is never closed: each of these lines is a row.
+            rows = [
+                Row(number, next(csv.reader([line], **style), []))
+                for number, line in enumerate(lines[first - 1 : reader.line_num], first)
+            ]
+        yield from (row for row in rows if any(map(str.strip, row.cells)))
+        first = reader.line_num + 1
+
+
+def _detect_separator(text: str) -> str:
+    """Choose the separator under which cells are file names, or else most rows equally wide.
+
+    csv.Sniffer looks for frequent signs: in sentences that is the comma.
+    """
+    head = text[: 1 << 20].splitlines()
+    lines = [line for line in head if line.strip()][:_SAMPLE_LINES]
+
+    def fitness(separator: str) -> tuple[int, int, int]:
+        rows = [[cell.strip(' "') for cell in line.split(separator)] for line in lines]
+        wide = [cells for cells in rows if len(cells) > 1]
+        files = sum(any(map(_FILE_NAME.fullmatch, cells)) for cells in wide)
+        width, count = Counter(map(len, wide)).most_common(1)[0] if wide else (0, 0)
+        return files, count, width
+
+    return max(_SEPARATORS, key=fitness)
+
+
+def _workbook(data: bytes, name: str) -> list[list[str]]:
+    try:
+        import python_calamine  # noqa: F401 - pandas imports it
+    except ImportError as error:
+        raise MissingExtraError(f"reading {name} (or export it as CSV)", "xlsx") from error
+    from pandas import read_excel
+
+    try:
+        frame = read_excel(
+            io.BytesIO(data), header=None, dtype=str, na_filter=False, engine="calamine"
+        )
+    except Exception as error:  # a damaged workbook raises whatever its reader meets
+        raise DataError(
+            f"{name} cannot be read as a workbook ({error}): export it as CSV"
+        ) from error
+    return [["" if cell is None else str(cell) for cell in row] for row in frame.to_numpy()]
+
+
+def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:
+    """Read JSON Lines, or a JSON list, as numbered values. Raises DataError."""
+    text = read_text(source, name=name)
+    if text.lstrip().startswith("["):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            pass  # lines that are lists
+        else:
+            return list(enumerate(values, 1))
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):  # strings may have other line ends
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{name}: line {number} is not JSON ({error})") from error
+    return rows
+
+
+def read_table(source: Source, *, name: str, columns: Iterable[str] | None = None) -> DataFrame:
+    """Read a table whose first row has the names of its columns; every cell is a str.
+
+    A missing value is "". A list or object is its JSON. Names that occur twice get a number.
+
+    Args:
+        source: a path or the content.
+        name: the file in errors; its suffix selects the format, text by default.
+        columns: those to read; None: all of them.
+
+    Raises:
+        DataError: the file cannot be read, or lacks a column.
+        MissingExtraError: a workbook or Parquet without the extra that reads it.
+    """
+    from pandas import DataFrame
+
+    suffix = PurePath(name).suffix.lower()
+    wanted = None if columns is None else list(columns)
+    if suffix == ".parquet":
+        return _parquet(source, name, wanted)
+    if suffix in JSON_TABLES:
+        rows = [row for _, row in read_json_rows(source, name=name) if isinstance(row, Mapping)]
+        names = list(dict.fromkeys(key for row in rows for key in row))
+        cells = [[_as_text(row.get(column)) for column in names] for row in rows]
+    else:
+        sheet = read_sheet(source, name=name)
+        names = unique_names(sheet.rows[0].cells) if sheet.rows else []
+        cells = [sheet.fit(row.cells, len(names)) for row in sheet.rows[1:]]
+    _check_columns(name, names, wanted)
+    frame = DataFrame(cells, columns=names, dtype=object)
+    return frame if wanted is None else frame[wanted]
+
+
+def unique_names(cells: Sequence[str]) -> list[str]:
+    """Return the names in a header; trailing blanks are left out, a repeated name is numbered."""
+    names = [cell.strip() for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    return [
+        f"{name} {names[:at].count(name) + 1}" if name and name in names[:at] else name
+        for at, name in enumerate(names)
+    ]
+
+
+def _parquet(source: Source, name: str, wanted: list[str] | None) -> DataFrame:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError(f"reading {name}", "parquet") from error
+    from pandas import DataFrame
+
+    content = io.BytesIO(source) if isinstance(source, Content) else Path(source)
+    if isinstance(content, Path) and not content.is_file():
+        raise DataError(there_is_no("file", content))
+    try:
+        with parquet.ParquetFile(content) as file:
+            names = file.schema_arrow.names
+            _check_columns(name, names, wanted)
+            values = file.read(columns=wanted).to_pydict()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{name} cannot be read as Parquet: {error}") from error
+    cells = {column: list(map(_as_text, values[column])) for column in wanted or names}
+    return DataFrame(cells, dtype=object)
+
+
+def _check_columns(name: str, names: Sequence[str], wanted: Iterable[str] | None) -> None:
+    for column in wanted or ():
+        if column not in names:
+            raise DataError(f"{name} has no column {column!r}; it has {', '.join(names)}")
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

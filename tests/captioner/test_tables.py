@@ -1,0 +1,100 @@
+"""The one reader of text and tables: encodings, separators, long cells, formats."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from captioner import DataError
+from captioner.tables import read_lines, read_table
+
+ROWS = [["image", "Ünïcode text"], ["1.jpg", "a café – open; really, yes"], ["2.jpg", "b | c"]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_tables_that_pandas_wrote_are_read(tmp_path: Path, encoding: str, separator: str) -> None:
+    frame = pandas.DataFrame(ROWS[1:], columns=ROWS[0])
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, sep=separator, index=False, encoding=encoding)
+    for source in (path, path.read_bytes()):
+        table = read_table(source, name=str(path))
+        assert [list(table.columns), *table.to_numpy().tolist()] == ROWS
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "cp1252"])
+def test_lines_in_every_encoding(encoding: str, ending: str) -> None:
+    lines = ["photos/1.jpg", "photos/é 2.jpg", "x\x0by.jpg"]
+    content = ending.join(["", *lines, ""]).encode(encoding)
+    assert read_lines(content, name="list.txt") == lines
+    assert read_lines(memoryview(content), name="list.txt") == lines
+
+
+def test_cells_may_be_longer_than_the_limit_of_the_csv_module(tmp_path: Path) -> None:
+    long = "a, " * 100_000
+    frame = pandas.DataFrame({"path": ["1.jpg", "2.jpg"], "note": [long, "x"]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert read_table(tmp_path / "t.csv", name="t.csv")["note"].tolist() == [long.strip(), "x"]
+
+
+def test_a_quotation_mark_that_is_never_closed_swallows_no_row() -> None:
+    text = 'image,caption\n1.jpg,"a shop called Joe\'s\n2.jpg,"a dog, a cat"\n3.jpg,"two\nlines"\n'
+    assert read_table(text.encode(), name="t.csv")["caption"].tolist() == [
+        "a shop called Joe's", "a dog, a cat", "two\nlines",
+    ]  # fmt: skip
+
+
+def test_separators_without_quotation_marks_belong_to_the_last_column() -> None:
+    text = "path;note;\na;1;\nb;2; 3;\nc\n"
+    assert read_table(text.encode(), name="t.csv")["note"].tolist() == ["1", "2; 3", ""]
+
+
+def test_one_column_needs_no_separator() -> None:
+    assert read_table(b"path\na b.jpg\nc,d.jpg\n", name="t.csv")["path"].tolist() == [
+        "a b.jpg", "c,d.jpg",
+    ]  # fmt: skip
+
+
+def test_formats_beside_text(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"id": [17, 18], "path": ["1.jpg", None], "words": [["a"], None]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    rows = [{"id": 17, "path": "1.jpg", "words": ["a"]}, {"id": 18, "words": None}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (tmp_path / "t.json").write_text(json.dumps(rows, indent=1), "utf-16")
+    frame.assign(words=['["a"]', None]).to_excel(tmp_path / "t.xlsx", index=False)
+    for suffix in ("parquet", "jsonl", "json", "xlsx"):
+        path = tmp_path / f"t.{suffix}"
+        table = read_table(path, name=path.name)
+        assert table.to_dict("list") == {
+            "id": ["17", "18"], "path": ["1.jpg", ""], "words": ['["a"]', ""],
+        }, suffix  # fmt: skip
+        assert read_table(path, name=path.name, columns=["path"]).columns.tolist() == ["path"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"\xff\xd8\xff\xe0\0\x10JFIF\0", r"t\.csv is not a text file: save it as UTF-8"),
+        ("t.csv", b"image,caption\n1.jpg,\x81\n", r"t\.csv is not a text file"),
+        ("t.xlsx", b"PK\x03\x04", r"t\.xlsx cannot be read as a workbook \(.*export it as CSV"),
+        ("t.parquet", b"PAR1", r"t\.parquet cannot be read as Parquet"),
+        ("t.jsonl", b'{"path": 1}\n{"path"', r"t\.jsonl: line 2 is not JSON"),
+        ("t.csv", b"file,note\n1.jpg,x\n", r"t\.csv has no column 'path'; it has file, note"),
+    ],
+)
+def test_bad_tables_are_named(name: str, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_table(io.BytesIO(content).getbuffer(), name=name, columns=["path"])
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("x")
+    with pytest.raises(DataError, match=r"there is no file .*lst\.txt, did you mean .*list\.txt"):
+        read_lines(tmp_path / "lst.txt", name="lst.txt")
+    with pytest.raises(DataError, match="is a folder"):
+        read_table(tmp_path, name=str(tmp_path))
