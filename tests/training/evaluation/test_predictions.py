@@ -38,7 +38,7 @@ def captions(path: Path, *targets: Target) -> Path:
     return write(path, {"images": images, "annotations": notes})
 
 
-def test_coco_results_and_records_are_read_alike(tmp_path: Path) -> None:
+def test_coco_results_and_records_give_the_same_captions(tmp_path: Path) -> None:
     said = ["a dog runs", "two cats", "a ball"]
     for name in ("results.json", "records.jsonl"):
         write_predictions(tmp_path / name, SPLIT, said, [-1.0, -2.0, -3.0])
@@ -48,7 +48,7 @@ def test_coco_results_and_records_are_read_alike(tmp_path: Path) -> None:
     assert results[0] == {"image_id": 7, "caption": "a dog runs"}  # what COCO's server takes
 
 
-def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> None:
+def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     path = write(
         tmp_path / "out.jsonl",
         {"image": "photos/seven.jpg", "caption": "a dog"},
@@ -60,10 +60,10 @@ def test_each_mistake_is_one_sentence_and_the_rest_is_scored(tmp_path: Path) -> 
     read = read_predictions(path, SPLIT)
     assert read.captions == ["a dog", " ", None]
     problems = "\n".join(read.problems)
-    assert "has one already, left out: the first counts (7 the first)" in problems
-    assert "not in the split, left out (unknown.jpg the first)" in problems
-    assert "without a word" in problems and "say the image failed" in problems
-    assert "no caption for 1 of 3 images (nine.jpg the first)" in problems
+    assert "already has one, skipped (first: 7)" in problems
+    assert "not in the split, skipped (first: unknown.jpg)" in problems
+    assert "without a word" in problems and "captioning the image failed" in problems
+    assert "no caption for 1 of 3 images (first: nine.jpg)" in problems
 
 
 def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
@@ -85,12 +85,55 @@ def test_a_caption_goes_to_no_namesake(tmp_path: Path) -> None:
     )
     read = read_predictions(path, split)
     assert read.captions == [None, "a cat", "a cow", "a boat"]
-    assert "3 captions whose image is not in the split, left out (1.jpg the first)" in str(
-        read.problems
+    problems = "\n".join(read.problems)
+    assert "2 captions whose image is not in the split, skipped (first: c/4.jpg)" in problems
+    assert (
+        "1 caption that fit several images, skipped (first: 1.jpg: a/1.jpg or b/1.jpg)" in problems
     )
     for name in ("4.jpg", "elsewhere/4.jpg"):  # one path, one image of that file name
         (tmp_path / "end.jsonl").write_text(json.dumps({"image": name, "caption": "a boat"}))
         assert read_predictions(tmp_path / "end.jsonl", split).captions[3] == "a boat"
+
+
+@pytest.mark.parametrize(
+    ("form", "keys"),
+    [
+        ("{}.jpg", [1003, "1003", 1003.0, "1003.jpg"]),  # a prepared data set: ids are names
+        ("100CANON/{}.JPG", [1003, "1003", "100CANON/1003.JPG"]),
+        ("COCO_val2014_00000000{}.jpg", [1003, "1003", "COCO_val2014_000000001003"]),
+        ("{}", [1003, "1003", 1003.0]),
+    ],
+)
+def test_image_id_is_an_id_a_stem_or_the_number_of_a_stem(
+    tmp_path: Path, form: str, keys: list[object]
+) -> None:
+    names = [form.format(number) for number in range(1000, 1008)]
+    split = [Target(id=name, name=name, references=("A dog.",)) for name in names]
+    for key in keys:
+        path = write(tmp_path / "r.json", {"image_id": key, "caption": "a dog"})
+        captions = read_predictions(path, split).captions
+        assert [at for at, caption in enumerate(captions) if caption] == [3], key
+
+
+def test_image_id_that_fits_several_images_is_refused_by_name(tmp_path: Path) -> None:
+    split = [
+        Target(id=name, name=name, references=("A dog.",))
+        for name in ("a/1.jpg", "b/1.png", "IMG_0007.jpg", "DSC_0007.jpg", "12.jpg", "12")
+    ]
+    path = write(
+        tmp_path / "r.jsonl",
+        {"image_id": 1, "caption": "which?"},
+        {"image_id": "7", "caption": "which?"},
+        {"image_id": 12, "caption": "the id"},
+    )
+    read = read_predictions(path, split)
+    assert read.captions == [None] * 5 + ["the id"]
+    assert "2 captions that fit several images, skipped (first: 1: a/1.jpg or b/1.png)" in str(
+        read.problems
+    )
+    only = write(tmp_path / "only.json", {"image_id": 7, "caption": "which?"})
+    with pytest.raises(DataError, match=r"7: IMG_0007\.jpg or DSC_0007\.jpg"):
+        read_predictions(only, split)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +209,7 @@ TARGETS = [Target(id=at, name=f"{at}.jpg", references=("a dog",)) for at in (1, 
 SIDE = "--boxes others.json --corpus less.json --training broken.json --compare split.json"
 IN_SIDE = (
     "others.json has boxes for 1 images, but for none of this split",
-    "--corpus less.json is not the whole of this split: it lacks 1 of its 2 images, 2.jpg",
+    "--corpus less.json lacks 1 of the 2 images of this split (first: 2.jpg)",
     "broken.json is not JSON",
     "split.json is no report.json",
 )
@@ -206,7 +249,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
         ),
         # Nothing is written over but predictions and reports.
         *(
-            (f"{PHOTOS} --predictions {name}", 1, [f"{name} is there, and no file of predictions"])
+            (f"{PHOTOS} --predictions {name}", 1, [f"{name} exists and is not a file of pred"])
             for name in ("photos/1.jpg", "batch.jsonl")
         ),
         (f"{PHOTOS} --report mine", 1, ["mine/report.html is there, and no report"]),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from captioner.errors import DataError, OutputError
@@ -26,177 +27,208 @@ __all__ = [
     "write_predictions",
 ]
 
+_TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An image to be captioned: its id, its file name, and its references as they were written."""
+    """An image to score a caption of: its id, its file name and its references as written."""
 
     id: int | str
     name: str
     references: tuple[str, ...]
 
 
-def targets(images: Sequence[CaptionedImage]) -> list[Target]:
-    """Take what scoring needs of the images of a split."""
-    return [Target(id=one.id, name=one.name, references=one.captions) for one in images]
-
-
-def read_targets(path: Path) -> list[Target]:
-    """Read the references of a file in COCO's captions format, without its images.
-
-    Raises DataError: it cannot be read, or has images without a caption.
-    """
-    found = read_coco_file(path)
-    if bare := [one.file_name for one in found if not one.captions]:
-        raise DataError(f"{path} has images without a caption: {len(bare):,}, {bare[0]} the first")
-    return [Target(id=one.id, name=one.file_name, references=one.captions) for one in found]
-
-
-def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
-    """Read the whole split of which these images are a part.
-
-    Raises DataError: it cannot be read, or has not all of these images.
-    """
-    found = read_targets(path)
-    known = {str(one.id) for one in found}
-    if absent := [one.name for one in split if str(one.id) not in known]:
-        raise DataError(
-            f"--corpus {path} is not the whole of this split: it lacks {len(absent):,} of its "
-            f"{len(split):,} images, {absent[0]} the first"
-        )
-    return found
-
-
 @dataclass(kw_only=True)
 class Predictions:
-    """What a file says of a split.
+    """Captions read from a file.
 
-    captions: of each image in the order of the split; None where the file has none.
-    problems: what is wrong with the file, a sentence each.
+    captions: one per image, in the order of the split; None where the file has none.
+    problems: sentences about entries of the file.
     """
 
     captions: list[str | None]
     problems: list[str] = field(default_factory=list)
 
 
+def targets(images: Sequence[CaptionedImage]) -> list[Target]:
+    """Return the part of a split that scoring needs."""
+    return [Target(id=image.id, name=image.name, references=image.captions) for image in images]
+
+
+def read_targets(path: Path) -> list[Target]:
+    """Read the references of a file in COCO's captions format, without its images.
+
+    Raises DataError: the file cannot be read, or an image has no caption.
+    """
+    images = read_coco_file(path)
+    if bare := [image.file_name for image in images if not image.captions]:
+        raise DataError(f"{path}: {len(bare):,} images have no caption (first: {bare[0]})")
+    return [
+        Target(id=image.id, name=image.file_name, references=image.captions) for image in images
+    ]
+
+
+def read_whole_split(path: Path, split: Sequence[Target]) -> list[Target]:
+    """Read the whole split that contains these images.
+
+    Raises DataError: the file cannot be read, or lacks some of the images.
+    """
+    whole = read_targets(path)
+    ids = {str(target.id) for target in whole}
+    if absent := [target.name for target in split if str(target.id) not in ids]:
+        raise DataError(
+            f"--corpus {path} lacks {len(absent):,} of the {len(split):,} images of this split "
+            f"(first: {absent[0]})"
+        )
+    return whole
+
+
 def read_predictions(path: Path, images: Sequence[Target]) -> Predictions:
-    """Read captions that were made elsewhere.
+    """Read captions that another program made.
 
     Args:
-        path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}; or caption records, a
-            JSON object a line with "image", a path that ends in the image's name in the split, or
-            the end of that name; or that has the file name of one image alone, as no other path.
+        path: COCO results, a JSON list of {"image_id": 7, "caption": "..."}, or caption records,
+            a JSON object per line with "image" and "caption". An `image_id` is the image's id, as
+            a number or as text, or the stem of its file name, or the number which that stem ends
+            with. An `image` is a path that shares its last parts with the image's name. A name
+            that fits several images is skipped and reported.
         images: the split.
 
-    Raises DataError: the file cannot be read, is in neither format, or names no image of the split.
+    Raises DataError: the file cannot be read, has neither format, or names no image of the split.
     """
     entries = [(*_named(entry, where), "image_id" in entry) for where, entry in _entries(path)]
     names = _Names(images, paths={name for name, _, by_id in entries if not by_id})
     captions: list[str | None] = [None] * len(images)
-    problems: dict[str, list[str]] = {}  # the names of those that have each
+    problems: dict[str, list[str]] = {}  # names of the entries with each problem
     for name, caption, by_id in entries:
-        at = names.place(name, by_id=by_id)
-        if at is None:
-            problem = "whose image is not in the split, left out"
+        places = names.places(name, by_id=by_id)
+        if len(places) > 1:
+            problem = "that fit several images, skipped"
+            name = f"{name}: {' or '.join(images[place].name for place in places[:3])}"
+        elif not places:
+            problem = "whose image is not in the split, skipped"
         elif caption is None:
-            problem = "missing: the records say the image failed"
-        elif captions[at] is not None:
-            problem = "for an image that has one already, left out: the first counts"
+            problem = "missing because captioning the image failed"
+        elif captions[places[0]] is not None:
+            problem = "for an image that already has one, skipped"
         else:
-            captions[at] = caption
+            captions[places[0]] = caption
             if caption.strip():
                 continue
-            problem = "without a word, scored all the same"
+            problem = "without a word, scored as such"
         problems.setdefault(problem, []).append(name)
-    missing = [one.name for one, caption in zip(images, captions, strict=True) if caption is None]
+    sentences = [
+        f"{path}: {len(cases):,} caption{'s' * (len(cases) > 1)} {problem} (first: {cases[0]})"
+        for problem, cases in problems.items()
+    ]
+    missing = [
+        image.name for image, caption in zip(images, captions, strict=True) if caption is None
+    ]
     if images and len(missing) == len(images):
         raise DataError(
-            f"{path} has captions for none of the {len(images):,} images of the split: image_id is "
-            "to be the image's id there, or image its file name"
+            f"{path} has captions for none of the {len(images):,} images of the split: image_id "
+            "must be an image's id or image its file name"
+            + "".join(f"\n{sentence}" for sentence in sentences)
         )
-    sentences = [
-        f"{path}: {len(each):,} caption{'s' * (len(each) > 1)} {problem} ({each[0]} the first)"
-        for problem, each in problems.items()
-    ]
     if missing:
         sentences.append(
-            f"{path} has no caption for {len(missing):,} of {len(images):,} images ({missing[0]} "
-            "the first): the others are scored, which is not a score of the whole split"
+            f"{path} has no caption for {len(missing):,} of {len(images):,} images (first: "
+            f"{missing[0]}); the scores are not scores of the whole split"
         )
     return Predictions(captions=captions, problems=sentences)
 
 
 class _Names:
-    """Finds images of a split by what a file calls them; what two could be is neither.
+    """Find images of a split by the names that a file uses.
 
     Args:
         images: the split.
-        paths: all that the file has, each once.
+        paths: all paths in the file, each once.
     """
 
     def __init__(self, images: Sequence[Target], *, paths: Collection[str]) -> None:
-        self._ids = {str(one.id): place for place, one in enumerate(images)}
-        self._whole: dict[str, int | None] = {}
-        self._ends: dict[str, int | None] = {}
-        for place, one in enumerate(images):
-            name, *ends = _ends(one.name)
-            for known, end in ((self._whole, name), *((self._ends, end) for end in ends)):
-                known[end] = None if end in known else place
-        bases = Counter(_ends(path)[-1] for path in paths)
-        files = Counter(_ends(one.name)[-1] for one in images)
+        names = [image.name for image in images]
+        self._by_id = [
+            _index((place, str(image.id)) for place, image in enumerate(images)),
+            _index((place, PurePosixPath(name).stem) for place, name in enumerate(names)),
+            _index((place, _tail_number(name)) for place, name in enumerate(names)),
+        ]
+        self._whole = _index(enumerate(names))
+        self._ends = _index(
+            (place, end) for place, name in enumerate(names) for end in _ends(name)[1:]
+        )
+        files = _index((place, _ends(name)[-1]) for place, name in enumerate(names))
+        counts = Counter(_ends(path)[-1] for path in paths)
+        # A file name identifies an image if no other path or image shares it.
         self._alone = {
-            base: place
-            for place, one in enumerate(images)
-            if bases[base := _ends(one.name)[-1]] == files[base] == 1
+            file: places for file, places in files.items() if len(places) == 1 and counts[file] == 1
         }
 
-    def place(self, name: str, *, by_id: bool) -> int | None:
-        """Find an image by its id, or by a path of which the one's end is the other.
-
-        The folders may be others, where no path and no image has the same file name besides.
-        """
-        if by_id and name in self._ids:
-            return self._ids[name]
+    def places(self, name: str, *, by_id: bool) -> Sequence[int]:
+        """Return the places of the images that a name fits: one, none or several."""
+        if by_id:
+            keys = (name, name, str(int(name)) if name.isdecimal() else "")
+            for index, key in zip(self._by_id, keys, strict=True):
+                if key in index:
+                    return index[key]
         for end in _ends(name):
             if end in self._whole:
                 return self._whole[end]
-        return self._ends.get(name, self._alone.get(_ends(name)[-1]))
+        return self._ends.get(name) or self._alone.get(_ends(name)[-1], ())
+
+
+def _index(names: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the places of each name; an empty name has none."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, name in names:
+        if name and place not in places[name]:
+            places[name].append(place)
+    return dict(places)
+
+
+def _tail_number(name: str) -> str:
+    """Return the number that the stem of a COCO file name ends with, or ""."""
+    number = _TAIL_NUMBER.search(PurePosixPath(name).stem)
+    return str(int(number[1])) if number else ""
 
 
 def _ends(path: str) -> list[str]:
-    """Give a path and what is left of it without its first folder, its second, and so on."""
+    """Return a path, then the path without its first folder, and so on."""
     parts = path.split("/")
     return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
 def _entries(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Read the entries of a file with the place where each stands."""
+    """Read the entries of a file, each with its location for error messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     is_list = text.lstrip().startswith("[")
-    # Not splitlines: a caption may hold any of the characters that it takes for a new line.
+    # Not splitlines: captions may contain characters that it treats as line ends.
     lines = [line for line in text.split("\n") if line.strip()]
     try:
         content = json.loads(text) if is_list else [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path} is neither a JSON list of COCO results nor JSON records, one a line: {error}"
+            f"{path} is neither a JSON list of COCO results nor JSON records, one per line: {error}"
         ) from error
     unit = "entry" if is_list else "line"
-    found = [(f"{path}, {unit} {number}", one) for number, one in enumerate(content, start=1)]
-    for where, one in found:
-        if not isinstance(one, dict):
+    entries = [(f"{path}, {unit} {number}", entry) for number, entry in enumerate(content, start=1)]
+    for where, entry in entries:
+        if not isinstance(entry, dict):
             raise DataError(f"{where} is not a JSON object")
-    return found
+    return entries
 
 
 def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
-    """Take the image that an entry names, and its caption; None where the image failed."""
+    """Return the name of an entry's image, and its caption or None if the image failed."""
     name = entry.get("image_id", entry.get("image"))
+    if isinstance(name, float) and name.is_integer():
+        name = int(name)
     if not isinstance(name, int | str) or isinstance(name, bool):
-        raise DataError(f"{where} names no image: it needs image_id, or image, a file name")
+        raise DataError(f"{where} names no image: add image_id, or image with its file name")
     caption = entry.get("caption")
     if not isinstance(caption, str) and "error" not in entry:
         raise DataError(f"{where} has no caption")
@@ -206,35 +238,35 @@ def _named(entry: Mapping[str, Any], where: str) -> tuple[str, str | None]:
 def write_predictions(
     path: Path, images: Sequence[Target], captions: Sequence[str], scores: Sequence[float]
 ) -> None:
-    """Write captions: COCO results where the name ends in .json, else a JSON record a line.
+    """Write captions as COCO results if the name ends in .json, otherwise as JSON records.
 
     Raises OutputError: the file cannot be written.
     """
-    three = list(zip(images, captions, scores, strict=True))
+    rows = list(zip(images, captions, scores, strict=True))
     if path.suffix.lower() == ".json":
-        lines = [json_line([{"image_id": one.id, "caption": text} for one, text, _ in three])]
+        lines = [json_line([{"image_id": image.id, "caption": text} for image, text, _ in rows])]
     else:
         lines = [
-            json_line({"image": one.name, "caption": text, "score": score})
-            for one, text, score in three
+            json_line({"image": image.name, "caption": text, "score": score})
+            for image, text, score in rows
         ]
     with replace_file(path) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse a file that is there and is not what `write_predictions` writes.
+    """Refuse to overwrite a file that `write_predictions` did not write.
 
-    Raises OutputError: it is something else, which nobody wants to lose.
+    Raises OutputError: the file is something else.
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return
     ours = ({"image_id", "caption"}, {"image", "caption", "score"})
     try:
-        if path.is_file() and all(one.keys() in ours for _, one in _entries(path)):
+        if path.is_file() and all(entry.keys() in ours for _, entry in _entries(path)):
             return
     except DataError:
         pass
     raise OutputError(
-        f"{path} is there, and no file of predictions: --predictions writes over nothing else"
+        f"{path} exists and is not a file of predictions; choose another --predictions"
     )
