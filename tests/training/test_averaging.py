@@ -95,6 +95,7 @@ def test_what_has_no_mean_is_refused(
     next(iter(checkpoint.model.state_dict().values())).view(-1)[0] = torch.nan
     checkpoint.save(nan)
     words = changed(saved_tiny, tmp_path / "words.safetensors", vocabulary=[*WORDS[:-1], "zebra"])
+    order = changed(saved_tiny, tmp_path / "order.safetensors", vocabulary=[*WORDS[::-1]])
     letters = changed(saved_tiny, tmp_path / "letters.safetensors", tokenizer="characters")
     for arguments, status, told in (
         ((saved_tiny,), 2, "name two or more"),
@@ -104,6 +105,7 @@ def test_what_has_no_mean_is_refused(
         ((saved_tiny, shifted, "--version", "\x1b[2J"), 2, "is empty or not plain text"),
         ((saved_tiny, "bundled"), 1, "encoder.name is 'efficientnet_v2_b0' there and "),
         ((saved_tiny, words), 1, "their words differ"),
+        ((saved_tiny, order), 1, "their words have another order"),
         ((saved_tiny, letters), 1, "tokenizer is 'characters' there and 'words' here"),
         ((saved_tiny, nan), 1, f"{nan} has NaN or infinity in "),
     ):

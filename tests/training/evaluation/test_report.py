@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from captioner.checkpoint import load_checkpoint, read_header
 from captioner.trust import digest_weights, trust_file
-from captioner_training.evaluation.report import ImageRow, compare_reports
+from captioner_training.evaluation.report import ImageRow, beside, compare_reports
 from captioner_training.pages.figures import Part
 from captioner_training.pages.gallery import Gallery
 from captioner_training.pages.page import draw_page
@@ -297,6 +297,21 @@ def test_surprise_is_compared_token_by_token() -> None:
         assert "cross_entropy" not in compare_reports(split, rows, others)
     other["per_image"][1]["reference_tokens"] = 29  # read to another length
     assert "cross_entropy" not in compare_reports(split, rows, other)
+
+
+def test_reports_are_compared_photo_by_photo_in_any_order() -> None:
+    """Pairing changes the interval and not the mean, so the interval is checked."""
+    split: dict[str, Any] = {
+        "split": {"images": 3, "hash": "s"}, "document_frequencies": {"images": 3, "hash": ""},
+    }  # fmt: skip
+    ours, theirs = rows(10, 20, 60), rows(30, 20, 50)
+    other = {**split, "per_image": [theirs[at].record() for at in (2, 0, 1)]}
+    compared = compare_reports(split, ours, other)
+    assert compared["CIDEr"] == pytest.approx(-10 / 3)
+    assert isinstance(intervals := compared["intervals"], dict)
+    # Each photo is drawn three times in 1 of 27 draws, so the ends are the extreme differences.
+    assert intervals["CIDEr"] == pytest.approx([-20, 10])
+    assert [row.other_cider for row in beside(ours, other)] == [30, 20, 50]
 
 
 def test_annotated_objects_are_there_whether_people_name_them_or_not(

@@ -194,6 +194,11 @@ def test_the_gap_of_each_bin_counts_by_its_size(
         ("a hot dog and a dog", ["hot dog", "dog"]),
         ("train tracks beside a train station", []),
         ("geese and sheep near knives", ["bird", "sheep", "knife"]),
+        # Plurals in ches, shes, ses, xes, ies and ves.
+        ("sandwiches on benches behind couches", ["sandwich", "bench", "couch"]),
+        ("toothbrushes in wine glasses on buses", ["toothbrush", "wine glass", "bus"]),
+        ("lorries and ferries with teddies", ["truck", "boat", "teddy bear"]),
+        ("pocketknives donkeys trolleys", ["knife"]),
         ("a clock tower", ["clock"]),
         ("the male coach of a group he passes her", []),  # words that as often name something else
     ],

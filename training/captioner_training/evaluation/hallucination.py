@@ -1,7 +1,8 @@
-"""CHAIR: how many of the objects that captions name are not there (Rohrbach et al. 2018)."""
+"""CHAIR: the share of named objects that are not in the photo (Rohrbach et al. 2018)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.resources import files
@@ -17,7 +18,7 @@ Words = Sequence[str]
 
 
 class Mention(NamedTuple):
-    """A category that a caption names with its words from `first` to before `end`."""
+    """A COCO category that a caption names with its words from `first` to before `end`."""
 
     category: str
     first: int
@@ -25,24 +26,24 @@ class Mention(NamedTuple):
 
 
 def mentions(words: Words) -> list[Mention]:
-    """Find the categories that a caption names, in its order.
+    """Return the COCO categories that a caption names, in order.
 
     >>> mentions("two men with a hot dog beside train tracks".split())
     [Mention(category='person', first=1, end=2), Mention(category='hot dog', first=4, end=6)]
     """
-    names, found, at = _names(), [], 0
+    names, named, at = _names(), [], 0
     while at < len(words):
-        # A name of two words goes first: a hot dog is no dog.
+        # Names of two words take precedence: a hot dog is no dog.
         size = 2 if at + 2 <= len(words) and tuple(words[at : at + 2]) in names else 1
         if category := names.get(tuple(words[at : at + size])):
-            found.append(Mention(category, at, at + size))
+            named.append(Mention(category, at, at + size))
         at += size
-    return found
+    return named
 
 
 def named_categories(words: Words) -> list[str]:
-    """List the categories that a caption names, once for each mention."""
-    return [one.category for one in mentions(words)]
+    """Return the categories that a caption names, one per mention."""
+    return [mention.category for mention in mentions(words)]
 
 
 def hallucination(
@@ -51,55 +52,63 @@ def hallucination(
     *,
     objects: Sequence[Collection[str]] | None = None,
 ) -> dict[str, object] | None:
-    """Count objects of COCO's categories that a caption names and its image does not have.
+    """Count the objects that captions name and their images do not have.
 
     Args:
-        references: of each image; what they name is there.
-        captions: of each image.
-        objects: of each image, categories that its annotated objects have: they are there too.
-            Without them, an object that people left out counts as hallucinated.
+        references: tokenized references of each image; the categories they name are present.
+        captions: tokenized caption of each image.
+        objects: categories of each image's annotated objects, which are present too. Without
+            them, objects that people left out count as hallucinated.
 
     Returns:
         `CHAIR_i`, the share of mentions, and `CHAIR_s`, the share of captions with such a mention,
-        in percent, with `intervals`; how many `mentions` there are; and `annotated`, whether
-        objects were given. None where no object is mentioned.
+        in percent, with `intervals`; the number of `mentions`; `annotated`, whether objects were
+        given. None if no caption names a category.
     """
     wrong, count = [], []
     for at, (texts, caption) in enumerate(zip(references, captions, strict=True)):
-        there = {category for words in texts for category in named_categories(words)}
-        there |= set(objects[at]) if objects is not None else set()
-        said = named_categories(caption)
-        count.append(len(said))
-        wrong.append(sum(category not in there for category in said))
+        present = {category for words in texts for category in named_categories(words)}
+        present |= set(objects[at]) if objects is not None else set()
+        named = named_categories(caption)
+        count.append(len(named))
+        wrong.append(sum(category not in present for category in named))
     if not sum(count):
         return None
     tables = {
         "CHAIR_i": mean_table(wrong, count, scale=100),
-        "CHAIR_s": mean_table([each > 0 for each in wrong], scale=100),
+        "CHAIR_s": mean_table([number > 0 for number in wrong], scale=100),
     }
     return {"mentions": sum(count), "annotated": objects is not None, **summary(tables)}
 
 
 @cache
 def words_of(table: str) -> dict[str, Any]:
-    """Read a table of words that lies beside this file."""
+    """Read a YAML table of words from this folder."""
     file = files("captioner_training.evaluation").joinpath(table)
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
 
 
 @cache
 def _names() -> dict[tuple[str, ...], str]:
-    """Give the category of each name, as words; "" for what only looks like a name."""
+    """Return the category of each name, as words; "" for phrases that name no category."""
     lists = words_of("categories.yaml")
-    found: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
-    for category, others in lists["categories"].items():
-        for name in (category, *filter(None, others.split(", "))):
+    names: dict[tuple[str, ...], str] = {(word,): "person" for word in lists["people"].split()}
+    for category, synonyms in lists["categories"].items():
+        for name in (category, *filter(None, synonyms.split(", "))):
             *before, last = name.split()
-            ending = "es" if last.endswith(("s", "x", "ch", "sh")) else "s"
-            for form in (last, lists["plurals"].get(last, last + ending)):
-                found[(*before, form)] = category
+            for form in (last, lists["plurals"].get(last) or _plural(last)):
+                names[(*before, form)] = category
     for category, phrases in lists["phrases"].items():
         for phrase in phrases.split(", "):
-            found[tuple(phrase.split())] = "" if category == "none" else category
-    return found
+            names[tuple(phrase.split())] = "" if category == "none" else category
+    return names
+
+
+def _plural(noun: str) -> str:
+    """Return the regular plural of an English noun."""
+    if noun.endswith("knife"):
+        return noun[:-2] + "ves"
+    if re.search("[^aeiou]y$", noun):
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
