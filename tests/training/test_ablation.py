@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from PIL import Image
 
 from captioner.decoders.config import DecoderConfig
 from captioner.device import best_dtype
@@ -18,8 +17,8 @@ from captioner_training.ablation import (
     Ablation,
     count_parameters,
     decoder_variants,
+    table_text,
 )
-from captioner_training.ablation_table import Row, table_text
 from captioner_training.distributed import Processes
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import Run
@@ -39,7 +38,7 @@ SIZES = {"grid_dim": 1280, "vocabulary_size": 3574}
 BUNDLED = DecoderConfig(embedding_dim=512, hidden_dim=512, attention_dim=256, value_dim=512)
 
 
-def test_every_variant_there_is_has_the_sizes_of_the_base() -> None:
+def test_every_variant_has_the_sizes_of_the_base() -> None:
     found = decoder_variants(BUNDLED, **SIZES)
     assert tuple(found) == VARIANTS
     assert found["none-current"].score == "none" and found["none-current"].query == "current"
@@ -63,8 +62,7 @@ def test_sizes_that_allow_no_transformer_are_refused() -> None:
         decoder_variants(base, **SIZES)
 
 
-def test_the_precision_is_settled_before_the_first_run(tmp_path: Path) -> None:
-    """Else what the first call measured is asked for by another recipe the second time."""
+def test_precision_is_resolved_before_the_first_run(tmp_path: Path) -> None:
     (tmp_path / "miniature.yaml").write_text(RECIPE)
     ablation = Ablation(
         load_recipe(str(tmp_path / "miniature.yaml"), {}),
@@ -87,7 +85,7 @@ class Recorded(Processes):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_fails_in_one_process_keeps_no_other_waiting(
+def test_failure_in_the_main_process_ends_the_others(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "miniature.yaml").write_text(RECIPE)
@@ -107,51 +105,21 @@ def test_what_fails_in_one_process_keeps_no_other_waiting(
     assert Recorded.told == [not rank]
 
 
-def people(folder: Path, **boxes: object) -> Path:
-    images = [{"id": 1, "file_name": "1.png", "width": 40, "height": 40}]
-    notes = [{"image_id": 1, "caption": "a man"}]
-    captions = {"images": images, "annotations": notes}
-    (folder / "val").mkdir()
-    Image.new("RGB", (40, 40)).save(folder / "val" / "1.png")
-    (folder / "captions_val.json").write_text(json.dumps(captions))
-    (folder / "person_boxes_val.json").write_text(json.dumps({"images": images, **boxes}))
-    return folder
+def measured(value: float, **ends: float) -> dict[str, dict[str, float]]:
+    return {"CIDEr": {"value": value, **ends}, "parameters": {"value": 2e6}}
 
 
-@pytest.mark.parametrize(
-    ("notes", "problem"),
-    [([{"image_id": 1}], "COCO's instances format"), ([], "for none of this split")],
-)
-def test_boxes_of_people_that_cannot_be_used_are_refused_at_once(
-    notes: list[object],
-    problem: str,
-    run_main: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = people(tmp_path, annotations=notes)
-    result = run_main("ablate", "smoke", "--people", folder, "--device", "cpu")
-    assert result.returncode == 1 and problem in result.stderr and not Path("runs").exists()
-
-
-def measured(value: float, **more: float) -> dict[str, dict[str, float]]:
-    return {"CIDEr": {"value": value, **more}, "parameters": {"value": 2e6}}
-
-
-def test_the_table_tells_the_spread_of_seeds_or_of_images() -> None:
-    several = table_text([Row("dot", [measured(40), measured(43), measured(46)], 7.25)])
-    assert "| dot | 43.0 (40.0 to 46.0) | 2.00 M | 7.2 |" in several
-    assert "smallest and the largest of the seeds" in several
-    one = table_text([Row("dot", [measured(40, low=38.5, high=41)], 7.25)])
-    assert "| dot | 40.0 (38.5 to 41.0) | 2.00 M | 7.2 |" in one and "95 % over images" in one
-    assert "BLEU-4" not in one  # nobody has measured it
+def test_table_shows_the_range_of_seeds_or_the_interval_over_images() -> None:
+    several = table_text({"dot": [measured(40), measured(43), measured(46)]})
+    assert "| dot | 43.0 (40.0 to 46.0) | 2.00 M |" in several
+    assert "the range of 3 seeds" in several
+    one = table_text({"dot": [measured(40, low=38.5, high=41)]})
+    assert "| dot | 40.0 (38.5 to 41.0) | 2.00 M |" in one and "95 % intervals over images" in one
+    assert "BLEU-4" not in one  # not measured
 
 
 @pytest.mark.slow
-def test_an_ablation_is_trained_measured_and_gone_on_with(
-    run_captioner: Run, tmp_path: Path
-) -> None:
+def test_ablation_trains_measures_and_resumes(run_captioner: Run, tmp_path: Path) -> None:
     (tmp_path / "miniature.yaml").write_text(RECIPE)
     command = ("ablate", tmp_path / "miniature.yaml", "--out", tmp_path / "out", "--device", "cpu")
     few = ("--deletion", 4, "--variants", "none-previous", "transformer")
@@ -164,14 +132,12 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| none-previous", "| transformer"]
     out = tmp_path / "out"
     assert (out / "table.md").read_text() == first.stdout
-    with Image.open(out / "figure.png") as picture:
-        assert picture.width > 1000
     # Of train and val; and of val again with the encoder as a checkpoint rounds it. For all runs.
     assert len(list((out / "shared-1" / "cache").iterdir())) == 3
     # What is done stays as it is, and is not trained again.
     path = out / "transformer-1" / "measures.json"
     known = json.loads(path.read_text())
-    known["found"]["CIDEr"] = {"value": 77.0}
+    known["measures"]["CIDEr"] = {"value": 77.0}
     path.write_text(json.dumps(known))
     again = run_captioner(*command, *few, "learned-previous")
     assert again.returncode == 0, again.stderr
@@ -187,15 +153,14 @@ def test_an_ablation_is_trained_measured_and_gone_on_with(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("ablate smoke --variants nonesuch", "--variants nonesuch: there are none-previous"),
-        ("ablate smoke --people nowhere", "--people nowhere: there is no nowhere/person_boxes"),
+        ("ablate smoke --variants nonesuch", "--variants nonesuch: choose from none-previous"),
         ("ablate smoke --seeds 1 1", "--seeds 1 1: name each seed once"),
         ("ablate smoke --deletion 0", "--deletion 0 is below 1"),
         ("ablate ablation --data.root nowhere", "nowhere"),
         ("ablate smoke --device tpu", "tpu"),
     ],
 )
-def test_mistakes_leave_nothing_behind(
+def test_refused_ablation_writes_nothing(
     arguments: str, problem: str, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

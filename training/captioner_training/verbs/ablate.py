@@ -1,4 +1,4 @@
-"""`captioner ablate RECIPE`: what attention is worth, with every variant of it trained alike."""
+"""`captioner ablate RECIPE`: train every variant of attention alike and compare them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from captioner.device import add_machine_arguments
 from captioner.paths import expanded
 
-HELP = "Train every variant of attention alike, and put what they reach side by side."
+HELP = "Train every variant of attention alike and compare them in one table."
 EXAMPLES = """examples:
   captioner ablate ablation --data.root ~/flickr8k --out runs/ablation
-  captioner ablate ablation --data.root ~/flickr8k --seeds 1 2 3 --people ~/coco
+  captioner ablate ablation --data.root ~/flickr8k --seeds 1 2 3
   captioner ablate smoke --variants none-previous additive-previous transformer
 
 The variants are {none, additive, multiplicative, dot, scaled_dot, heads} x {previous, current},
-{sine, learned, binary}-previous, which is additive-previous with positions of the cells, top_down,
-and a transformer of as many parameters: docs/attention.md says what each is. The same command goes
-on where it was interrupted. At the end DIR has table.md and figure.png, and the table is printed.
-Any field of the recipe can be set, as for captioner train."""
+{sine, learned, binary}-previous (additive-previous with positions of the cells), top_down, and a
+transformer with as many parameters; docs/attention.md describes them. The same command resumes an
+interrupted ablation. The table is printed and written to DIR/table.md. Any field of the recipe can
+be set, as with captioner train."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,21 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="default: runs/ablate-RECIPE")
     add("--seeds", type=int, nargs="+", default=[1], metavar="N", help="default: 1")
     add("--variants", nargs="+", metavar="NAME", help="default: all")
-    add("--people", type=Path, metavar="DIR",
-        help="photos with person_boxes_val.json: is attention for people on them?")  # fmt: skip
     add("--deletion", type=int, default=500, metavar="N",
         help="validation images whose captions get the deletion test; default: 500")  # fmt: skip
     add_machine_arguments(parser, dtype=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train and measure; print the table."""
+    """Train, measure and print the table."""
     from captioner_training.ablation import VARIANTS, Ablation
     from captioner_training.distributed import start_processes
     from captioner_training.recipe_file import load_recipe
     from captioner_training.train import train
-
-    people = None if arguments.people is None else expanded(arguments.people)
 
     def prepare() -> Ablation:
         recipe = load_recipe(arguments.recipe, arguments.fields)
@@ -53,7 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
             train=train,
             variants=arguments.variants or VARIANTS,
             seeds=arguments.seeds,
-            people=people,
             deletion=arguments.deletion,
         )
 
