@@ -175,7 +175,9 @@ class _Names:
         for end in _ends(name):
             if end in self._whole:
                 return self._whole[end]
-        return self._ends.get(name) or self._alone.get(_ends(name)[-1], ())
+        if name in self._ends:
+            return self._ends[name]
+        return self._alone.get(_ends(name)[-1], [])
 
 
 def _index(names: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
