@@ -6,4 +6,10 @@ import sys
 
 from captioner.cli import main
 
-sys.exit(main(["serve", "--space", *sys.argv[1:]]))
+# A Space listens on all addresses, behind a proxy of a private network, inside a frame.
+OPTIONS = [
+    *("--host", "0.0.0.0", "--trusted-proxy", "10.0.0.0/8"),
+    *("--frame-ancestor", "https://huggingface.co"),
+]
+
+sys.exit(main(["serve", *OPTIONS, *sys.argv[1:]]))

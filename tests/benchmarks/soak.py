@@ -273,7 +273,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Of its own: a fork of the process that imports for the tests would share memory with it.
     os.environ["CAPTIONER_TESTS_FORK"] = "0"
-    options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1", "--keep", KEEP)
+    options = ("--root-path", "/captioner", "--trusted-proxy", "127.0.0.1", "--upload-ttl", KEEP)
     with (
         tempfile.TemporaryDirectory() as folder,
         serve(Path(folder), *options, CAPTIONER_AUTH=PASSWORD) as server,

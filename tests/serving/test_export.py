@@ -15,16 +15,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
-from http.client import HTTPConnection
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -39,7 +36,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from tests.captioner.pictures import png
-from tests.conftest import ROOT, WORDS, make_consensus, make_styled, make_tiny, make_trust
+from tests.conftest import WORDS, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
 
 if importlib.util.find_spec("onnxruntime") is None and not os.environ.get("CI"):
@@ -352,32 +349,6 @@ def test_a_model_that_says_something_else_is_not_kept(exported: Path, tmp_path: 
         (folder / "kept.txt").write_text("not for long")
         check_parity(tmp_path / "other.safetensors", exported)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_the_small_service_answers_and_goes(exported: Path, photo: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(exported, tmp_path / "service"))
-    shutil.copy(ROOT / "docker" / "serve.py", folder)
-    command = [sys.executable, "serve.py", "--port", "0"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as service:
-        assert service.stdout is not None
-        address = service.stdout.readline().strip()
-        with httpx.Client(base_url=address, timeout=300) as client:
-            assert client.get("/api/health").json() == {"status": "ok"}
-            answer = client.post("/api/caption", content=photo.read_bytes())
-            said = alone(exported, photo, "--json", "--attention").stdout
-            assert answer.json()["records"] == [{**json.loads(said), "image": None}]
-            refused = client.post("/api/caption", content=b"dear")
-            assert (refused.status_code, refused.json()["status"]) == (415, 415)
-            assert client.get("/browser/").status_code == 404
-            assert client.get("/").headers["cross-origin-opener-policy"] == "same-origin"
-        with closing(HTTPConnection(address.removeprefix("http://"), timeout=300)) as line:
-            line.putrequest("POST", "/api/caption")
-            line.putheader("Content-Length", "20000001")
-            line.endheaders()
-            assert line.getresponse().status == 413
-        service.terminate()
-        assert service.wait(300) == 0
 
 
 @pytest.fixture

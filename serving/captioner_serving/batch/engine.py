@@ -6,7 +6,6 @@ encoder another is in the decoder, and none waits for the others at the end of e
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
@@ -29,16 +28,15 @@ from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
-from captioner_serving.allocator import is_out_of_memory, return_memory
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.memory import is_out_of_memory
 
 __all__ = ["Engine", "LocalEngine", "Outcome"]
 
 _CPU_BATCH = 32  # larger ones fall out of the caches, smaller ones leave the matrix units waiting
 _GPU_SHARE = 0.5  # of the free memory that a batch may take
 _GPU_LARGEST = 512
-_RETURN_EVERY = 32  # batches: free memory adds up, and returning it after each takes a seventh
 _CARRIED = 1 << 27  # bytes of files out of a compressed archive that a batch may keep
 _FAILING = 8  # batches of photos that fail before a batch is closed without being full
 
@@ -101,7 +99,6 @@ class LocalEngine(Closing):
         self.workers = config.workers or share
         # A GPU does one thing at a time; the second thread prepares its next.
         self.streams = 2 if captioner.device.type != "cpu" else min(share, 8)
-        self._batch_numbers = itertools.count(1)
         self._before = torch.get_num_threads()
         self._threads = ThreadPoolExecutor(
             self.streams,
@@ -193,11 +190,7 @@ class LocalEngine(Closing):
             yield batch
 
     def _caption(self, batch: _Batch) -> list[Caption]:
-        try:
-            return self._caption_fitting([each for each in batch if each.decoded.error is None])
-        finally:
-            if next(self._batch_numbers) % _RETURN_EVERY == 0:
-                return_memory()
+        return self._caption_fitting([each for each in batch if each.decoded.error is None])
 
     def _caption_fitting(self, entries: _Batch) -> list[Caption]:
         """Caption as one batch, or as two where memory does not suffice."""

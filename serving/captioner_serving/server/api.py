@@ -35,7 +35,6 @@ from captioner_serving.server.description import (
     form,
     picture,
 )
-from captioner_serving.server.door import client_of, visit_of
 from captioner_serving.server.links import fetch
 from captioner_serving.server.problems import RefusedError, problem
 from captioner_serving.server.records import (
@@ -45,6 +44,7 @@ from captioner_serving.server.records import (
     read_posted,
     served_record,
 )
+from captioner_serving.server.request import client_of, request_info
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["router"]
@@ -228,7 +228,7 @@ async def caption(request: Request, service: Service) -> Response:
             place=place,
             check_attention=fields.check_attention,
         )
-        visit_of(request.scope).silent = True
+        request_info(request.scope).is_reported = True
         return results, await _records(service, client, files, results, fields)
 
     if LINES in request.headers.get("accept", ""):
@@ -342,7 +342,7 @@ async def effect(request: Request, service: Service) -> Response:
     service = _services(request).get(posted.model.name, service)  # whose words they are
     work = service.check_words(file.data, posted, client=client_of(request.scope))
     checked = await _while_connected(request, work)
-    visit_of(request.scope).silent = True
+    request_info(request.scope).is_reported = True
     return _Records([served_record(checked, name=file.name, attention=True)])
 
 
@@ -417,28 +417,24 @@ async def _draw(
 # Operation
 
 
-@router.get("/api/live", summary="Whether the process answers", tags=["operation"])
+@router.get("/api/live", include_in_schema=False)
+@router.get("/api/health/live", summary="Whether the process answers", tags=["operation"])
 async def live() -> dict[str, str]:
-    """Say that the process answers, whatever its model does: restart it where it does not."""
+    """Answer that the process lives, whatever its model does. Needs no password."""
     return {"status": "live"}
 
 
+@router.get("/api/ready", include_in_schema=False)
+@router.get("/api/health", include_in_schema=False)
 @router.get(
-    "/api/ready",
+    "/api/health/ready",
     response_model=Health,
     responses={503: PROBLEMS[503]},
     summary="Whether it takes photos",
     tags=["operation"],
 )
-@router.get(
-    "/api/health",
-    response_model=Health,
-    responses={503: PROBLEMS[503]},
-    summary="The same as /api/ready",
-    tags=["operation"],
-)
 async def health(request: Request, service: Service) -> dict[str, Any]:
-    """Say ready when the model has just made a caption, is at work, or makes one now."""
+    """Answer ready when the model has just made a caption, is at work, or makes one now."""
     for each in _services(request).values():
         await each.check()
     model = {"name": service.captioner.name, "version": service.captioner.version}

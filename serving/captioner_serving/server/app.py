@@ -1,6 +1,6 @@
 """The whole application: the API, and the page beside it; before both, what is everybody's.
 
-    Door -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
+    RequestLimits -> AccessLog -> TrustedHostMiddleware -> CORSMiddleware -> Access -> BodyLimits
                                                                                 |
                                     FastAPI: /api, /metrics, /docs, /page/... <-'
                                        `-> OwnUploads -> Gradio: /
@@ -11,7 +11,6 @@ address.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -36,14 +35,12 @@ from captioner import __version__
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.predictor import Captioner
-from captioner_serving.allocator import return_memory
 from captioner_serving.server.access import Access, Credentials
 from captioner_serving.server.api import router
 from captioner_serving.server.assistant import add_assistant_function
 from captioner_serving.server.body import BodyLimits
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.description import describe
-from captioner_serving.server.door import Door
 from captioner_serving.server.endpoint import OwnUploads, add_endpoint, mount
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
@@ -51,6 +48,7 @@ from captioner_serving.server.page import PREVIEW, SENTENCES, draw_preview, make
 from captioner_serving.server.parts import STATIC
 from captioner_serving.server.problems import bad_call, http_problem, problem
 from captioner_serving.server.records import served_record
+from captioner_serving.server.request import RequestLimits
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["Application"]
@@ -110,7 +108,7 @@ class Application:
             BodyLimits(api, config, self.metrics), credentials, tokens, config.allowed_origins
         )
         named = TrustedHostMiddleware(self._shared(access), config.names, www_redirect=False)
-        self.asgi: ASGIApp = Door(
+        self.asgi: ASGIApp = RequestLimits(
             AccessLog(named, self.metrics, log, say),
             root_path=config.root_path,
             frame_ancestors=config.frame_ancestors,
@@ -184,17 +182,8 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async def tidy() -> None:
-            while True:
-                await asyncio.sleep(20)
-                await asyncio.to_thread(return_memory)
-
         async with self._gradio.router.lifespan_context(self._gradio):
-            tidying = asyncio.create_task(tidy())
-            try:
-                yield
-            finally:
-                tidying.cancel()
+            yield
 
     def _answer(self, _: Request, error: Exception) -> Response:
         """Answer every error in one form."""

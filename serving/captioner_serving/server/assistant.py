@@ -23,9 +23,9 @@ from captioner.errors import (
 from captioner.vision.transform import Box
 from captioner_serving.server.body import decode_photo
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import whole_client
 from captioner_serving.server.links import fetch
 from captioner_serving.server.problems import RefusedError
+from captioner_serving.server.request import client_key
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["add_assistant_function", "check_installed", "close_other_ways", "describe", "place_of"]
@@ -63,7 +63,7 @@ def add_assistant_function(blocks: gr.Blocks, service: CaptionService) -> None:
             image_path: the photo's file on the machine of this server
         """
         data = await _photo(config, image, image_url, image_path)
-        client = whole_client(request.client.host if request.client else "")
+        client = client_key(request.client.host if request.client else "")
         asked = service.captioner.generation.asked(captions=2)
         (caption,) = await service.caption([data], asked, client=client)
         if not isinstance(caption, Caption):

@@ -24,9 +24,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import visit_of
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import BusyError, RefusedError, bad_fields, problem
+from captioner_serving.server.request import request_info
 
 __all__ = [
     "BodyLimits",
@@ -45,7 +45,7 @@ _MOST_VALUES = 10_000  # of JSON: photos, whose base64 has no comma, and their f
 _LONGEST_FIELD = 1 << 20  # bytes: a record with its attention has some 20 kB, with heads 200
 
 _SLACK = _LONGEST_FIELD + 16_384  # bytes around the images: a record, boundaries and headers
-_SLOWEST = 50_000  # bytes a second that a client must send when its patience is used up
+_SLOWEST = 50_000  # bytes a second that a client must send after the body timeout
 
 # What RFC 2046 lets a boundary be, and a type that is read in no time.
 _BOUNDARY = re.compile(r"[ \w'()+,./:=?-]{1,70}", re.ASCII)
@@ -95,15 +95,15 @@ class BodyLimits:
     def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        visit = visit_of(scope)
-        if visit.route is None:
+        info = request_info(scope)
+        if info.route is None:
             raise RefusedError(
                 "no-such-route",
                 "the page is at /, the API at /api/caption, its documentation at /docs",
             )
-        if visit.method is not None and scope["method"] != visit.method:
-            detail = f"send a {visit.method} request: /docs says what it takes"
-            raise RefusedError("wrong-method", detail, {"Allow": visit.method})
+        if info.method is not None and scope["method"] != info.method:
+            detail = f"send a {info.method} request: /docs says what it takes"
+            raise RefusedError("wrong-method", detail, {"Allow": info.method})
         if length and "transfer-encoding" in headers:
             # A proxy may have believed the other one: what follows is not what it took it for.
             detail = "the request tells its length in two ways"
@@ -116,14 +116,14 @@ class BodyLimits:
 
         Raises RefusedError: it does not come in time, is larger than it may be, or has no room.
         """
-        patience = self._config.patience
+        seconds = self._config.body_timeout
         try:
-            async with asyncio.timeout_at(body.started + patience + body.size / _SLOWEST):
+            async with asyncio.timeout_at(body.started + seconds + body.size / _SLOWEST):
                 message = await receive()
         except TimeoutError as error:
             raise RefusedError(
                 "upload-too-slow",
-                f"after {patience:g} s a body has to arrive at {_SLOWEST // 1000} kB/s or more: "
+                f"after {seconds:g} s a body has to arrive at {_SLOWEST // 1000} kB/s or more: "
                 "try again over a faster connection, or send a smaller photo",
             ) from error
         if message["type"] == "http.request":

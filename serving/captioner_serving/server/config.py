@@ -15,7 +15,7 @@ from captioner.errors import ConfigError
 from captioner.paths import there_is_no
 from captioner.vision.bounds import Positive, check_bounds
 from captioner.vision.image import MAX_PIXELS
-from captioner_serving.server.door import parse_address
+from captioner_serving.server.request import parse_address
 
 __all__ = ["ServerConfig", "parse_size"]
 
@@ -45,17 +45,16 @@ class ServerConfig:
     queue: Positive = 64
     # The path under which a proxy shows the server, such as /captioner.
     root_path: str = ""
-    # Seconds that what gradio_client uploads is kept: with the time between two sweeps, within the
-    # ten minutes that docs/serving.md promises.
-    keep: Annotated[float, Interval(ge=1, le=570)] = 540.0
+    # Seconds that uploads of gradio_client are kept; a sweep deletes them within ten minutes.
+    upload_ttl: Annotated[float, Interval(ge=1, le=570)] = 540.0
     # Width times height of the largest photo that is decoded.
     max_pixels: Positive = MAX_PIXELS
     # Bytes of all bodies in memory, on their way in and until they are answered.
     max_bodies: int = 200_000_000
     # Connections at a time. Half of the files that systems let a process have open.
     max_connections: Annotated[int, Ge(8)] = 500
-    # Seconds in which a body has to be on its way; for its bytes some more is added (body.py).
-    patience: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
+    # Seconds for a request's body; large bodies get more (body.py).
+    body_timeout: Annotated[float, Interval(ge=0.1, le=600)] = 15.0
     # Names for which the server answers; see `names`.
     allowed_hosts: tuple[str, ...] = ()
     # Addresses and networks of proxies that say truly who their client is.

@@ -24,9 +24,9 @@ from captioner_serving.server.api import CaptionFields
 from captioner_serving.server.assistant import close_other_ways
 from captioner_serving.server.body import parse_object
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import visit_of, whole_client
 from captioner_serving.server.page import page_head, put_preview
 from captioner_serving.server.problems import RefusedError, bad_fields
+from captioner_serving.server.request import client_key, request_info
 from captioner_serving.server.service import CaptionService
 
 __all__ = ["OwnUploads", "add_endpoint", "mount"]
@@ -62,7 +62,7 @@ def add_endpoint(blocks: gr.Blocks, service: CaptionService) -> None:
             "minimum_trust": minimum_trust,
         }
         try:
-            client = whole_client(request.client.host if request.client else "")
+            client = client_key(request.client.host if request.client else "")
             return await _record(service, image, given, client)
         except CaptionerError as error:
             raise gr.Error(str(error), print_exception=False) from error
@@ -111,7 +111,7 @@ def mount(blocks: gr.Blocks, config: ServerConfig) -> FastAPI:
     # Without this, Gradio takes itself for not launched and does not check the paths of files
     # that clients name.
     blocks.has_launched = True
-    blocks.delete_cache = int(min(_SWEEP, config.keep)), int(config.keep)
+    blocks.delete_cache = int(min(_SWEEP, config.upload_ttl)), int(config.upload_ttl)
     put_preview()
     app = FastAPI(openapi_url=None)
     gr.mount_gradio_app(
@@ -165,7 +165,7 @@ class OwnUploads:
         # Gradio would tell any origin that it may read the answer.
         headers = [header for header in scope["headers"] if header[0] != b"origin"]
         scope = {**scope, "headers": headers}
-        route = visit_of(scope).route
+        route = request_info(scope).route
         if scope["method"] == "POST" and route != "/gradio_api/upload":
             # An assistant's photo comes within its call; what it may name, its function sees to.
             mine = route == "/gradio_api/mcp"

@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from captioner.errors import CaptionerError
 from captioner.terminal import in_a_line
-from captioner_serving.allocator import is_out_of_memory
-from captioner_serving.server.door import visit_of
+from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.problems import (
     PROBLEM_TYPE,
@@ -31,6 +30,7 @@ from captioner_serving.server.problems import (
     internal_error,
     problem,
 )
+from captioner_serving.server.request import request_info
 
 __all__ = ["AccessLog"]
 
@@ -78,29 +78,29 @@ class AccessLog:
             if is_out_of_memory(error):
                 failure = MemoryShortError()
             else:
-                _LOGGER.exception("%s failed", _one_line(visit_of(scope).shown_path))
+                _LOGGER.exception("%s failed", _one_line(request_info(scope).shown_path))
         if answer.failed and not answer.started:
             await problem(failure)(scope, receive, answer)
         return self._record(scope, answer, time.perf_counter() - start)
 
     def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
-        visit = visit_of(scope)
-        name = visit.route or "other"
+        info = request_info(scope)
+        name = info.route or "other"
         self._metrics.requests.labels(name, answer.status).inc()
         self._metrics.latency.labels(name).observe(seconds)
         client = (scope.get("client") or ("",))[0]
-        if answer.status >= 400 and not visit.silent:
-            path = _one_line(visit.shown_path)
+        if answer.status >= 400 and not info.is_reported:
+            path = _one_line(info.shown_path)
             self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
         if self._stream is None:
             return
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request": visit.number,
+            "request": info.id,
             "client": client,
-            "user": visit.user,
+            "user": info.user,
             "method": scope["method"],
-            "path": visit.shown_path,
+            "path": info.shown_path,
             "status": answer.status,
             "ms": round(1000 * seconds, 1),
             "bytes": answer.size,

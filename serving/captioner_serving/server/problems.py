@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from captioner.errors import CaptionerError, ConfigError, ImageError, ImageFormatError
-from captioner_serving.server.door import request_number
+from captioner_serving.server.request import request_id
 
 __all__ = [
     "PROBLEMS",
@@ -33,13 +33,12 @@ PROBLEMS = {
     "bad-request": (400, "The request cannot be understood"),
     "unauthorized": (401, "A user and a password are needed"),
     "cross-site": (403, "The request comes from another site"),
-    "forbidden": (403, "The request names what is not its own"),
+    "forbidden": (403, "Forbidden"),
     "no-such-route": (404, "There is nothing at this path"),
     "wrong-method": (405, "The route has another method"),
     "upload-too-slow": (408, "The upload took too long"),
     "upload-too-large": (413, "The upload is too large"),
     "media-type": (415, "The request is in another format"),
-    "too-many-attempts": (429, "Too many wrong passwords"),
     "client-gone": (499, "The client has gone away"),  # nginx's own status; nobody reads this
     "internal-error": (500, "The server failed"),
     "busy": (503, "The server is at capacity"),
@@ -164,7 +163,7 @@ def problem(error: CaptionerError, **members: Any) -> JSONResponse:
     else:
         status = status_of(type(error))
     headers = {"Retry-After": "5", **own} if status == 503 else dict(own)
-    number = request_number.get()
+    number = request_id.get()
     members |= {} if number is None else {"request": number}
     return JSONResponse(
         {**error.record(), "status": status, **members},

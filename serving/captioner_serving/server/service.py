@@ -25,7 +25,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
-from captioner_serving.allocator import is_out_of_memory
+from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, Order, Place
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics

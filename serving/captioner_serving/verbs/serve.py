@@ -18,17 +18,12 @@ from captioner.device import add_machine_arguments
 from captioner.errors import ConfigError
 from captioner.files import writing
 from captioner.paths import expanded
-from captioner_serving.allocator import bound_arenas
 from captioner_serving.verbs.texts import given_fields
 
 if TYPE_CHECKING:
     from captioner_serving.server.access import Credentials
     from captioner_serving.server.app import Application
     from captioner_serving.server.config import ServerConfig
-
-# Of memory: for the model's thread, the loop's and two more. With them, memory at rest was 1 %
-# larger after an attack than before it (tests/benchmarks/soak.py); with all that glibc makes, 14 %.
-_ARENAS = 4
 
 HELP = "Serve the page that shows where each word comes from, and the HTTP API beside it."
 EXAMPLES = """examples:
@@ -49,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", action="append", metavar="FILE",
         help="default: the bundled one; two are compared")  # fmt: skip
     add_machine_arguments(parser)
-    add("--keep", type=float, metavar="S",
+    add("--upload-ttl", type=float, metavar="S",
         help="seconds that an upload of gradio_client is kept (540)")  # fmt: skip
     add("--log", metavar="FILE", help="an access log, one JSON line per request; -: on stderr")
     add = parser.add_argument_group("what it takes on").add_argument
@@ -60,14 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--queue", type=int, metavar="N", help="images waiting before a 503 (64)")
     add("--max-bodies", metavar="SIZE", help="of all requests under way; default: ten uploads")
     add("--max-connections", type=int, metavar="N", help="open at a time (500)")
-    add("--patience", type=float, metavar="S",
+    add("--body-timeout", type=float, metavar="S",
         help="seconds for a request's body; large ones get more (15)")  # fmt: skip
     add = parser.add_argument_group("for others than this machine").add_argument
-    add("--auth-file", metavar="FILE", help="ask for this USER:PASSWORD, or USER:HASH")
+    add("--auth-file", metavar="FILE", help="require this USER:PASSWORD")
     add("--token-file", metavar="FILE",
         help="let in bearer tokens: NAME:TOKEN, a line each")  # fmt: skip
-    add("--hash-password", action="store_true",
-        help="read USER:PASSWORD, print USER:HASH, and end")  # fmt: skip
     add("--allowed-host", action="append", dest="allowed_hosts", metavar="NAME",
         help="answer for this name too; may be repeated")  # fmt: skip
     add("--root-path", metavar="PATH", help="where a proxy shows the server: /captioner")
@@ -81,8 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let assistants describe photos, over MCP")  # fmt: skip
     add("--mcp-folder", metavar="FOLDER",
         help="where photos lie that they may name by path")  # fmt: skip
-    add("--space", action="store_true",
-        help="as a Space of Hugging Face, in its frame")  # fmt: skip
     add("--trusted-proxy", action="append", default=[], dest="trusted_proxies", metavar="ADDRESS",
         help="believe this proxy's X-Forwarded-For and -Proto; may be repeated")  # fmt: skip
 
@@ -91,10 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
     from captioner_serving.server.access import is_exposed, read_credentials, read_tokens
 
-    if arguments.hash_password:
-        return _hash_password()
-    if arguments.space:
-        _settle_in_space(arguments)
     config = _config(arguments)
     checkpoints: list[str] = arguments.checkpoint or []
     if len(set(checkpoints)) < len(checkpoints):
@@ -120,13 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if cut_off else 0
 
 
-def _settle_in_space(arguments: argparse.Namespace) -> None:
-    """Listen as a Space has to: to all, behind a proxy of a private network, in a frame."""
-    arguments.host = "0.0.0.0"
-    arguments.trusted_proxies.append("10.0.0.0/8")
-    arguments.frame_ancestors.append("https://huggingface.co")
-
-
 def _config(arguments: argparse.Namespace) -> ServerConfig:
     from captioner_serving.server.config import ServerConfig, parse_size
 
@@ -140,19 +120,6 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**given)
 
 
-def _hash_password() -> int:
-    from captioner_serving.server.access import hash_password
-
-    try:
-        user, colon, password = sys.stdin.buffer.readline().decode().strip().partition(":")
-    except UnicodeDecodeError as error:
-        raise ConfigError("--hash-password reads UTF-8 text: this line is none") from error
-    if not (user and colon and password):
-        raise ConfigError("--hash-password reads one line from standard input: USER:PASSWORD")
-    print(f"{user}:{hash_password(password)}")
-    return 0
-
-
 def _load(
     arguments: argparse.Namespace,
     config: ServerConfig,
@@ -161,31 +128,25 @@ def _load(
     log: TextIO | None,
 ) -> Application:
     _say("loading the model ...")
-    bound_arenas(_ARENAS)
     import torch
 
-    from captioner.device import best_dtype, cores
-    from captioner.export.engine import ExportedModel, keep_export, open_export
     from captioner.paths import bundled_checkpoint, checkpoint_file, sample_photos
     from captioner.predictor import Captioner
     from captioner_serving.server.app import Application
 
-    checkpoints = [checkpoint_file(one) for one in arguments.checkpoint or [bundled_checkpoint()]]
-    machine = {"device": arguments.device, "dtype": arguments.dtype}
-    # It was measured where torch is fastest in float32. Where that is bfloat16, captions would also
-    # depend on who else waits, for torch has the larger batches.
-    slow = best_dtype(torch.device("cpu"))[0] == torch.float32
-    exports = [keep_export(one, **machine, say=_say) if slow else None for one in checkpoints]
+    checkpoints = [
+        checkpoint_file(checkpoint) for checkpoint in arguments.checkpoint or [bundled_checkpoint()]
+    ]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of this thread, before loading: the model's has all of them
     captioners = [
         Captioner.from_pretrained(
             checkpoint,
-            **machine,
+            device=arguments.device,
+            dtype=arguments.dtype,
             max_pixels=config.max_pixels,
-            exported=open_export(export, lambda one: ExportedModel(one, threads=cores()), say=_say),
         )
-        for checkpoint, export in zip(checkpoints, exports, strict=True)
+        for checkpoint in checkpoints
     ]
     if len({captioner.name for captioner in captioners}) < len(captioners):  # of one recipe
         for captioner, checkpoint in zip(captioners, checkpoints, strict=True):

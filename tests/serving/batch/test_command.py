@@ -242,18 +242,6 @@ def test_out_of_memory_halves_the_batch(
     assert sizes.count(16) >= 1 and max(sizes[-2:]) <= 6
 
 
-def test_a_run_returns_its_memory_now_and_then(
-    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    returned: list[None] = []
-    monkeypatch.setattr("captioner_serving.batch.engine._RETURN_EVERY", 2)
-    monkeypatch.setattr(
-        "captioner_serving.batch.engine.return_memory", lambda: returned.append(None)
-    )
-    list(caption_batch(photos(5), config=BatchConfig(batch_size=1), captioner=tiny))
-    assert len(returned) == 2
-
-
 def test_what_failed_and_is_no_input_any_more_is_not_a_failure(
     run_batch: Run, photos: Photos, tmp_path: Path
 ) -> None:

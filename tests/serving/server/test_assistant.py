@@ -56,10 +56,10 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
                 streamable_http_client(
                     f"{url}/gradio_api/mcp/", http_client=client, terminate_on_close=False
                 ) as streams,
-                mcp.ClientSession(*streams[:2]) as visit,
+                mcp.ClientSession(*streams[:2]) as info,
             ):
-                await visit.initialize()
-                return await work(visit)
+                await info.initialize()
+                return await work(info)
 
         def run(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:
             return run_async(ask(work))
@@ -70,7 +70,7 @@ def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
 
 def described(asked: Callable[..., Any], **arguments: str) -> tuple[str, bool]:
     """What the assistant is told, and whether it is told so as an error."""
-    answer = asked(lambda visit: visit.call_tool("describe_image", arguments))
+    answer = asked(lambda info: info.call_tool("describe_image", arguments))
     (content,) = answer.content
     return content.text, answer.isError
 
@@ -117,18 +117,18 @@ def test_what_an_assistant_cannot_have_is_a_sentence(
 
 
 def test_nothing_of_gradio_is_offered_beside_the_one_function(asked: Callable[..., Any]) -> None:
-    offered = asked(lambda visit: visit.list_tools()).tools
+    offered = asked(lambda info: info.list_tools()).tools
     assert [each.name for each in offered] == ["describe_image"]
     assert "folder" in offered[0].description and "public host" not in offered[0].description
     properties = offered[0].inputSchema["properties"]
     assert properties.keys() == {"image", "image_url", "image_path"}
     for name in ("record", "caption", "/caption"):
-        answer = asked(lambda visit, name=name: visit.call_tool(name, {"image": "http://a/"}))
+        answer = asked(lambda info, name=name: info.call_tool(name, {"image": "http://a/"}))
         assert answer.isError and "Unknown" in answer.content[0].text
     for work in (
-        lambda visit: visit.read_resource("http://127.0.0.1:1/"),
-        lambda visit: visit.get_prompt("caption"),
-        lambda visit: visit.list_resources(),
+        lambda info: info.read_resource("http://127.0.0.1:1/"),
+        lambda info: info.get_prompt("caption"),
+        lambda info: info.list_resources(),
     ):
         with pytest.raises(BaseException, match=r"Method not found|unhandled errors"):
             asked(work)

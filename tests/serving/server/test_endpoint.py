@@ -192,7 +192,7 @@ def test_the_limit_of_uploads_holds_for_gradio_too(api: httpx.Client) -> None:
 def test_uploads_are_private_and_deleted_in_time_or_with_the_server(
     start: Callable[..., Server],
 ) -> None:
-    server = start("--keep", 1)
+    server = start("--upload-ttl", 1)
     with server.client() as client:
         stored = Path(upload(client))
         assert stored.read_bytes() == PHOTO.read_bytes()

@@ -38,7 +38,7 @@ def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
         (["--auth-file", "/nowhere"], "--auth-file /nowhere cannot be read"),
         (["--host", "203.0.113.7", "--port", "0"], "cannot be listened on"),
         (["--auth-file", "/dev/null"], "USER:PASSWORD"),
-        (["--keep", "9999"], "--keep 9999"),
+        (["--upload-ttl", "9999"], "--upload-ttl 9999"),
         (["--allowed-host", "example.org:8443"], "example.org, which holds for every port"),
         (["--allowed-host", "https://example.org"], "no scheme, port or path"),
         (["--allowed-host", "*"], "*.example.org for all names below"),

@@ -34,7 +34,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, saved_tiny: Path) -> Iterato
     """A server that takes on little, so that little is enough to attack it."""
     options = {
         "--max-upload": "1MB", "--max-bodies": "2MB", "--max-connections": 40,
-        "--patience": PATIENCE, "--log": "-",
+        "--body-timeout": PATIENCE, "--log": "-",
     }  # fmt: skip
     arguments = [part for pair in options.items() for part in pair]
     folder = tmp_path_factory.mktemp("small")

@@ -159,7 +159,8 @@ def site() -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture
 def space(site: ThreadingHTTPServer, tmp_path: Path, saved_tiny: Path) -> Iterator[Server]:
     origin = f"http://localhost:{site.server_address[1]}"
-    options = ("--space", "--frame-ancestor", origin, "--checkpoint", saved_tiny)
+    hosts = ("--host", "0.0.0.0", "--trusted-proxy", "10.0.0.0/8")
+    options = (*hosts, "--frame-ancestor", origin, "--checkpoint", saved_tiny)
     with serve(tmp_path / "space", *options) as running:
         yield running
 

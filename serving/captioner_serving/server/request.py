@@ -1,8 +1,8 @@
-"""The door that every request comes through: its route, what of it is believed, and headers.
+"""The outermost middleware: known routes, trusted headers, security headers.
 
-The prefix of a proxy is taken off here and nowhere else. What is not in the table of routes does
-not exist: Gradio can open paths, fetch links, proxy and record, and of its routes only those stand
-here that the page and gradio_client need.
+Strips a proxy's prefix. Paths outside the table of routes do not exist: Gradio can open paths,
+fetch links, proxy and record, and the table has only the routes that the page and gradio_client
+need.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = [
-    "Door",
-    "Visit",
+    "RequestInfo",
+    "RequestLimits",
+    "client_key",
     "client_of",
     "find_route",
     "parse_address",
-    "request_number",
-    "visit_of",
-    "whole_client",
+    "request_id",
+    "request_info",
 ]
 
-# By the name that log and metrics have for them, so that no client can make these grow.
+# By their names in logs and metrics, so that clients cannot make these grow.
 _ROUTES = [
     (name, re.compile(path, re.DOTALL))
     for name, path in {
@@ -38,8 +38,8 @@ _ROUTES = [
         "/api/overlay": r"/api/overlay",
         "/api/sheet": r"/api/sheet",
         "/api/animation": r"/api/animation",
-        "/api/health": r"/api/(health|ready)",
-        "/api/live": r"/api/live",
+        "/api/health/live": r"/api/(health/)?live",
+        "/api/health": r"/api/(health(/ready)?|ready)",
         "/metrics": r"/metrics",
         "/docs": r"/docs|/openapi\.json|/static-offline-docs/.+",
         "/page/samples": r"/page/(samples/[^/]+|preview\.jpg)",
@@ -63,7 +63,11 @@ _METHODS = {
         "POST",
     ),
     **dict.fromkeys(
-        ("/api/health", "/api/live", "/metrics", "/docs", "/page/samples", "/page/static"), "GET"
+        (
+            *("/api/health/live", "/api/health", "/metrics", "/docs"),
+            *("/page/samples", "/page/static"),
+        ),
+        "GET",
     ),
 }
 
@@ -89,71 +93,70 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# What never changes under its name, and what a browser may keep and asks for anew each time.
+# Files that never change under their name, and files that a browser keeps but revalidates.
 _LASTING, _CHECKED = ("/assets/", "/static/", "/static-offline-docs/"), ("/page/",)
 
 
-request_number: ContextVar[str | None] = ContextVar("request_number", default=None)
-"""Of the request that is being answered, for its problem document."""
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The identifier of the current request, for its problem document."""
 
 
 def find_route(path: str) -> str | None:
-    """Name the route of a path, which may hold anything that a client can send."""
+    """Return the name of a path's route, or None."""
     return next((name for name, pattern in _ROUTES if pattern.fullmatch(path)), None)
 
 
 @dataclass(eq=False)
-class Visit:
-    """What is known of a request, for all who stand behind the door.
+class RequestInfo:
+    """Facts about a request, for the middlewares and routes behind `RequestLimits`.
 
     path: below the prefix of a proxy.
-    route: its name; None where there is none.
-    user: who came in with the password.
-    silent: the terminal has a line about its photos already.
-    number: of this request alone: in the answer, its problem document and the log.
+    route: its name in the table of routes, or None.
+    user: the authenticated user.
+    is_reported: the terminal already has a line about its photos.
+    id: unique; in the answer, its problem document and the log.
     """
 
     path: str
     route: str | None
     user: str | None = None
-    silent: bool = False
-    number: str = field(default_factory=lambda: secrets.token_hex(8))
+    is_reported: bool = False
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def is_api(self) -> bool:
-        """Whether other programs call it, and not the page's own parts."""
+        """Whether other programs call it, and not only the page."""
         return (self.route or "").startswith("/api/")
 
     @property
     def method(self) -> str | None:
-        """What the route answers to; None: Gradio knows."""
+        """The method that the route answers to; None: Gradio decides."""
         return _METHODS.get(self.route or "")
 
     @property
     def shown_path(self) -> str:
-        """The path without what a stranger wrote, and without what names a session."""
+        """The path without text from clients and without session identifiers."""
         if self.route is None:
             first, slash, _ = self.path[1:].partition("/")
             return f"/{first[:40]}{'/...' if slash else ''}"
         return self.route if self.route.startswith("/gradio_api") else self.path
 
 
-def visit_of(scope: Scope) -> Visit:
-    """What the door noted."""
-    visit: Any = scope["captioner"]
-    if not isinstance(visit, Visit):
-        raise TypeError("the request did not come through the door")
-    return visit
+def request_info(scope: Scope) -> RequestInfo:
+    """Return the facts that `RequestLimits` put into the scope."""
+    info: Any = scope["captioner"]
+    if not isinstance(info, RequestInfo):
+        raise TypeError("the request did not pass RequestLimits")
+    return info
 
 
-class Door:
-    """Notes in the scope what the others go by (see `Visit`), and adds headers to every answer.
+class RequestLimits:
+    """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
 
     Args:
-        app: what stands behind the door.
+        app: the application behind it.
         root_path: the prefix under which a proxy shows the server, whether it strips it or not.
-        frame_ancestors: pages that may show ours in a frame, as the policy's directive has them;
-            nobody but our own without any.
+        frame_ancestors: origins whose pages may show ours in a frame.
     """
 
     def __init__(
@@ -167,30 +170,30 @@ class Door:
             self._headers["X-Frame-Options"] = "SAMEORIGIN"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with everything about it in one form."""
-        if scope["type"] == "websocket":  # nothing here speaks it, and nobody asks for its password
+        """Pass the request on."""
+        if scope["type"] == "websocket":  # nothing here uses it
             return await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         path = scope["path"]
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path) or "/"
-        visit = Visit(path, find_route(path))
-        request_number.set(visit.number)
+        info = RequestInfo(path, find_route(path))
+        request_id.set(info.id)
         scope = {
             **scope,
             # FastAPI's routes know only GET; uvicorn drops the body of a HEAD.
             "method": "GET" if scope["method"] == "HEAD" else scope["method"],
-            "headers": [header for header in scope["headers"] if _is_believed(header[0])],
+            "headers": [header for header in scope["headers"] if _is_trusted(header[0])],
             "root_path": self._root_path,
             "path": self._root_path + path,  # as ASGI has it: the prefix is part of the path
-            "captioner": visit,
+            "captioner": info,
         }
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update({**self._headers, "X-Request-ID": visit.number})
+                headers.update({**self._headers, "X-Request-ID": info.id})
                 if message["status"] >= 400 or not path.startswith((*_LASTING, *_CHECKED)):
                     headers["Cache-Control"] = "no-store"
                 elif path.startswith(_CHECKED):
@@ -200,17 +203,17 @@ class Door:
         return await self.app(scope, receive, add)
 
 
-def _is_believed(name: bytes) -> bool:
-    """Whether a header may come in.
+def _is_trusted(name: bytes) -> bool:
+    """Return whether a header is passed on.
 
-    Gradio believes what is said of proxies from everybody. Nothing here needs a cookie, and
-    Python's reader takes minutes for one of 60 kB of backslashes (CVE-2024-7592).
+    Gradio trusts forwarding headers of every client. No cookie is needed, and Python's parser takes
+    minutes for one of 60 kB of backslashes (CVE-2024-7592).
     """
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Read an address, in brackets or not; an IPv4 one inside IPv6 is IPv4. None if it is none."""
+    """Parse an address, in brackets or not, IPv4 inside IPv6 as IPv4; None if it is none."""
     try:
         address = ip_address(text.strip().removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -220,8 +223,8 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
     return address
 
 
-def whole_client(host: str) -> str:
-    """Name the client behind an address: with IPv6 everybody has a /64, and 2^64 addresses."""
+def client_key(host: str) -> str:
+    """Return the key that a client is counted by: an IPv6 client has a whole /64."""
     address = parse_address(host)
     if isinstance(address, IPv6Address):
         return str(ip_network((address, 64), strict=False))
@@ -229,5 +232,5 @@ def whole_client(host: str) -> str:
 
 
 def client_of(scope: Scope) -> str:
-    """Name the client of a request."""
-    return whole_client((scope.get("client") or ("",))[0])
+    """Return the key of a request's client; see `client_key`."""
+    return client_key((scope.get("client") or ("",))[0])

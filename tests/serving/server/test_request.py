@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from captioner.checkpoint import Checkpoint
 from captioner.predictor import Captioner
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.door import Door, visit_of, whole_client
 from captioner_serving.server.log import AccessLog
 from captioner_serving.server.metrics import Metrics
+from captioner_serving.server.request import RequestLimits, client_key, request_info
 from captioner_serving.verbs.serve import _say
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import serving
@@ -52,16 +52,17 @@ def test_what_is_said_of_proxies_and_cookies_stays_outside() -> None:
     """Python's reader of cookies takes minutes for this one: so would this test."""
     inside = Inside()
     headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Host": "evil.example"}
-    ask(Door(inside, root_path=""), headers={**headers, "Cookie": 'a="' + "\\" * 60_000 + '"'})
+    cookie = 'a="' + "\\" * 60_000 + '"'
+    ask(RequestLimits(inside, root_path=""), headers={**headers, "Cookie": cookie})
     names = {name for name, _ in inside.scope["headers"]}
     assert inside.scope["client"][0] == "127.0.0.1"
     assert not {name for name in names if b"forwarded" in name or name == b"cookie"}
 
 
 def test_ipv6_clients_are_counted_by_their_network() -> None:
-    assert whole_client("2001:db8:1:2::1") == whole_client("2001:db8:1:2:ffff::9")
-    assert whole_client("2001:db8:1:2::1") != whole_client("2001:db8:1:3::1")
-    assert whole_client("::ffff:203.0.113.9") == "203.0.113.9" != whole_client("203.0.113.8")
+    assert client_key("2001:db8:1:2::1") == client_key("2001:db8:1:2:ffff::9")
+    assert client_key("2001:db8:1:2::1") != client_key("2001:db8:1:3::1")
+    assert client_key("::ffff:203.0.113.9") == "203.0.113.9" != client_key("203.0.113.8")
 
 
 @pytest.mark.parametrize("prefix", ["", "/photos/words"])
@@ -82,10 +83,10 @@ def test_one_table_names_every_request_below_any_prefix(
     prefix: str, path: str, name: str | None, shown: str
 ) -> None:
     inside = Inside()
-    ask(Door(inside, root_path="/photos/words"), prefix + path)
-    visit = visit_of(inside.scope)
-    assert visit.route == name
-    assert visit.shown_path == shown
+    ask(RequestLimits(inside, root_path="/photos/words"), prefix + path)
+    info = request_info(inside.scope)
+    assert info.route == name
+    assert info.shown_path == shown
     assert inside.scope["path"] == "/photos/words" + path  # and FastAPI takes it off once
 
 
@@ -149,14 +150,14 @@ def test_a_websocket_ends_at_the_door() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    door = Door(inside, root_path="")
+    door = RequestLimits(inside, root_path="")
     run_async(door({"type": "websocket", "path": "/", "headers": []}, nobody, send))
     assert sent == [{"type": "websocket.close"}] and not inside.scope
 
 
-def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> Door:
+def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> RequestLimits:
     say = (said if said is not None else []).append
-    return Door(AccessLog(inside, metrics, stream, say), root_path="")
+    return RequestLimits(AccessLog(inside, metrics, stream, say), root_path="")
 
 
 def count(metrics: Metrics, status: int) -> bool:
@@ -285,7 +286,7 @@ def test_a_full_disk_beneath_the_logs_fails_no_request(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stderr", full)
     log = AccessLog(PlainTextResponse("fine"), Metrics(), full, _say)
     try:
-        assert ask(Door(log, root_path="")).status_code == 200
+        assert ask(RequestLimits(log, root_path="")).status_code == 200
         _say("captioned a photo")
     finally:
         with contextlib.suppress(OSError):
