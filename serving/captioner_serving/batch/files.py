@@ -1,32 +1,35 @@
-"""The files of a run: where they lie, that they are nobody else's, and how they are held."""
+"""The files of a run: their names, and how they are opened and locked."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from captioner.errors import ConfigError, OutputError
 from captioner.files import digest
 
-__all__ = ["RunFiles", "check_free", "lock", "size_of", "write_all"]
+__all__ = ["RunFiles", "check_free", "lock", "resumable", "size_of", "with_remedy", "write_all"]
+
+_REMEDY = "What was done stays: fix that, and the same command resumes there"
 
 
 class RunFiles:
-    """What a run writes, but for sidecars and maps.
+    """What a run writes, except sidecars and maps.
 
     Attributes:
         output: OUTPUT itself.
-        review: the unsure records, where there is a place for them.
-        records: OUTPUT where that has a record a line, else OUTPUT.journal.jsonl.
+        review: the unsure records, if they are kept apart.
+        records: OUTPUT if that has a record a line, else OUTPUT.journal.jsonl.
         errors: OUTPUT.errors.jsonl, the photos that failed; only if there are any.
-        state: OUTPUT.run.json, the settings, and how long each file of records is.
-        written: OUTPUT.written.jsonl, the sidecars and maps, and what was there before them.
-        beside: what a pattern may match beside the records, and has no captions.
+        state: OUTPUT.run.json, the settings.
+        written: OUTPUT.written.jsonl, the log of sidecars and maps.
+        beside: files that a pattern may match beside the records, and that hold no captions.
         all: all of them.
-        folder: of the output, whatever the current folder is.
+        folder: the absolute folder of the output.
 
     Raises ConfigError: the review is one of the others.
     """
@@ -57,12 +60,12 @@ class RunFiles:
         return os.path.relpath(os.path.realpath(self.review), self.folder)
 
     def part(self, kind: str = "") -> str:
-        """Name the hidden file that a file is while it is written; no two outputs share it."""
+        """Return the name of a file while it is written; no two outputs share it."""
         return f".captioner-{digest(os.path.realpath(self.output)).hex()}{kind}.part"
 
 
 def lock(path: Path) -> BinaryIO:
-    """Open a file to add to it, and hold it against other runs.
+    """Open a file for appending, and lock it.
 
     Raises OutputError: another run holds it.
     """
@@ -74,31 +77,52 @@ def lock(path: Path) -> BinaryIO:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return file
-        except BlockingIOError as error:
+        except BlockingIOError:
             file.close()
             raise OutputError(
                 f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
                 "wait for it to finish, or choose another output"
-            ) from error
+            ) from None
         file.close()  # a run that was refused has removed it meanwhile
 
 
+@contextmanager
+def resumable(output: Path) -> Iterator[None]:
+    """Raise OutputError for what the operating system refuses; the message ends with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        name = f" ({error.filename})" if error.filename else ""
+        raise OutputError(
+            f"{output} cannot be written{name}: {error.strerror}. {_REMEDY}"
+        ) from error
+    except OutputError as error:
+        raise with_remedy(error) from error.__cause__
+
+
+def with_remedy(error: OutputError) -> OutputError:
+    """Add the remedy to an error that the operating system caused, once."""
+    if not isinstance(error.__cause__, OSError) or _REMEDY in error.detail:
+        return error
+    return OutputError(f"{error}. {_REMEDY}")
+
+
 def check_free(path: Path, *, empty: bool = True) -> None:
-    """Refuse a file that is there; where it may be `empty`, only if something is in it."""
+    """Refuse a file that exists; an empty one is allowed if `empty` is true."""
     if os.path.lexists(path) and not (empty and path.is_file() and not size_of(path)):
         raise OutputError(
-            f"{path} already exists, and no run of this output has left it: choose another name, "
-            "or move the file away"
+            f"{path} already exists, and no run with this output wrote it: choose another name, or "
+            "move the file away"
         )
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write to an unbuffered file, which may take a part at a time."""
+    """Write all bytes to an unbuffered file."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
 
 
 def size_of(path: Path) -> int:
-    """Give the size of a file, 0 where there is none."""
+    """Return the size of a file, 0 if there is none."""
     return path.stat().st_size if path.exists() else 0

@@ -1,10 +1,8 @@
-"""The journal of a run: the files of its records, and a small file that says how long they are.
+"""The journal of a run: JSON Lines files that a resume reads, and the settings beside them.
 
-A commit brings whole batches of lines to the disk (fsync); then an OUTPUT.run.json with the new
-lengths takes the place of the old one. What lies behind these lengths is not done: the next run
-cuts it off and does it again. So a photo's lines are there once or not at all, wherever a run was
-killed, a run that goes on makes the same batches as one that nobody disturbed, and to go on it
-reads the names in the lines.
+A photo is done when its line is on disk. Sidecars and maps come first, then the line, then fsync.
+A resume reads the names in the lines and cuts a torn line off the end of a file, so a killed run
+loses at most the photos of its last second and writes no line twice.
 """
 
 from __future__ import annotations
@@ -12,79 +10,57 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
-
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, BinaryIO
 
 from captioner.closing import Closing
-from captioner.errors import ConfigError, OutputError
-from captioner.familiarity import UNFAMILIAR
+from captioner.errors import OutputError
 from captioner.files import digest, file_digest, replace_file, sync_folder
 from captioner.terminal import json_line
 from captioner_serving.batch.files import (
     RunFiles,
     check_free,
     lock,
+    resumable,
     size_of,
     write_all,
 )
-from captioner_serving.batch.outputs.records import write_records
+from captioner_serving.batch.outputs.records import read_captions, write_records
+from captioner_serving.batch.outputs.review import sort_review
 from captioner_serving.batch.outputs.written import WrittenFiles
+from captioner_serving.batch.state import RunState
 
 __all__ = ["ERRORS", "RECORDS", "REVIEW", "Journal"]
 
 RECORDS, ERRORS, REVIEW = range(3)
-"""The files of records; what a photo came to is where its line lies."""
+"""The files of lines."""
 
-# Of a million captions in the review it takes 25 MB, and tuples would take ten times as much.
-_PLACE = np.dtype([("trusted", bool), ("right", float), ("score", float), ("size", np.int64)])
+_COMMITTED = (ERRORS, REVIEW, RECORDS)
+"""The order of a commit: a record on disk implies that its failed sidecar is recorded too."""
 _BEGINNING = b'{"image": "'  # of every line
 _BESIDE = f'"error": {{"type": "{OutputError.type}"'.encode()  # of a photo that has its record too
 
 
-@dataclass(frozen=True, kw_only=True)
-class _State:
-    """What OUTPUT.run.json says.
-
-    ends: lengths of RECORDS, ERRORS and REVIEW, in bytes.
-    retry: bytes at the beginning of ERRORS whose photos are being tried again.
-    in_order: bytes at the beginning of REVIEW that are sorted.
-    ended: the run left nothing behind these lengths: what is found there is somebody else's.
-    exported: digests of what was made of the records, one of which OUTPUT is.
-    """
-
-    settings: dict[str, Any]
-    ends: tuple[int, int, int] = (0, 0, 0)
-    retry: int = 0
-    in_order: int = 0
-    ended: bool = False
-    exported: tuple[str, ...] = ()
-    format: Literal[2] = 2  # 1 was a log of commits
-
-
 class Journal(Closing):
-    """The files of one run, opened for going on; a context manager.
+    """The files of one run, open for appending; a context manager.
 
     Attributes:
-        done: digests of the names that need not be done, or done again.
+        done: digests of the names that need no captioning in this run.
         failed: those of them that have failed.
-        counts: lines in each of the files of records.
-        written: what lies beside the photos.
+        counts: photos in each of the files of lines.
+        written: writes sidecars and maps, and logs them.
 
     Args:
         files: of the run.
-        settings: what two runs must share to write one output.
-        restart: forget what an earlier run wrote.
-        retry_errors: take what failed for not done.
+        settings: must be the same for all runs with one output.
+        restart: delete what an earlier run wrote.
+        retry_errors: caption the photos that failed again.
 
     Raises:
-        ConfigError: an earlier run wrote them with other settings.
-        OutputError: they cannot be written, another run is at it, or a file is not what an
-            earlier run left.
+        ConfigError: an earlier run had other settings.
+        OutputError: the files cannot be written, are in use, or are not those of an earlier run.
     """
 
     def __init__(
@@ -97,217 +73,190 @@ class Journal(Closing):
     ) -> None:
         self.files = files
         self.written = WrittenFiles(files)
+        self.done: set[bytes] = set()
+        self.failed: set[bytes] = set()
+        self.counts = [0, 0, 0]
         self._paths = (files.records, files.errors, files.review)
         self._files: list[BinaryIO | None] = [None, None, None]
+        self._ends = [0, 0, 0]
         self._pending: list[tuple[int, bytes]] = []
-        self._state = _State(settings=json.loads(json.dumps(settings)))
-        self._opened = False
-        with self._writing():
-            self._is_new = not files.records.exists()
-            self._files[RECORDS] = lock(files.records)
-        try:
-            with self._writing():
-                self._open(restart=restart)
-                if retry_errors:
-                    self._save(retry=self._state.ends[ERRORS])
-                self._read()
-        except BaseException:
-            self.close()
-            raise
+        self._standing: dict[bytes, bytes] = {}  # errors of photos that have a record: retried
+        self._state = RunState(settings=json.loads(json.dumps(settings)))
+        self._new: list[Path] = []  # removed at the end if empty
+        with resumable(files.output):
+            self._is_new = self._open(RECORDS)
+            try:
+                if (known := RunState.read(files.state)) is None or restart:
+                    self._begin(known)
+                else:
+                    self._resume(known)
+                self._read(retry_errors=retry_errors)
+            except BaseException:
+                self.close()
+                raise
+        self._new = [files.errors]
 
     def add(
         self, record: Mapping[str, Any], file: int, *, failure: Mapping[str, Any] | None = None
     ) -> None:
-        """Take a record into a file; it counts with the next commit.
+        """Add a record to a file; it is on disk after the next commit.
 
-        failure: the error of what belongs to the photo beside its record. The record stands, the
-            photo counts as failed, and a retry adds no other record.
+        failure: the error of the photo's sidecar or map. The record stands, the photo counts as
+            failed, and a retry adds no second record.
         """
         lines = [] if digest(record["image"]) in self._standing else [(file, record)]
         lines += [] if failure is None else [(ERRORS, failure)]
         for number, _ in lines:
             self.counts[number] += 1
-        # In one go: Ctrl-C between a record and its failure would lose the one.
+        # One statement: Ctrl-C cannot separate a record from its failure.
         self._pending += [(number, json_line(line).encode() + b"\n") for number, line in lines]
 
     def commit(self) -> None:
-        """Bring everything that was added to the disk; from here on it is done.
-
-        After an OutputError (the disk is full, say) it may be called again.
-        """
+        """Bring all added lines to disk. After an OutputError it may be called again."""
         if not self._pending:
             return
-        ends = list(self._state.ends)
-        with self._writing():
+        ends = list(self._ends)
+        with resumable(self.files.output):
             self.written.sync()
-            for number, file in enumerate(self._files):
-                lines = b"".join(line for each, line in self._pending if each == number)
-                if file is not None and lines:
-                    file.truncate(ends[number])  # what a commit that failed has left
-                    write_all(file, lines)
-                    os.fsync(file.fileno())
-                    ends[number] += len(lines)
-            self._save(ends=tuple(ends))
-        self._pending = []
+            try:
+                for number in _COMMITTED:
+                    file = self._files[number]
+                    lines = b"".join(line for each, line in self._pending if each == number)
+                    if file is not None and lines:
+                        write_all(file, lines)
+                        os.fsync(file.fileno())
+                        ends[number] += len(lines)
+            except BaseException:
+                self._cut()
+                raise
+        self._ends, self._pending = ends, []
 
     def finish(self) -> None:
-        """Forget the errors that were tried again: the run has come to its end."""
-        if not self._state.retry:
-            return
-        errors = self.files.errors
-        with self._writing():
-            with replace_file(errors, part=self.files.part()) as file:
-                file.write(errors.read_bytes()[self._state.retry :])
-            self._shorten_errors()
-
-    def sort_review(self) -> None:
-        """Bring the captions with most to correct to the beginning of the review; see _place.
-
-        The length stays, so that the file is what the run has left, before and after.
-        """
-        review, end = self.files.review, self._state.ends[REVIEW]
-        if review is None or self._state.in_order == end:
-            return
-        with self._writing():
-            places = (_place(line, review) for line in self._lines(REVIEW))
-            lines = np.fromiter(places, dtype=_PLACE)
-            order = np.lexsort((lines["score"], lines["right"], lines["trusted"]))
-            starts = np.cumsum(lines["size"]) - lines["size"]
-            if (np.diff(order) < 0).any():
-                part = self.files.part()
-                with review.open("rb") as old, replace_file(review, part=part) as file:
-                    for at in order:
-                        file.write(os.pread(old.fileno(), lines["size"][at], starts[at]))
-                self._lock_again(REVIEW)
-            self._save(in_order=end)
-
-    def export(self) -> None:
-        """Write an output that is made of the records; where somebody has changed it, it stays."""
-        output, records = self.files.output, self.files.records
-        if output == records:
-            return
-        self._check_exported()
-        part = self.files.part()
-        try:
-            with records.open("rb") as lines, replace_file(output, part=part) as file:
-                rows = map(json.loads, lines)
-                write_records(file, output.suffix, rows)
-                # Noted before it takes its name; until then the old one has it.
-                exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
-                self._save(exported=exported)
-        except OutputError as error:
-            raise OutputError(
-                f"{error}. Every record is in {records}: fix that, and the same command writes it"
-            ) from error
+        """End a run that captioned all photos: sort the review and write the output."""
+        errors, review, part = self.files.errors, self.files.review, self.files.part()
+        with resumable(self.files.output):
+            if head := sum(map(len, self._standing.values())):
+                with replace_file(errors, part=part) as file:
+                    file.write(errors.read_bytes()[head:])
+            if review is not None:
+                sort_review(review, part=part)
+        self._export()
 
     def close(self) -> None:
-        """Close the files; the next run cuts off what was not committed."""
+        """Close the files, and remove empty ones that are not needed."""
         records, self._files[RECORDS] = self._files[RECORDS], None
         if records is None:
             return
-        with suppress(OSError, OutputError):  # on a full disk the next run knows less, and goes on
-            if self._opened and not self.files.errors.stat().st_size:
-                self.files.errors.unlink()  # no news is good news
-            if self._opened and not self._pending:
-                self._save(ended=True)
-            elif self._is_new and not os.fstat(records.fileno()).st_size:
-                # While it is locked, or the file would be another run's by now.
-                self.files.records.unlink()
+        with suppress(OSError):
+            # Before the lock ends: afterwards the files may be another run's.
+            for path in self._new:
+                if path.exists() and not path.stat().st_size:
+                    path.unlink()
         for file in (records, *self._files):
             if file is not None:
                 file.close()
         self.written.close()
 
-    def _open(self, *, restart: bool) -> None:
-        """Open the files as an earlier run left them, or anew."""
+    def _begin(self, known: RunState | None) -> None:
+        """Start a run in free files, or delete those of the known one."""
         files, settings = self.files, self._state.settings
-        known = _read_state(files.state)
         self.written.remove_parts(known.settings.get("review") if known else None)
-        if files.review is not None and (
-            known is None or known.settings.get("review") != settings["review"]
-        ):
-            check_free(files.review, empty=False)  # an empty one may be another run's by now
+        if files.review and (known is None or known.settings.get("review") != settings["review"]):
+            # An empty one may be another run's, unless a kill ended the start of this one.
+            check_free(files.review, empty=known is None and not self._is_new)
         if known is None:
             for path in (files.output, files.records, files.errors, files.written):
                 check_free(path)
-        elif restart:
-            self.written.take_back()
+        else:
+            self.written.delete_files()
             for path in filter(None, (files.output, files.errors, files.review)):
                 if path != files.records:
                     path.unlink(missing_ok=True)
             os.truncate(files.records, 0)
-        else:
-            _check_settings(files.output, known.settings, settings)
-            self._state = known
-            self._check_exported()
-        if self._state is not known:
-            self._save()  # which names the review, before that is there
-        self._open_lines()
-        self._save(ended=False)
-        self._opened = True
+        sync_folder(files.folder)
+        if files.review is not None and not self._open(REVIEW):
+            check_free(files.review)  # two runs that start together
+        self._save()
 
-    def _open_lines(self) -> None:
-        """Open the files of lines, and cut off what a killed run wrote and had not committed."""
-        state = self._state
-        if state.retry and size_of(self.files.errors) == state.ends[ERRORS] - state.retry:
-            self._shorten_errors()  # killed while it finished
-        for number, path in enumerate(self._paths):
-            if path is None:
-                continue
-            is_new = self._is_new if number == RECORDS else not path.exists()
-            if self._state.ends[number] and is_new:
-                raise _refused(path, "is gone")
-            file = self._files[number]
-            if file is None:
-                file = self._files[number] = lock(path)
-            _check_end(path, file, self._state.ends[number], ended=state.ended)
-        for path, file, end in zip(self._paths, self._files, self._state.ends, strict=True):
-            if path is not None and file is not None:
-                file.truncate(end)
-                sync_folder(path.absolute().parent)  # or a power cut could take a new file
+    def _resume(self, known: RunState) -> None:
+        """Check that the files and settings are those of an earlier run."""
+        self.written.remove_parts(known.settings.get("review"))
+        if self._is_new:
+            raise _refused(self.files.records, "is gone")
+        known.check_settings(self.files.output, self._state.settings)
+        self._state = known
+        self._check_exported()
+        if self.files.review is not None and self._open(REVIEW):
+            raise _refused(self.files.review, "is gone")
 
-    def _shorten_errors(self) -> None:
-        """Take down that the errors that were tried again are gone from their file."""
-        records, errors, review = self._state.ends
-        self._save(ends=(records, errors - self._state.retry, review), retry=0)
-        self._lock_again(ERRORS)
-
-    def _lock_again(self, number: int) -> None:
-        """Open a file of lines that another has taken the place of."""
-        file, path = self._files[number], self._paths[number]
-        if file is not None and path is not None:
+    def _open(self, number: int) -> bool:
+        """Open and lock a file of lines; return whether it is new."""
+        path = self._paths[number]
+        assert path is not None
+        is_new = not path.exists()
+        if (file := self._files[number]) is not None:
             file.close()
-            self._files[number] = lock(path)
+        self._files[number] = lock(path)
+        if is_new:
+            self._new.append(path)
+            sync_folder(path.absolute().parent)
+        return is_new
 
-    def _read(self) -> None:
-        """Learn from the lines what is done."""
-        self.counts = [0, 0, 0]
-        self.done: set[bytes] = set()
+    def _read(self, *, retry_errors: bool) -> None:
+        """Read the names of the photos that are done."""
         for number in (RECORDS, REVIEW):
-            for line in self._lines(number):
-                self.done.add(_name_in(line, self._paths[number]))
-                self.counts[number] += 1
-        self.failed: set[bytes] = set()
-        self._standing: set[bytes] = set()  # have a record, and are tried again
-        place = 0
-        for line in self._lines(ERRORS):
-            name = _name_in(line, self.files.errors)
-            if place >= self._state.retry:
-                self.failed.add(name)
-                self.counts[ERRORS] += 1
-            elif _BESIDE in line and name in self.done:
-                self._standing.add(name)
-            place += len(line)
-        self._standing -= self.failed
-        self.done = (self.done - self._standing) | self.failed
+            if (path := self._paths[number]) is not None:
+                for name, _ in _read_lines(path):
+                    self.done.add(name)
+                    self.counts[number] += 1
+        self._open(ERRORS)
+        standing, errors, end = {}, self.files.errors, 0
+        for name, line in _read_lines(errors):
+            if _BESIDE in line:
+                if name not in self.done:  # killed in the middle of a commit
+                    os.truncate(errors, end)
+                    break
+                standing[name] = line
+            self.failed.add(name)
+            end += len(line)
+        if retry_errors:
+            with replace_file(errors, part=self.files.part()) as file:
+                file.writelines(standing.values())
+            self._open(ERRORS)
+            self._standing, self.failed = standing, set()
+            self.done -= standing.keys()
+        self.done |= self.failed
+        self.counts[ERRORS] = len(self.failed)
+        self._ends = [0 if path is None else size_of(path) for path in self._paths]
 
-    def _lines(self, number: int) -> Iterator[bytes]:
-        if (path := self._paths[number]) is not None:
-            with path.open("rb", buffering=1 << 20) as file:
-                yield from file
+    def _cut(self) -> None:
+        """Remove what a failed commit has written."""
+        for file, end in zip(self._files, self._ends, strict=True):
+            if file is not None:
+                with suppress(OSError):
+                    file.truncate(end)
+
+    def _export(self) -> None:
+        """Write an output that is made of the records; one that was edited stays."""
+        output, records = self.files.output, self.files.records
+        if output == records:
+            return
+        self._check_exported()
+        try:
+            with replace_file(output, part=self.files.part()) as file:
+                write_records(file, output.suffix, filter(None, read_captions(records)))
+                # Noted before it takes its name; until then the old one has it.
+                exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
+                self._state = replace(self._state, exported=exported)
+                self._save()
+        except OutputError as error:
+            raise OutputError(
+                f"{error}. Every record is in {records}: fix that, and the same command writes "
+                f"{output}"
+            ) from error
 
     def _check_exported(self) -> None:
-        """Refuse to write over an output that somebody has edited since a run made it."""
+        """Refuse to overwrite an output that was edited after a run wrote it."""
         path = self.files.output
         if path == self.files.records or not size_of(path):
             return
@@ -317,115 +266,45 @@ class Journal(Closing):
                 "command writes it again, or start over with --restart, which deletes it"
             )
 
-    def _save(self, **changes: Any) -> None:
-        """Bring what the run must know of itself to the disk."""
-        state = replace(self._state, **changes)
-        if changes and state == self._state:
-            return
-        with replace_file(self.files.state, part=self.files.part("-state")) as file:
-            file.write(json.dumps(asdict(state)).encode() + b"\n")
-        self._state = state
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn what the operating system says into an OutputError that names the remedy."""
-        try:
-            yield
-        except OSError as error:
-            what = f" ({error.filename})" if error.filename else ""
-            raise OutputError(
-                f"{self.files.output} cannot be written{what}: {error.strerror}. What was done "
-                "stays: fix that, and the same command goes on from there"
-            ) from error
+    def _save(self) -> None:
+        self._state.write(self.files.state, part=self.files.part("-state"))
 
 
-def _check_end(path: Path, file: BinaryIO, end: int, *, ended: bool) -> None:
-    """Refuse a file that somebody has changed: no more is cut off than a killed run has left."""
-    size = os.fstat(file.fileno()).st_size
-    if size < end:
-        raise _refused(path, f"has {size:,} bytes, and a run left {end:,}")
-    if (
-        (end and os.pread(file.fileno(), 1, end - 1) != b"\n")
-        or (ended and size > end)
-        or not _is_of_a_run(os.pread(file.fileno(), size - end, end))
-    ):
-        raise _changed(path)
+def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each line with the digest of its name; cut a torn line off the end of the file.
 
-
-def _is_of_a_run(tail: bytes) -> bool:
-    """Whether a run that was killed may have written this after its last commit."""
-    *lines, torn = tail.partition(b"\0")[0].split(b"\n")  # a power cut may leave zeros
-    try:
-        records = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError):
-        return False
-    return torn[: len(_BEGINNING)] == _BEGINNING[: len(torn)] and all(
-        isinstance(record, dict) and "image" in record and not {"model", "error"}.isdisjoint(record)
-        for record in records
-    )
-
-
-def _name_in(line: bytes, path: Path | None) -> bytes:
-    """Digest the name in a line, of which nothing else is read: there may be millions."""
-    end = line.find(b'", "')  # a quote in a name has a backslash before it
-    if not line.startswith(_BEGINNING) or end < 0 or not line.endswith(b"\n"):
-        raise _changed(path)
-    name = line[len(_BEGINNING) : end]
-    return digest(json.loads(b'"%b"' % name) if b"\\" in name else name)
-
-
-def _place(line: bytes, review: Path) -> tuple[bool, float, float, int]:
-    """Tell where in the review a caption stands, and last how long its line is.
-
-    First come captions without trust, which name nothing, and those of photos unlike the training
-    photos; then, in both parts, those in which trust expects most wrong words; then the lowest
-    scores. Where the checkpoint knows no trust these decide alone.
+    Raises OutputError: a line is not a record.
     """
-    try:
-        record = json.loads(line)
-        right = sum(word["trust"] - 1.0 for word in record["words"] if "trust" in word)
-        trusted = "trust" in record and record.get("familiarity", 1.0) >= UNFAMILIAR
-        return trusted, right, record["score"], len(line)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _changed(review) from error
+    end = 0
+    with path.open("rb", buffering=1 << 20) as file:
+        for number, line in enumerate(file, 1):
+            # A power cut may leave zeros in a file.
+            text, zero, _ = line.partition(b"\0")
+            if zero or not line.endswith(b"\n"):
+                if text[: len(_BEGINNING)] != _BEGINNING[: len(text)]:
+                    raise _refused(
+                        path, f"ends with something that is not a record (line {number})"
+                    )
+                os.truncate(path, end)
+                return
+            if (name := _name_in(line)) is None:
+                raise _refused(path, f"has a line that is not a record (line {number})")
+            yield digest(name), line
+            end += len(line)
 
 
-def _read_state(path: Path) -> _State | None:
+def _name_in(line: bytes) -> str | bytes | None:
+    """Return the name in a line. Only names are parsed: there may be millions of lines."""
+    end = line.find(b'", "')  # a quote in a name has a backslash before it
+    if line.startswith(_BEGINNING) and end > 0:
+        name = line[len(_BEGINNING) : end]
+        if b"\\" not in name:
+            return name
     try:
-        return TypeAdapter(_State).validate_json(path.read_bytes())
-    except FileNotFoundError:
+        name = json.loads(line)["image"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    except ValidationError as error:
-        raise OutputError(
-            f"{path} was not written by this version of Captioner, or is damaged: go on with the "
-            "version that wrote it, put it back, or choose another output"
-        ) from error
-
-
-def _check_settings(output: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to mix records of two kinds in one output."""
-    changed = [
-        f"{_option(key)} was {_value(before.get(key))} and is {_value(now.get(key))}"
-        for key in {**before, **now}
-        if before.get(key) != now.get(key)
-    ]
-    if changed:
-        raise ConfigError(
-            f"{output} was begun with different settings: {'; '.join(changed)}. "
-            "Use the same settings, choose another output, or start over with --restart"
-        )
-
-
-def _option(key: str) -> str:
-    """Name a setting as it is typed; the model is what a checkpoint holds."""
-    words = {"model": "the model of --checkpoint", "wording": "--template, --prefix or --replace"}
-    return words.get(key, f"--{key.replace('_', '-')}")
-
-
-def _value(value: Any) -> str:
-    if value is None or value == "" or value is False:
-        return "not given"
-    return "given" if value is True else value if isinstance(value, str) else json.dumps(value)
+    return name if isinstance(name, str) else None
 
 
 def _refused(path: Path | None, problem: str) -> OutputError:
@@ -433,7 +312,3 @@ def _refused(path: Path | None, problem: str) -> OutputError:
         f"{path} {problem}: put the file back as it was, or start over with --restart, which "
         "deletes it"
     )
-
-
-def _changed(path: Path | None) -> OutputError:
-    return _refused(path, "was changed after the run that wrote it")

@@ -19,7 +19,7 @@ from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
-from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.files import RunFiles, with_remedy
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs, LeftOut
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
@@ -150,6 +150,14 @@ class BatchRun(Closing):
 
     def records(self) -> Iterator[Record]:
         """Do the work; yields each record once it is on disk."""
+        try:
+            yield from self._records()
+        except OutputError as error:
+            if self._journal is None:
+                raise
+            raise with_remedy(error) from error.__cause__
+
+    def _records(self) -> Iterator[Record]:
         committed = time.monotonic()
         try:
             with closing(self._engine.run(self._undone())) as batches:
@@ -165,9 +173,6 @@ class BatchRun(Closing):
         yield from self._commit()
         if self._journal is not None:
             self._journal.finish()
-            # The order of these two does not matter: nothing of the review is exported.
-            self._journal.sort_review()
-            self._journal.export()
 
     @property
     def failed(self) -> int:

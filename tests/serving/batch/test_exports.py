@@ -22,17 +22,17 @@ def record(name: str, caption: str) -> dict[str, Any]:
         "image": name,
         "caption": caption,
         "score": -0.5,
-        "alternatives": [{"caption": "@home"}],
+        "alternatives": [{"caption": "@home", "score": -0.75}],
         "model": {"name": "tiny", "version": "1"},
     }
 
 
-def write(output: Path, *names: str, caption: str = "a dog", **options: Any) -> None:
+def write(output: Path, *names: str, caption: str = "a dog") -> None:
     with Journal(RunFiles(output), {"review": None}) as journal:
         for name in names:
             journal.add(record(name, caption), RECORDS)
         journal.commit()
-        journal.export(**options)
+        journal.finish()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

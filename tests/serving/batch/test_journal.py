@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"review": None}
 
 
 def record(name: str) -> dict[str, Any]:
-    return {"image": name, "caption": "a dog", "model": {}}
+    return {"image": name, "caption": "a dog", "score": -1.0, "model": {}}
 
 
 def failure(name: str) -> dict[str, Any]:
@@ -56,23 +56,19 @@ PLAIN = [said(name, None, score=score) for name, score in (("b", -2.0), ("c", -1
     ],
 )
 def test_a_review_begins_with_what_has_most_to_correct(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], order: str
+    tmp_path: Path, records: list[dict[str, Any]], order: str
 ) -> None:
-    """What comes later is brought to its place; where nothing came, nothing is read."""
+    """Records that a resume adds are brought to their places."""
     files = RunFiles(tmp_path / "c.jsonl", review := tmp_path / "unsure.jsonl")
-    for part in (records[:2], records[2:]):
+    for part in (records[:2], records[2:], []):
         with Journal(files, {"review": "unsure.jsonl"}) as run:
-            for each in part:
-                run.add(each, REVIEW)
+            for judged in part:
+                run.add(judged, REVIEW)
             run.commit()
-            run.sort_review()
+            run.finish()
     lines = [json.loads(line) for line in review.read_text().splitlines()]
     assert ", ".join(line["image"] for line in lines) == order
     assert all(line in records for line in lines)
-    monkeypatch.delattr(journal, "_place")
-    with Journal(files, {"review": "unsure.jsonl"}) as run:
-        assert run.counts == [0, 0, len(records)]
-        run.sort_review()
 
 
 def test_one_run_at_a_time(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
@@ -170,8 +166,15 @@ def test_a_record_stands_when_what_belongs_to_it_fails(tmp_path: Path) -> None:
     assert len(files.records.read_text().splitlines()) == 1 and not files.errors.exists()
 
 
-def test_a_retry_that_was_killed_goes_on(tmp_path: Path) -> None:
-    """What it has done counts; what it has not is tried again, with or without the option."""
+def kill(run: Journal) -> None:
+    """Close the files without what `close` does."""
+    for file in run._files:
+        if file is not None:
+            file.close()
+
+
+def test_a_killed_retry_is_resumed(tmp_path: Path) -> None:
+    """Retried photos count; the others are captioned again without --retry-errors."""
     files = RunFiles(tmp_path / "c.jsonl", tmp_path / "unsure.jsonl")
     settings = {"review": "unsure.jsonl"}
     with Journal(files, settings) as run:
@@ -182,16 +185,33 @@ def test_a_retry_that_was_killed_goes_on(tmp_path: Path) -> None:
     run = Journal(files, settings, retry_errors=True)
     run.add(record("a"), RECORDS)
     run.add(record("b"), REVIEW)
-    run.add(failure("c"), ERRORS)
+    run.add(failure("c") | {"error": {"type": "image-empty"}}, ERRORS)
     run.commit()
-    run._files[RECORDS].close()  # type: ignore[union-attr]  # killed: its lock is gone
-    run._files[REVIEW].close()  # type: ignore[union-attr]
-    run._files[ERRORS].close()  # type: ignore[union-attr]
+    kill(run)
     with Journal(files, settings) as again:
-        assert again.done == set(map(digest, "abc")) and again.failed == {digest("c")}
-        again.finish()
-    with Journal(files, settings) as last:
-        assert (last.counts, last.done) == ([2, 1, 1], set(map(digest, "abce")))
+        assert again.done == set(map(digest, "abce"))
+        assert again.failed == set(map(digest, "ce"))
+    with Journal(files, settings, retry_errors=True) as last:
+        assert (last.counts, last.done) == ([2, 0, 1], set(map(digest, "ab")))
+        last.add(record("e"), RECORDS)
+        last.commit()
+        last.finish()
+    assert len(files.records.read_text().splitlines()) == 2 and not files.errors.exists()
+
+
+def test_a_failure_without_its_record_is_cut_off(tmp_path: Path) -> None:
+    """A kill between the two files of a commit: the photo is captioned again."""
+    files = RunFiles(tmp_path / "c.jsonl")
+    with Journal(files, SETTINGS) as run:
+        run.add(record("a"), RECORDS, failure=failure("a"))
+        run.add(record("b"), RECORDS, failure=failure("b"))
+        run.commit()
+    first, _ = files.records.read_bytes().splitlines(keepends=True)
+    failed, _ = files.errors.read_bytes().splitlines(keepends=True)
+    files.records.write_bytes(first)
+    with Journal(files, SETTINGS) as run:
+        assert run.done == run.failed == {digest("a")}
+    assert files.errors.read_bytes() == failed
 
 
 @pytest.mark.parametrize("name", ['a", "b', "a\\", "\udcff", "\\udcff"])

@@ -67,9 +67,9 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --root phots": (1, "there is no folder phots"),
     "t.csv --column file": (1, "t.csv has no column 'file'; it has path"),
     # Outputs
-    "photos --output mine.csv": (1, "mine.csv already exists, and no run of this output has left"),
+    "photos --output mine.csv": (1, "mine.csv already exists, and no run with this output wrote"),
     "photos --output mine.csv --restart": (1, "choose another name, or move the file away"),
-    "photos --output t.jsonl": (1, "t.jsonl already exists, and no run of this output has left"),
+    "photos --output t.jsonl": (1, "t.jsonl already exists, and no run with this output wrote"),
     "photos --output t.jsonl --restart": (1, "choose another name, or move the file away"),
     "photos --output no/c.jsonl": (1, "has no folder"),
     "photos --output no/c.jsonl --checkpoint missing": (1, "has no folder"),  # before the model

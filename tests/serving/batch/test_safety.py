@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +13,7 @@ import pytest
 
 from captioner import Captioner, ConfigError, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
+from captioner.terminal import json_line
 from captioner_serving.batch.files import RunFiles, lock
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
@@ -33,38 +35,51 @@ def caption(tiny: Captioner, tmp_path: Path) -> Caption:
     return run
 
 
-def test_a_changed_output_is_not_cut(caption: Caption, photos: Photos, tmp_path: Path) -> None:
+def test_lines_that_are_not_records_are_never_cut(
+    caption: Caption, photos: Photos, tmp_path: Path
+) -> None:
     folder, output = photos(3), tmp_path / "c.jsonl"
     state = Path(f"{output}.run.json")
     caption(folder)
-    whole, ended = output.read_bytes(), state.read_text()
-    killed = ended.replace('"ended": true', '"ended": false')
-    edited = whole.replace(b'"caption": "', b'"caption": "no: ', 1)
-    mine = (b'{"image": "mine.jpg", "caption": "my dog"}\n', b"a note\n", b"to be done")
-    # Lines that no run writes are somebody's, after a kill too.
-    changed = [(killed, whole + line) for line in mine]
-    changed += [(ended, edited), (ended, whole[:10]), (ended, whole + b'{"image": "mine.jpg"}\n')]
-    for before, data in changed:
-        state.write_text(before)
-        output.write_bytes(data)
+    whole = output.read_bytes()
+    for changed in (whole + b"a note\n", whole + b"to be done", b"[]\n" + whole, whole + b"{}\n"):
+        output.write_bytes(changed)
         for _ in range(2):
             with pytest.raises(OutputError, match=r"put the file back as it was.*--restart"):
                 caption(folder)
-        assert output.read_bytes() == data
+        assert output.read_bytes() == changed
     output.unlink()
     with pytest.raises(OutputError, match=r"c\.jsonl is gone: put the file back"):
         caption(folder)
     assert not output.exists()
     output.write_bytes(whole)
+    saved = state.read_bytes()
     state.unlink()
-    with pytest.raises(OutputError, match="already exists, and no run of this output"):
+    with pytest.raises(OutputError, match="already exists, and no run with this output"):
         caption(folder)
     assert output.read_bytes() == whole
-    # What follows the last commit of a run that was killed is its own, and is done again.
-    for torn in (b"", b'{"image": "half', b'{"image": "half' + bytes(40), bytes(40)):
-        state.write_text(killed)
+    state.write_bytes(saved)
+    # A torn line is cut off, and so are the zeros that a power cut leaves.
+    for torn in (b"", b"{", b'{"image": "half', b'{"image": "half' + bytes(40), bytes(40)):
         output.write_bytes(whole + torn)
         assert caption(folder) == [] and output.read_bytes() == whole
+    first, second, third = whole.splitlines(keepends=True)
+    output.write_bytes(first + second[:50] + bytes(20) + b"\n" + third)
+    assert len(caption(folder)) == 2 and output.read_bytes() == whole
+
+
+def test_records_that_were_corrected_by_hand_stay(
+    caption: Caption, photos: Photos, tmp_path: Path
+) -> None:
+    folder, output = photos(3), tmp_path / "c.jsonl"
+    caption(folder)
+    first, second, third = map(json.loads, output.read_text().splitlines())
+    corrected = [{**first, "caption": "a corrected caption"}, second, third]
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in corrected)
+    output.write_text(text)
+    photos(1, first=3)
+    (new,) = caption(folder)
+    assert output.read_text() == text + json_line(new) + "\n"
 
 
 @pytest.mark.parametrize("damaged", ["", '{"format": 1, "settings": {}}'])
@@ -75,7 +90,7 @@ def test_a_damaged_state_is_a_sentence(
     caption(folder)
     (tmp_path / "c.jsonl.run.json").write_text(damaged)
     before = read_tree(tmp_path)
-    with pytest.raises(OutputError, match=r"run\.json was not written by this version"):
+    with pytest.raises(OutputError, match=r"run\.json is damaged, or another version"):
         caption(folder)
     assert read_tree(tmp_path) == before
 
@@ -93,7 +108,9 @@ def test_a_review_belongs_to_one_output(
     run("one.jsonl", folder / "a.jpg")
     assert review.read_bytes() == b""
     for restart in (False, True):
-        with pytest.raises(OutputError, match=r"unsure\.jsonl already exists, and no run of this"):
+        with pytest.raises(
+            OutputError, match=r"unsure\.jsonl already exists, and no run with this"
+        ):
             run("two.jsonl", restart=restart)
     with pytest.raises(OutputError, match=r"one\.jsonl already exists"):
         run("one.csv", review=tmp_path / "one.jsonl")
@@ -145,7 +162,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     assert len(read(tmp_path / "c.jsonl")) == 2 and review.read_bytes() == unsure
 
 
-def test_restart_takes_back_sidecars_and_maps_that_nobody_has_changed(
+def test_restart_deletes_the_sidecars_and_maps_that_the_run_created(
     caption: Caption, photos: Photos, tmp_path: Path
 ) -> None:
     folder, maps = photos(4), tmp_path / "maps"
@@ -167,15 +184,16 @@ def test_restart_takes_back_sidecars_and_maps_that_nobody_has_changed(
     after = run("New: ", restart=True, **text)
     assert [path.read_text() for path in texts] == [
         f"{after[0]}\n",
-        f"{after[1]} mine\n",
+        f"{after[1]} {before[1]} mine\n",
         f"{after[2]} edited\n",
         f"{after[3]} {before[3]} edited\n",
     ]
     assert len(drawn) == 3 and not any(path.exists() for path in drawn)
     assert changed.read_bytes() == b"mine"
     run("No sidecars: ", restart=True)
-    assert not texts[0].exists() and texts[1].read_bytes() == b"mine\r\n"
-    assert texts[2].read_text() == "edited"
+    # Sidecars that were there before the run, or were edited since, stay.
+    assert not texts[0].exists() and texts[1].read_text() == f"{after[1]} {before[1]} mine\n"
+    assert texts[2].read_text() == f"{after[2]} edited\n"
     assert not RunFiles(tmp_path / "c.jsonl").written.exists()
 
 
@@ -193,7 +211,7 @@ def test_a_killed_run_knows_what_it_wrote(torn: bytes, tmp_path: Path) -> None:
         written.write(two, b"never written", old=b"theirs")
     two.rmdir()
     two.write_bytes(b"theirs")
-    written.take_back()
+    written.delete_files()
     assert not one.exists() and not files.written.exists()
     assert two.read_bytes() == b"theirs"
 

@@ -1,13 +1,11 @@
-"""What a run writes beside the photos, and what was there before: --restart takes it back."""
+"""Files beside the photos, with a log by which --restart deletes them."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -24,10 +22,10 @@ Write = Callable[..., None]
 
 
 class WrittenFiles:
-    """What is written beside the photos, with a log that `--restart` takes it back by.
+    """Writes sidecars and maps, and logs them: `--restart` deletes the logged files.
 
-    The log has a line for each file: its path, its digest, and the bytes before it. The line
-    reaches the log before the file is there: a run that is killed knows all that it wrote.
+    The log has a line for each file: its path, its digest, and the digest of the file that it
+    replaced. The line is written before the file, so a killed run has logged all that it wrote.
     """
 
     def __init__(self, files: RunFiles) -> None:
@@ -35,13 +33,13 @@ class WrittenFiles:
         self._log: BinaryIO | None = None
 
     def write(self, path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:
-        """Write a file; `old` is what it holds so far, None where there is none yet."""
-        self._note(path, new, old)
+        """Write a file that holds `old` so far; None if there is none yet."""
+        self._append(path, new, old)
         with replace_file(path, part=self._files.part()) as file:
             file.write(new)
 
     def sync(self) -> None:
-        """Bring the log to the disk."""
+        """Bring the log to disk."""
         if self._log is not None:
             os.fsync(self._log.fileno())
 
@@ -54,7 +52,7 @@ class WrittenFiles:
     def remove_parts(self, review: str | None = None) -> None:
         """Remove the hidden files of a killed run: beside its output, its review or a photo.
 
-        review: of that run, as seen from the output.
+        review: of that run, relative to the folder of the output.
         """
         output, folder = self._files.output, self._files.folder
         last = next(self._last_first(), {"path": output})
@@ -63,35 +61,39 @@ class WrittenFiles:
                 with suppress(OSError):
                     path.with_name(part).unlink()
 
-    def take_back(self) -> None:
-        """Undo what was written, last things first, and forget it.
+    def delete_files(self) -> None:
+        """Delete the logged files and the log.
 
-        A file that has changed since it was written is somebody else's by now, and stays.
+        A file that was there before the run stays, and so does one that was changed since.
         """
         self.close()
+        replaced: dict[str, str] = {}  # digests of earlier contents of files that match the log
         for line in self._last_first():
-            path, before = Path(line["path"]), line["before"]
-            if not path.is_file() or file_digest(path) != line["written"]:
+            path = Path(line["path"])
+            if line["path"] in replaced:
+                current = replaced[line["path"]]
+            else:
+                current = file_digest(path) if path.is_file() else ""
+            if current != line["written"]:
                 continue
-            if before is None:
+            if line["before"] is None:
                 path.unlink()
             else:
-                with replace_file(path, part=self._files.part()) as file:
-                    file.write(zlib.decompress(base64.b64decode(before)))
+                replaced[line["path"]] = line["before"]
         self._files.written.unlink(missing_ok=True)
 
-    def _note(self, path: str | os.PathLike[str], new: bytes, old: bytes | None) -> None:
+    def _append(self, path: str | os.PathLike[str], new: bytes, old: bytes | None) -> None:
         log = self._files.written
         line = {
             "path": os.path.realpath(path),
             "written": hashlib.sha256(new).hexdigest(),
-            "before": None if old is None else base64.b64encode(zlib.compress(old)).decode(),
+            "before": None if old is None else hashlib.sha256(old).hexdigest(),
         }
         with writing(log):
             if self._log is None:
                 self._log = log.open("ab", buffering=0)
                 sync_folder(log.absolute().parent)
-                write_all(self._log, b"\n")  # or a line that was torn would spoil the next
+                write_all(self._log, b"\n")  # ends a torn line
             write_all(self._log, json.dumps(line).encode() + b"\n")
 
     def _last_first(self) -> Iterator[dict[str, Any]]:
@@ -102,15 +104,15 @@ class WrittenFiles:
             starts = [0, *(file.tell() for _ in iter(file.readline, b""))]
             for start in reversed(starts):
                 file.seek(start)
-                with suppress(ValueError):  # torn: the file that it speaks of was not written
+                with suppress(ValueError):  # torn: its file was not written
                     yield json.loads(file.readline())
 
 
 def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
-    """Read a file, None if there is none; a pipe of its name must not hold the run up.
+    """Read a file without waiting for a pipe; None if there is none.
 
-    Raises OutputError: it cannot be read, or is no file, or larger than `largest` bytes, which a
-    file of this `kind` may have.
+    Raises OutputError: it cannot be read, is not a file, or has more than `largest` bytes, the
+        limit for this `kind` of file.
     """
     try:
         with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
@@ -128,18 +130,18 @@ def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> b
 
 
 def write_unnoted(path: str | os.PathLike[str], new: bytes, *, old: bytes | None) -> None:  # noqa: ARG001
-    """Write a file for which no run answers."""
+    """Write a file without a log."""
     with replace_file(path) as file:
         file.write(new)
 
 
 @contextmanager
 def written_beside(records: Path) -> Iterator[Write]:
-    """Hold the run that made these records: a way to write whose files are in that run's log."""
+    """Lock the run that made these records; yields a function that writes and logs files."""
     runs = (RunFiles(Path(str(records).removesuffix(end))) for end in ("", ".journal.jsonl"))
     made = (run for run in runs if records in (run.records, run.output) and run.state.is_file())
     run = next(made, None)
-    if run is None or not run.records.exists():  # no run goes on from these
+    if run is None or not run.records.exists():  # no run resumes from these
         yield write_unnoted
         return
     try:
