@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from captioner import Captioner, ConfigError, OutputError
-from captioner_serving.batch import BatchConfig, caption_batch
 from captioner.terminal import json_line
+from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles, lock
 from captioner_serving.batch.outputs.written import WrittenFiles
 from captioner_serving.batch.wording import Wording
