@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,9 +19,11 @@ from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.model import CaptionModel
 from captioner.paths import bundled_checkpoint
 from captioner.vision import convolutions
+from captioner.vision.backbones import FAMILIES, NETWORKS, encoder_names
 from captioner.vision.convolutions import SameConv2d, fold_batch_norm, fuse_silu
-from captioner.vision.encoder import FAMILIES, NETWORKS, Encoder, EncoderConfig, encoder_names
+from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import TransformConfig
+from tests.launcher import ROOT, environment
 
 # One of each way to cut that no other test takes, and the stride that it has.
 STRIDES = {
@@ -43,7 +47,7 @@ def test_every_family_makes_a_grid(name: str, stride: int) -> None:
 def test_all_of_torchvisions_models_have_a_family() -> None:
     for name in set(encoder_names()) - set(NETWORKS):
         builder = torchvision.models.get_model_builder(name)
-        assert get_type_hints(builder)["return"] in FAMILIES, name
+        assert get_type_hints(builder)["return"].__name__ in FAMILIES, name
     assert {"resnet101", "vit_h_14", "efficientnet_v2_b0"} < set(encoder_names())
 
 
@@ -171,7 +175,7 @@ def test_errors_name_the_value_and_the_remedy(settings: dict[str, Any], message:
 def test_what_a_network_cannot_do_is_said_when_it_is_asked() -> None:
     with pytest.raises(ConfigError, match="stages 0 to 12; there is no 40"):
         Encoder(EncoderConfig(name="mobilenet_v3_small")).fine_tune(from_stage=40)
-    with pytest.raises(ConfigError, match="pretrained weights of efficientnet_v2_b0"):
+    with pytest.raises(ConfigError, match="efficientnet_v2_b0 has no pretrained weights"):
         Encoder(EncoderConfig(name="efficientnet_v2_b0"), pretrained=True)
     with pytest.raises(ConfigError, match="vit_b_32 cannot take images of \\(96, 96\\)"):
         Encoder(EncoderConfig(name="vit_b_32"))(torch.zeros(1, 3, 96, 96))
@@ -271,6 +275,64 @@ def test_a_convolution_and_its_silu_in_one_are_the_same_function(
         torch.testing.assert_close(together, exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
     else:  # rounded less often, and so as near to the truth
         assert (together - exact).abs().mean() < 1.05 * (apart - exact).abs().mean()
+
+
+def test_efficientnet_v2_b0_is_torchvisions_with_tensorflows_padding() -> None:
+    """The same parameters, outputs and gradients as the network of torchvision's own blocks."""
+    network = torchvision.models.efficientnet
+    fused, mobile = network.FusedMBConvConfig, network.MBConvConfig
+    settings = [  # table 4 of Tan and Le 2021, and Keras's efficientnet_v2.py
+        fused(1, 3, 1, 32, 16, 1), fused(4, 3, 2, 16, 32, 2), fused(4, 3, 2, 32, 48, 2),
+        mobile(4, 3, 2, 48, 96, 3), mobile(6, 3, 1, 96, 112, 5), mobile(6, 3, 2, 112, 192, 8),
+    ]  # fmt: skip
+    theirs = network.EfficientNet(
+        settings, dropout=0.0, stochastic_depth_prob=0.1, last_channel=1280,
+        norm_layer=partial(nn.BatchNorm2d, eps=1e-3),
+    ).features  # fmt: skip
+    for parent, name, conv in convolutions.convolutions(theirs):
+        if conv.stride == (2, 2):
+            setattr(parent, name, SameConv2d(conv))
+    encoder = Encoder(EncoderConfig(name="efficientnet_v2_b0"))
+    encoder.stages.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 96)
+    for training in (True, False):  # in training both skip blocks, drawn from the same seed
+        outputs = []
+        for stages in (theirs, encoder.stages):
+            torch.manual_seed(0)
+            outputs.append(stages.train(training)(images))
+            stages.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+def test_stochastic_depth_reaches_every_block_or_is_refused() -> None:
+    encoder = Encoder(EncoderConfig(name="efficientnet_v2_b0")).train()
+    encoder.stages.train()
+    torch.manual_seed(0)
+    encoder.set_stochastic_depth(0.999)  # every block with a shortcut becomes the identity
+    with torch.no_grad():
+        maps = encoder.stages[:2](torch.randn(1, 3, 64, 64))
+        inside = encoder.stages[2][0](maps)
+        torch.testing.assert_close(encoder.stages[2][1](inside.clone()), inside)
+    for settings in ({"name": "resnet18"}, {"name": "timm/resnet18"},
+                     {"name": "efficientnet_v2_b0", "last_stage": 1, "stride": 2}):  # fmt: skip
+        plain = Encoder(EncoderConfig(**settings))
+        with pytest.raises(ConfigError, match=r"stochastic_depth is 0.2, but .* no layers"):
+            plain.set_stochastic_depth(0.2)
+        plain.set_stochastic_depth(0.0)
+    Encoder(EncoderConfig(name="swin_t")).set_stochastic_depth(0.2)
+
+
+def test_the_bundled_model_needs_no_torchvision() -> None:
+    code = (
+        "import sys; from captioner import Captioner; Captioner.from_pretrained()"
+        ".caption('assets/samples/coffee.jpg')\n"
+        "print([name for name in ('torchvision', 'torch._dynamo', 'timm') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
+        env=environment(),
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
 
 
 def test_pretrained_weights_are_torchvisions_own(

@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from torchvision.ops import StochasticDepth
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.errors import (
@@ -79,9 +78,7 @@ def load_encoder(recipe: Recipe) -> Encoder:
     if start not in ("torchvision", "random"):
         _load_stages(encoder, _weights_file(start))
     if recipe.stochastic_depth is not None:
-        for module in encoder.modules():
-            if isinstance(module, StochasticDepth):
-                module.p = recipe.stochastic_depth
+        encoder.set_stochastic_depth(recipe.stochastic_depth)
     return encoder
 
 

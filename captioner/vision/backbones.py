@@ -1,0 +1,304 @@
+"""Backbones: networks cut into stages, the last of which is a grid of features.
+
+A backbone is a network without its pooling and classifier. A name is one of
+
+    efficientnet_v2_b0        defined here, in NETWORKS
+    resnet50, vit_b_16, ...   a torchvision classification model; FAMILIES describes how it is cut
+    timm/NAME                 a timm model with `features_only=True`
+
+torchvision and timm are imported only for their own networks, because importing torchvision takes
+longer than captioning a photo.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from captioner.errors import CheckpointNotFoundError, ConfigError, MissingExtraError
+from captioner.paths import did_you_mean
+from captioner.vision.convolutions import convolutions, halve_stride
+from captioner.vision.efficientnet_v2 import efficientnet_v2_b0
+
+__all__ = [
+    "FAMILIES",
+    "NETWORKS",
+    "Family",
+    "Stages",
+    "build_stages",
+    "check_name",
+    "encoder_names",
+    "no_stage",
+]
+
+_TIMM: Final = "timm/"
+
+
+class Stages(NamedTuple):
+    """The stages of a backbone, and D, the features in a cell of the grid."""
+
+    modules: nn.Sequential
+    channels: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """How networks of one class become stages.
+
+    cut: returns the stages of a network; the last one gives maps (B, D, rows, columns).
+    dilates: whether its last halving is a strided convolution, which dilation can undo.
+    size: pixels of a square that it takes; many transformers take only one size.
+    """
+
+    cut: Callable[[Any], nn.Sequential]
+    dilates: bool = False
+    size: int = 256
+
+
+NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": efficientnet_v2_b0}
+"""Networks defined in this package by name. Each function returns the stages."""
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if no backbone has this name; names of timm are checked when built."""
+    if name in NETWORKS or name.startswith(_TIMM) or name in (known := encoder_names()):
+        return
+    raise ConfigError(
+        f"encoder name {name!r} is not a torchvision classification model, timm/NAME or "
+        f"{', '.join(NETWORKS)}{did_you_mean(name, known)}"
+    )
+
+
+def encoder_names() -> list[str]:
+    """List the names of torchvision's networks and of NETWORKS."""
+    from torchvision import models
+
+    return sorted([*models.list_models(module=models), *NETWORKS])
+
+
+def build_stages(
+    name: str, *, stride: int, last_stage: int | None = None, pretrained: bool = False
+) -> Stages:
+    """Build a backbone.
+
+    Args:
+        name: as the module's docstring describes.
+        stride: pixels per cell of the grid.
+        last_stage: the stage whose output is the grid; None: the network's last.
+        pretrained: load the ImageNet weights of torchvision or timm, downloaded once.
+
+    Raises:
+        ConfigError: no such network or stage, an impossible stride, or no pretrained weights.
+        CheckpointNotFoundError: the pretrained weights cannot be downloaded.
+        MissingExtraError: timm is not installed.
+    """
+    if name.startswith(_TIMM):
+        return _timm_stages(name, stride, last_stage, pretrained)
+    if name in NETWORKS:
+        if pretrained:
+            raise ConfigError(
+                f"{name} has no pretrained weights to download: start from the encoder of a "
+                "checkpoint, or from a safetensors file of the network"
+            )
+        family, stages = _OWN, NETWORKS[name]()
+        measure = _measure_chain
+    else:
+        network = _torchvision(name, pretrained=pretrained)
+        family = FAMILIES[type(network).__name__]
+        stages = family.cut(network)
+        measure = partial(_measure, size=family.size)
+    if last_stage is not None:
+        if last_stage >= len(stages):
+            raise no_stage(name, last_stage, len(stages))
+        stages = stages[: last_stage + 1]
+    own_stride, channels = measure(stages)
+    if family.dilates and 2 * stride == own_stride:
+        halve_stride(stages)
+    elif stride != own_stride:
+        also = f", and {own_stride // 2} by dilation" if family.dilates else ""
+        raise ConfigError(
+            f"encoder stride {stride} is impossible: {name} up to stage {len(stages) - 1} has a "
+            f"stride of {own_stride}{also}"
+        )
+    return Stages(stages, channels)
+
+
+def no_stage(name: str, stage: int, count: int) -> ConfigError:
+    """Return the error for a stage that a network does not have."""
+    return ConfigError(f"{name} has the stages 0 to {count - 1}; there is no {stage}")
+
+
+def _measure_chain(stages: nn.Sequential) -> tuple[int, int]:
+    """Return pixels per cell, and D, of convolutions that follow one another.
+
+    A forward pass on the meta device would import torch._dynamo, which is slow.
+    """
+    every = [conv for _, _, conv in convolutions(stages)]
+    return math.prod(conv.stride[0] for conv in every), every[-1].out_channels
+
+
+def _measure(stages: nn.Sequential, size: int) -> tuple[int, int]:
+    """Return pixels per cell, and D, from a forward pass on the meta device."""
+    parts = chain(stages.named_parameters(), stages.named_buffers())
+    weights = {name: part.to("meta") for name, part in parts}
+    with torch.no_grad():
+        square = torch.empty(1, 3, size, size, device="meta")
+        maps = cast(Tensor, functional_call(stages.eval(), weights, square))
+    stages.train()
+    channels, rows = maps.shape[1:3]
+    # Some networks lose cells at the edge; their stride is a power of 2.
+    return size // rows if size % rows == 0 else 2 ** round(math.log2(size / rows)), channels
+
+
+@contextmanager
+def _downloads(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # URLError, HTTPError, or a hash that does not match
+        raise CheckpointNotFoundError(
+            f"the pretrained weights of {name} cannot be downloaded ({error}): check the network, "
+            "or put the file into the folder of torch's hub (TORCH_HOME) or timm's (HF_HOME)"
+        ) from error
+
+
+# --- torchvision ----------------------------------------------------------------------------------
+
+
+def _torchvision(name: str, *, pretrained: bool) -> nn.Module:
+    from torchvision import models
+
+    # Random weights of these two take a minute and print a warning.
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with _downloads(name) if pretrained else nullcontext():
+        network: nn.Module = models.get_model(
+            name, weights="DEFAULT" if pretrained else None, **quick
+        )
+    return network
+
+
+class _VisionTransformer(nn.Module):
+    """The patches of an image after the transformer's layers, without the class token."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.conv_proj, self.class_token = network.conv_proj, network.class_token
+        self.encoder = network.encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.conv_proj(images)
+        first = self.class_token.expand(images.shape[0], -1, -1)
+        tokens = torch.cat([first, patches.flatten(2).transpose(1, 2)], dim=1)
+        torch._assert(tokens.shape[1] == self.encoder.pos_embedding.shape[1], "patches differ")
+        read: Tensor = self.encoder(tokens)[:, 1:]
+        return read.transpose(1, 2).reshape(patches.shape)
+
+
+def _features(network: Any) -> nn.Sequential:
+    return nn.Sequential(*network.features)
+
+
+def _resnet(network: Any) -> nn.Sequential:
+    stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
+    return nn.Sequential(stem, network.layer1, network.layer2, network.layer3, network.layer4)
+
+
+def _inception(network: Any) -> nn.Sequential:
+    """Take all parts before the pooling. Pretrained ones need a mean and std of 0.5."""
+    parts = dict(network.named_children())
+    names = [name for name in parts if not name.lower().startswith("aux")]
+    return nn.Sequential(*(parts[name] for name in names[: names.index("avgpool")]))
+
+
+def _shufflenet(network: Any) -> nn.Sequential:
+    stages = network.stage2, network.stage3, network.stage4
+    return nn.Sequential(network.conv1, network.maxpool, *stages, network.conv5)
+
+
+def _swin(network: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Sequential(network.features, network.norm, network.permute))
+
+
+_OWN = Family(lambda stages: stages, dilates=True)
+FAMILIES: dict[str, Family] = {
+    "AlexNet": Family(_features),
+    "ConvNeXt": Family(_features, dilates=True),
+    "DenseNet": Family(lambda network: nn.Sequential(*network.features, nn.ReLU())),
+    "EfficientNet": Family(_features, dilates=True),
+    "GoogLeNet": Family(_inception),
+    "Inception3": Family(_inception),
+    "MaxVit": Family(lambda network: nn.Sequential(network.stem, *network.blocks), size=224),
+    "MNASNet": Family(lambda network: network.layers, dilates=True),
+    "MobileNetV2": Family(_features, dilates=True),
+    "MobileNetV3": Family(_features, dilates=True),
+    "RegNet": Family(
+        lambda network: nn.Sequential(network.stem, *network.trunk_output), dilates=True
+    ),
+    "ResNet": Family(_resnet, dilates=True),
+    "ShuffleNetV2": Family(_shufflenet),
+    "SqueezeNet": Family(_features),
+    "SwinTransformer": Family(_swin),
+    "VGG": Family(_features),
+    "VisionTransformer": Family(
+        lambda network: nn.Sequential(_VisionTransformer(network)), size=224
+    ),
+}
+"""How torchvision's networks are cut into stages, by the name of their class."""
+
+
+# --- timm -----------------------------------------------------------------------------------------
+
+
+class _Timm(nn.Module):
+    """The last feature maps of a timm model."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.network(images)[-1]
+        last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+        return maps.permute(0, 3, 1, 2) if last else maps
+
+
+def _timm_stages(full_name: str, stride: int, last_stage: int | None, pretrained: bool) -> Stages:
+    """Build a timm model as a single stage."""
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingExtraError(f"the encoder {full_name}", "timm") from error
+    name = full_name.removeprefix(_TIMM)
+    # A checkpoint may carry any name, and timm would download names such as hf-hub:USER/MODEL.
+    if not (re.fullmatch(r"[\w.]+", name) and timm.is_model(name)):
+        raise ConfigError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
+
+    def make(**settings: Any) -> tuple[Any, int, int]:
+        if last_stage is not None:
+            settings["out_indices"] = (last_stage,)
+        network: Any = timm.create_model(
+            name, pretrained=pretrained, features_only=True, **settings
+        )
+        features = network.feature_info
+        return network, features.reduction()[-1], features.channels()[-1]
+
+    with _downloads(full_name) if pretrained else nullcontext():
+        try:
+            network, own_stride, channels = make()
+            if own_stride != stride:
+                network, own_stride, channels = make(output_stride=stride)
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"timm cannot build {name} with stride {stride} and last_stage {last_stage} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+    return Stages(nn.Sequential(_Timm(network)), channels)
