@@ -17,9 +17,9 @@ from captioner.drawing.notebook import notebook_sheet
 from captioner.drawing.overlay import WHOLE, Look, Panel, attention_density, overlay
 from captioner.drawing.sheet import contact_sheet
 from captioner.errors import ConfigError, ImageError
-from captioner.familiarity import UNFAMILIAR
 from captioner.record import WordRecord, read_record
-from captioner.trust import DOUBTFUL, DOUBTFUL_CAPTION
+from captioner.trust.familiarity import UNFAMILIAR
+from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION
 from captioner.vision.transform import Box
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Caption:
     image: the path as given; None for an image that has none.
     box: the part of the photo that the attention grid covers, in fractions of width and height.
     familiarity: how much the photo is like those of the training, 0 to 1, see
-        captioner.familiarity; None where the checkpoint does not know.
+        captioner.trust.familiarity; None where the checkpoint does not know.
     trust: the probability that all words that name something are right, see captioner.trust; None
         where the checkpoint does not know, or nothing is named.
     style: of the sentence, by its name; None where the model has no styles.

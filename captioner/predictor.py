@@ -4,36 +4,56 @@ from __future__ import annotations
 
 import copy
 import os
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
+from itertools import islice
+from math import exp
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from captioner.captioning import BATCH, BaseCaptioner, Writer, Written
+from captioner.caption import Alternative, Caption, ModelName, Word
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.decoding.prepared import PreparedImage
-from captioner.decoding.reader import SECONDS
 from captioner.deletion import sentence_effects
 from captioner.device import find_device, find_dtype
+from captioner.errors import ConfigError, ImageError, ImageTooLargeError, UntrustedError
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
+from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
 from captioner.paths import bundled_checkpoint
-from captioner.trust import Trust
+from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
+from captioner.trust.familiarity import pool
+from captioner.trust.trust import Judgement, Trust
 from captioner.vision.encoder import Grid
-from captioner.vision.image import MAX_PIXELS
+from captioner.vision.image import MAX_PIXELS, FileSource, open_image, source_name
+from captioner.vision.prepared import PreparedImage
+from captioner.vision.transform import Transform
 
-if TYPE_CHECKING:
-    from captioner.caption import Caption
+__all__ = ["BATCH", "Captioner", "DecodedBatch", "PreparedImage"]
 
-__all__ = ["BATCH", "Captioner", "PreparedImage"]
-
-_FEW = 3  # photos at once, up to which an exported model is faster; tests/benchmarks/engines.py
+BATCH = 16  # images decoded together: most of the speed of a large batch, little of its memory
 
 
-class Captioner(BaseCaptioner):
+class DecodedBatch(NamedTuple):
+    """The sentences of B squares.
+
+    hypotheses: of each image, the best first.
+    effects: of each image and hypothesis the effects of its words, or None; see captioner.deletion.
+    features: (B, L, D), the grids, L = rows * columns.
+    """
+
+    hypotheses: Sequence[Sequence[Hypothesis]]
+    effects: Sequence[Sequence[list[float] | None]]
+    features: torch.Tensor
+    rows: int
+    columns: int
+
+
+class Captioner:
     """Captions photos with one checkpoint.
 
     >>> captioner = Captioner.from_pretrained()             # doctest: +SKIP
@@ -46,10 +66,7 @@ class Captioner(BaseCaptioner):
         dtype: of weights and arithmetic: "auto" (bfloat16 where the hardware has it), "float32",
             "bfloat16", or a torch.dtype. Scores and attention are softmaxed in float32 always.
         max_pixels: larger photos are refused before they are decoded.
-        seconds: that one photo may take to be decoded.
-        in_process: open photos in this process, without its limits; see Reader.
         trust: what is known of when the checkpoint is right, and of its photos.
-        exported: the same model in onnxruntime, for what that is faster in.
     """
 
     def __init__(
@@ -59,24 +76,17 @@ class Captioner(BaseCaptioner):
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
-        seconds: float = SECONDS,
-        in_process: bool = False,
         trust: Trust | None = None,
-        exported: Writer | None = None,
     ) -> None:
-        super().__init__(
-            transform=checkpoint.transform,
-            vocabulary=checkpoint.vocabulary,
-            generation=checkpoint.generation,
-            name=checkpoint.name,
-            version=checkpoint.version,
-            heads=checkpoint.model.config.decoder.heads,
-            trust=trust,
-            max_pixels=max_pixels,
-            seconds=seconds,
-            in_process=in_process,
-        )
-        self.checkpoint, self.exported = checkpoint, exported
+        if max_pixels < 1:
+            raise ConfigError(f"max_pixels is {max_pixels}; it must be at least 1")
+        self.checkpoint, self.trust, self.max_pixels = checkpoint, trust, max_pixels
+        self.transform, self.vocabulary = Transform(checkpoint.transform), checkpoint.vocabulary
+        self.generation = checkpoint.generation
+        self.name, self.version = checkpoint.name, checkpoint.version
+        self.heads = checkpoint.model.config.decoder.heads
+        # Chooses among the sentences of a beam.
+        self.consensus = None if trust is None else trust.consensus
         self.options = {"device": device, "dtype": dtype, "max_pixels": max_pixels}
         self.device = find_device(device)
         self.dtype = find_dtype(dtype, self.device)
@@ -91,9 +101,6 @@ class Captioner(BaseCaptioner):
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
-        seconds: float = SECONDS,
-        in_process: bool = False,
-        exported: Writer | None = None,
     ) -> Captioner:
         """Load a checkpoint file, or the one that comes with Captioner; arguments as above.
 
@@ -108,10 +115,7 @@ class Captioner(BaseCaptioner):
             device=device,
             dtype=dtype,
             max_pixels=max_pixels,
-            seconds=seconds,
-            in_process=in_process,
             trust=Trust.beside(path),
-            exported=exported,
         )
 
     def __repr__(self) -> str:
@@ -129,26 +133,240 @@ class Captioner(BaseCaptioner):
         pixels = self.transform.normalize(torch.as_tensor(pixels, device=self.device))
         return self.model.encode(pixels.contiguous(memory_format=torch.channels_last))
 
-    def write(
+    def decode_batch(
         self, pixels: NDArray[np.uint8], config: GenerationConfig, *, check_attention: bool = False
-    ) -> Written:
-        """See BaseCaptioner."""
-        if self.exported and len(pixels) <= _FEW and not (config.sample or check_attention):
-            return self.exported.write(pixels, config)
+    ) -> DecodedBatch:
+        """Caption squares, uint8 (B, 3, size, size).
+
+        Raises:
+            ConfigError: the model does not have the style.
+            GenerationError: the model's scores are not numbers.
+        """
         grid = self.encode(pixels)
-        made = generate(
+        hypotheses = generate(
             self.model.decoder,
             grid.features,
             config,
             vocabulary=self.vocabulary,
             consensus=self.consensus,
         )
-        effects: list[list[list[float] | None]] = [[None] * len(each) for each in made]
+        effects: list[list[list[float] | None]] = [[None] * len(beam) for beam in hypotheses]
         if check_attention:
-            said = [[one.tokens for one in each] for each in made]
+            sentences = [[hypothesis.tokens for hypothesis in beam] for beam in hypotheses]
             start = self.vocabulary.start(config.style)
-            effects = sentence_effects(self.model.decoder, grid.features, said, start=start)
-        return Written(made, effects, *grid)
+            effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
+        return DecodedBatch(hypotheses, effects, *grid)
+
+    @overload
+    def caption(  # a str is iterable, but here a path
+        self,
+        images: ImageSource,
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
+        minimum_trust: float | None = None,
+        **settings: Any,
+    ) -> Caption: ...
+
+    @overload
+    def caption(
+        self,
+        images: Iterable[ImageSource],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["raise"] = "raise",
+        check_attention: bool = False,
+        minimum_trust: float | None = None,
+        **settings: Any,
+    ) -> list[Caption]: ...
+
+    @overload
+    def caption(
+        self,
+        images: Iterable[ImageSource],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["return"],
+        check_attention: bool = False,
+        minimum_trust: float | None = None,
+        **settings: Any,
+    ) -> list[Caption | ImageError]: ...
+
+    def caption(
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        config: GenerationConfig | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        check_attention: bool = False,
+        minimum_trust: float | None = None,
+        **settings: Any,
+    ) -> Caption | list[Caption] | list[Caption | ImageError]:
+        """Caption one image, or any number of them, 16 at a time.
+
+        Args:
+            images: a path, an http or https address, bytes, a binary file, a PIL image, a numpy
+                array (height, width, channels), a torch tensor (channels, height, width); an
+                iterable of them, or a batch as one array (N, ...). For shapes and ranges see
+                captioner.sources.as_source.
+            config: beam size, number of captions, lengths, sampling; see GenerationConfig. None
+                takes the checkpoint's own, which is `generation` of this object.
+            errors: of several images: "raise" the first ImageError, or "return" each in the place
+                of its caption.
+            check_attention: whether the words of each sentence get their `effect`; takes longer.
+            minimum_trust: a caption that is less likely to be right, 0 to 1, is an UntrustedError.
+            **settings: fields of the config, such as beam_size=3, in place of its own.
+
+        Returns:
+            A Caption, or a list in the order of the images.
+
+        Raises:
+            ImageError: an image cannot be opened, is not an image, or its caption is not trusted.
+            ConfigError: there is no such style or setting, one is out of range, or `minimum_trust`
+                cannot be told; see check_trust.
+            GenerationError: the model's scores are not numbers.
+        """
+        if settings:
+            config = (config or self.generation).changed(**settings)
+        images = split_batch(images)
+        if errors not in ("raise", "return"):
+            raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
+        self.check_trust(minimum_trust)
+        many = is_many(images)
+        raises = errors == "raise" or not many
+        results: list[Caption | ImageError] = []
+        waiting = iter(cast("Iterable[Any]", images if many else [images]))
+        while batch := list(islice(waiting, BATCH)):
+            prepared: list[PreparedImage | ImageError] = []
+            for image in batch:
+                try:
+                    prepared.append(self._prepare(as_source(image)))
+                except ImageError as error:
+                    if raises:
+                        raise
+                    prepared.append(error.without_traceback())
+            sound = [one for one in prepared if isinstance(one, PreparedImage)]
+            captions = iter(self.caption_prepared(sound, config, check_attention=check_attention))
+            for one in prepared:
+                lost = one if isinstance(one, ImageError) else None
+                result = lost or _trusted(next(captions), minimum_trust)
+                if isinstance(result, ImageError) and raises:
+                    raise result
+                results.append(result)
+        return results if many else cast("Caption", results[0])
+
+    def prepare(self, image: ImageSource) -> PreparedImage:
+        """Decode an image to the encoder's square, or raise ImageError; no address is followed."""
+        return self._prepare(as_source(image, follow_links=False))
+
+    def _prepare(self, source: FileSource | Image.Image) -> PreparedImage:
+        try:
+            photo = open_image(source, at_least=self.transform.at_least, max_pixels=self.max_pixels)
+            pixels = np.array(self.transform.square(photo)).transpose(2, 0, 1)
+        except MemoryError as error:
+            name = source_name(source)
+            raise ImageTooLargeError(f"{name} needs too much memory: make it smaller") from error
+        return PreparedImage(
+            image=image_name(source),
+            pixels=pixels,
+            box=self.transform.box(*photo.size),
+            open_photo=partial(open_image, source, max_pixels=self.max_pixels),
+        )
+
+    def caption_prepared(
+        self,
+        images: Sequence[PreparedImage],
+        config: GenerationConfig | None = None,
+        *,
+        check_attention: bool = False,
+    ) -> list[Caption]:
+        """Caption images that are decoded already, as one batch; arguments as for `caption`.
+
+        Raises:
+            ConfigError: the model does not have the style.
+            GenerationError: its scores are not numbers.
+        """
+        if not images:
+            return []
+        config = config or self.generation
+        style = self.vocabulary.style(config.style)
+        decoded = self.decode_batch(
+            np.stack([image.pixels for image in images]), config, check_attention=check_attention
+        )
+        beams = decoded.hypotheses
+        judged: Sequence[Sequence[Judgement | None]] = [[None] * len(each) for each in beams]
+        known: Sequence[float | None] = [None] * len(images)
+        if self.trust is not None:
+            pooled = pool(decoded.features)
+            judged, known = self.trust.judge(pooled, beams), self.trust.familiarity.of(pooled)
+        captions = []
+        parts = zip(images, beams, decoded.effects, judged, known, strict=True)
+        for image, hypotheses, found, judgements, familiar in parts:
+            best, *others = (
+                self._sentence(one, decoded, effect, judgement)
+                for one, effect, judgement in zip(hypotheses, found, judgements, strict=True)
+            )
+            captions.append(
+                Caption(
+                    text=best.text,
+                    score=best.score,
+                    words=best.words,
+                    alternatives=tuple(others),
+                    image=image.image,
+                    model=ModelName(name=self.name, version=self.version),
+                    box=image.box,
+                    open_photo=image.open_photo,
+                    trust=best.trust,
+                    familiarity=familiar,
+                    style=style,
+                    read_words=self._read_words,
+                )
+            )
+        return captions
+
+    def _sentence(
+        self,
+        hypothesis: Hypothesis,
+        decoded: DecodedBatch,
+        effects: Sequence[float] | None,
+        judgement: Judgement | None,
+    ) -> Alternative:
+        """Give the T words of a hypothesis with what is known of them; effects (T,), or none."""
+        texts = self.vocabulary.decode(hypothesis.tokens)
+        unknown = [None] * len(texts)
+        places = decoded.rows, decoded.columns
+
+        def each(part: Any, *shape: int) -> Iterable[Any]:
+            return unknown if part is None else part.reshape(len(texts), *shape)
+
+        count = 0 if hypothesis.heads is None else hypothesis.heads.shape[1]
+        words = tuple(
+            Word(
+                text=text,
+                probability=exp(log),
+                gate=None if gate is None else float(gate),
+                attention=attention,
+                heads=heads,
+                effect=effect,
+                trust=trust,
+            )
+            for text, log, gate, attention, heads, effect, trust in zip(
+                texts,
+                hypothesis.log_probabilities[:-1].tolist(),  # the last is the end's
+                each(hypothesis.gate),
+                each(hypothesis.attention, *places),
+                each(hypothesis.heads, count, *places),
+                effects or unknown,
+                unknown if judgement is None else judgement.words,
+                strict=True,
+            )
+        )
+        return Alternative(
+            text=self.vocabulary.join(texts),
+            score=hypothesis.score,
+            words=words,
+            trust=None if judgement is None else judgement.caption,
+        )
 
     @torch.inference_mode()
     def _read_words(self, caption: Caption) -> torch.Tensor:
@@ -158,4 +376,43 @@ class Captioner(BaseCaptioner):
         found = self.model.decoder.word_attention(
             self.encode(pixels[np.newaxis]).features, tokens[None, None].to(self.device)
         )
-        return super()._read_words(caption) if found is None else found[0, 0].float().cpu()
+        if found is None:
+            raise ConfigError(
+                f"the words of the model {self.name} do not look at each other: those of a "
+                "transformer do"
+            )
+        return found[0, 0].float().cpu()
+
+    def check_head(self, head: int | None) -> None:
+        """Refuse a head of the attention, from 1, that the model does not have.
+
+        Raises ConfigError: it has fewer.
+        """
+        if head is not None and not 1 <= head <= self.heads:
+            has = "one head" if self.heads == 1 else f"the heads 1 to {self.heads}"
+            raise ConfigError(f"head {head}: the model {self.name} has {has}")
+
+    def check_trust(self, minimum_trust: float | None) -> None:
+        """Refuse to ask for a trust that is no probability, or that the model does not know.
+
+        Raises ConfigError.
+        """
+        if minimum_trust is None:
+            return
+        if not 0 <= minimum_trust <= 1:
+            raise ConfigError(f"minimum_trust {minimum_trust} is no probability from 0 to 1")
+        if self.trust is None:
+            raise ConfigError(
+                f"minimum_trust: the checkpoint {self.name} does not know how far it can be "
+                "trusted: run `captioner trust`"
+            )
+
+
+def _trusted(caption: Caption, minimum_trust: float | None) -> Caption | UntrustedError:
+    """Give the caption, or the error that stands for it where there is less trust in it."""
+    if not caption.untrusted(minimum_trust):
+        return caption
+    return UntrustedError(
+        f"{caption.image or 'the image'}: its caption is left out, for its trust of "
+        f"{caption.trust or 0.0:.4f} is below the minimum_trust {minimum_trust:g}"
+    )

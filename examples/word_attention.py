@@ -43,7 +43,7 @@ if __name__ == "__main__":
     parser.add_argument("photo")
     parser.add_argument("--out", type=Path, default=Path(), help="where the figure goes")
     arguments = parser.parse_args()
-    captioner = Captioner.from_pretrained(arguments.checkpoint, in_process=True)
+    captioner = Captioner.from_pretrained(arguments.checkpoint)
     found = captioner.caption(arguments.photo)
     print(found.text)
     draw(found, arguments.out / "word_attention.png")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # what starts the workers of a test run reads this file, and 
 
     from captioner import Captioner
     from captioner.checkpoint import Checkpoint
-    from captioner.consensus import Consensus
-    from captioner.trust import Trust
+    from captioner.trust.consensus import Consensus
+    from captioner.trust.trust import Trust
 
 ROOT = Path(__file__).resolve().parent.parent
 # Programs that pip does not install: what they are called, and Debian's package.
@@ -72,7 +72,6 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep no exports for later; start the nursery before the workers, who share it."""
-    os.environ["CAPTIONER_CACHE"] = ""
     if config.getoption("numprocesses", default=None):
         launcher.prepare()
 
@@ -130,14 +129,14 @@ def browser() -> Iterator[Any]:
 def twins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding processes of calls from Python are forks, as those of commands are."""
     if launcher.forks():
-        monkeypatch.setattr("captioner.decoding.process.subprocess", launcher.TWINS)
+        monkeypatch.setattr("captioner_serving.decoding.process.subprocess", launcher.TWINS)
 
 
 def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
     """Make up what people would say of a photo: each word, and each pair of the first six."""
     import numpy as np
 
-    from captioner.consensus import Consensus
+    from captioner.trust.consensus import Consensus
 
     chance, usual = np.random.default_rng(1), range(4, words)
     grams = [*((one, -1) for one in usual), *product(usual[:6], usual[:6])]
@@ -161,8 +160,8 @@ def make_trust(
     """Make up what is known of a checkpoint: every word but the special ones names something."""
     import numpy as np
 
-    from captioner.familiarity import Familiarity
-    from captioner.trust import Sight, Trust
+    from captioner.trust.familiarity import Familiarity
+    from captioner.trust.trust import Sight, Trust
 
     chance = np.random.default_rng(0)
     cloud = chance.normal(size=(9, grid_dim + 1)).astype(np.float32)

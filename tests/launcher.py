@@ -191,7 +191,7 @@ class Twin(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-# What captioner.decoding.process may have in place of the module subprocess.
+# What captioner_serving.decoding.process may have in place of the module subprocess.
 TWINS = SimpleNamespace(**{**vars(subprocess), "Popen": Twin})
 
 
@@ -351,7 +351,7 @@ def _be_the_command(request: dict[str, Any], descriptors: list[int]) -> None:
 def _settle(request: dict[str, Any], descriptors: list[int]) -> None:
     import signal
 
-    from captioner.decoding import process as decoding
+    from captioner_serving.decoding import process as decoding
 
     atexit._clear()
     signal.set_wakeup_fd(-1)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from captioner.paths import bundled_checkpoint
-from captioner.trust import DOUBTFUL_CAPTION
+from captioner.trust.trust import DOUBTFUL_CAPTION
 from tests.launcher import Run
 
 ROOT = Path(__file__).resolve().parent.parent

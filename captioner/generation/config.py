@@ -40,7 +40,7 @@ class GenerationConfig:
     """a in sum / length^a: 0 prefers short captions, 1 takes the mean."""
     consensus: bool = True
     """Of the sentences that a beam has finished those come first that people would most agree with,
-    where the checkpoint knows that (captioner.consensus). False: the likeliest."""
+    where the checkpoint knows that (captioner.trust.consensus). False: the likeliest."""
     no_repeat_ngram: Annotated[int, Ge(0)] = 2
     """No n words stand twice in this order, and no word twice in a row ("a hat hat"); 0 allows
     both. With a vocabulary of characters, such as Chinese ones, the last may stand twice in a

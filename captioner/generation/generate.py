@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from captioner.consensus import Consensus
 from captioner.decoders.state import StepDecoder
 from captioner.generation.beam_search import beam_search
 from captioner.generation.config import GenerationConfig
 from captioner.generation.constraints import Constraints
 from captioner.generation.hypothesis import Hypothesis
 from captioner.generation.roll_out import Sampler, choose_likeliest, roll_out
+from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 
 __all__ = ["generate"]

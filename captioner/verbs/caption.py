@@ -8,14 +8,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from captioner.decoding.reader import SECONDS
 from captioner.device import add_machine_arguments
 from captioner.drawing.overlay import COLORS, DEFAULT_COLORS
 from captioner.drawing.saving import check_suffix, is_drawn, save_animation, save_image
@@ -35,7 +33,6 @@ from captioner.vision.image import MAX_PIXELS
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
-    from captioner.captioning import BaseCaptioner
 
 HELP = "Caption photos, and show for every word where the model looked."
 EXAMPLES = """examples:
@@ -88,10 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="FILE", help="default: the bundled one")
     add("--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
         help=f"larger photos are refused; default: {MAX_PIXELS:,}")  # fmt: skip
-    add("--seconds", type=float, default=SECONDS, metavar="S",
-        help=f"photos that take longer to decode are refused ({SECONDS:g})")  # fmt: skip
-    add("--in-process", action="store_true",
-        help="open the photos here, without limits of time and memory")  # fmt: skip
     add("--minimum-trust", type=probability, metavar="P",
         help="leave out captions less likely to be right, 0 to 1")  # fmt: skip
     add_machine_arguments(model)
@@ -99,8 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Caption the photos; 1 if any was not captioned or a picture not written."""
-    from captioner.export.engine import keep_export
-
     _check(arguments)
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     if arguments.open and not arguments.sheet:
@@ -125,8 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
         except CaptionerError as error:
             _say(in_a_line(str(error)))
             status = 1
-    with suppress(KeyboardInterrupt):  # the captions are there
-        keep_export(checkpoint, device=arguments.device, dtype=arguments.dtype, say=_say)
     return status
 
 
@@ -152,9 +141,14 @@ def _check(arguments: argparse.Namespace) -> None:
 def _captions(
     checkpoint: Path, arguments: argparse.Namespace
 ) -> Iterator[Caption | CaptionerError]:
-    from captioner.captioning import BATCH
+    from captioner.predictor import BATCH, Captioner
 
-    captioner = _captioner(checkpoint, arguments)
+    captioner = Captioner.from_pretrained(
+        checkpoint,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_pixels=arguments.max_pixels,
+    )
     config = captioner.generation.asked(
         beam_size=arguments.beam_size, captions=arguments.captions, style=arguments.style
     )
@@ -177,25 +171,6 @@ def _captions(
                     f"captioner batch {shlex.quote(photo)} --output captions.jsonl"
                 )
             yield result
-
-
-def _captioner(checkpoint: Path, arguments: argparse.Namespace) -> BaseCaptioner:
-    """Take the exported model, which starts at once, or torch's."""
-    from captioner.export.engine import ExportedCaptioner, find_export, open_export
-
-    machine = {"device": arguments.device, "dtype": arguments.dtype}
-    reading = {name: getattr(arguments, name) for name in ("max_pixels", "seconds", "in_process")}
-    if not arguments.check_attention:
-        exported = open_export(
-            find_export(checkpoint, **machine),
-            lambda folder: ExportedCaptioner(folder, checkpoint, **reading),
-            say=_say,
-        )
-        if exported is not None:
-            return exported
-    from captioner.predictor import Captioner
-
-    return Captioner.from_pretrained(checkpoint, **machine, **reading)
 
 
 def _piped() -> bytes:

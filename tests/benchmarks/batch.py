@@ -35,12 +35,12 @@ from PIL import Image
 
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
-from captioner.decoding.prepared import PreparedImage
 from captioner.device import best_dtype, cores
 from captioner.generation.generate import generate
 from captioner.model import CaptionModel
 from captioner.paths import bundled_checkpoint
 from captioner.vision.image import open_image
+from captioner.vision.prepared import PreparedImage
 from captioner.vocabulary import join
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.inputs.photos import Photo

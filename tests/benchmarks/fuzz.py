@@ -20,9 +20,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.decoding.decoded import EncodedPhoto
-from captioner.decoding.reader import Reader
 from captioner.vision.transform import TransformConfig
+from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.decoding.reader import Reader
 from tests.process_tree import children
 
 SECONDS = 20.0

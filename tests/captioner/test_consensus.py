@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from captioner import Captioner
-from captioner.consensus import Consensus
 from captioner.generation.hypothesis import Hypothesis
-from captioner.trust import Trust, digest_weights, trust_file
+from captioner.trust.consensus import Consensus
+from captioner.trust.trust import Trust, digest_weights, trust_file
 from tests.conftest import ROOT, make_consensus, make_trust
 from tests.launcher import Run
 

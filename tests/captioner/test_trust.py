@@ -18,9 +18,9 @@ from torch import nn
 
 from captioner import Captioner
 from captioner.errors import CheckpointFormatError, UntrustedError
-from captioner.familiarity import Familiarity, pool
 from captioner.generation.hypothesis import Hypothesis
-from captioner.trust import Sight, Trust, digest_weights, trust_file
+from captioner.trust.familiarity import Familiarity, pool
+from captioner.trust.trust import Sight, Trust, digest_weights, trust_file
 from captioner_training.evaluation.familiarity import auroc
 from tests.conftest import make_consensus, make_tiny, make_trust
 from tests.launcher import Run

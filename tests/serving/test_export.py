@@ -30,11 +30,11 @@ from PIL import Image
 from captioner import Captioner, OutputError
 from captioner.cli import main
 from captioner.decoders.config import DecoderConfig
-from captioner.export.folder import new_folder
-from captioner.export.parity import check_parity
 from captioner.model import CaptionModel, ModelConfig
-from captioner.trust import digest_weights, trust_file
+from captioner.trust.trust import digest_weights, trust_file
 from captioner.vision.transform import Transform, TransformConfig
+from captioner_serving.export.folder import new_folder
+from captioner_serving.export.parity import check_parity
 from tests.captioner.pictures import png
 from tests.conftest import WORDS, make_consensus, make_styled, make_tiny, make_trust
 from tests.launcher import Run
@@ -165,7 +165,9 @@ def test_nothing_is_told_to_anybody(
     """onnxruntime keeps a number of the device, and what it tells its maker, in the home folder."""
     (home := tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # captioner.export sets it here
+    monkeypatch.delenv(
+        "ORT_DISABLE_TELEMETRY", raising=False
+    )  # captioner_serving.export sets it here
     assert alone(exported, photo).returncode == 0
     assert not [path for path in home.rglob("*") if path.is_file()]
 
@@ -287,7 +289,7 @@ def test_eight_bits_and_their_price(
         shutil.copytree(exported, folder, dirs_exist_ok=True)
         shutil.rmtree(folder / "browser")
 
-    monkeypatch.setattr("captioner.export.folder.write_folder", write)
+    monkeypatch.setattr("captioner_serving.export.folder.write_folder", write)
     (tmp_path / "photos").mkdir()
     photo.rename(tmp_path / "photos" / "one.jpg")
     folder = tmp_path / "small"

@@ -18,7 +18,7 @@ import torch
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.errors import DataError, OutputError
-from captioner.trust import digest_weights, trust_file
+from captioner.trust.trust import digest_weights, trust_file
 from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
 from captioner_training.data.images import CaptionedImage

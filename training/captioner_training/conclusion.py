@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.consensus import Consensus
 from captioner.errors import CaptionerError, CheckpointError
-from captioner.familiarity import Familiarity
 from captioner.paths import bundled_checkpoint, checkpoint_file
 from captioner.predictor import Captioner
 from captioner.terminal import printable
-from captioner.trust import Trust, digest_weights, trust_file
+from captioner.trust.consensus import Consensus
+from captioner.trust.familiarity import Familiarity
+from captioner.trust.trust import Trust, digest_weights, trust_file
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus, read_test

@@ -19,7 +19,7 @@ from captioner.checkpoint import Checkpoint
 from captioner.errors import CaptionerError, MissingExtraError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
-from captioner.trust import Trust
+from captioner.trust.trust import Trust
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import LocalEngine, Outcome
 from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo

@@ -20,9 +20,6 @@ import torch
 
 from captioner.caption import Caption
 from captioner.closing import Closing
-from captioner.decoding.decoded import Decoded
-from captioner.decoding.prepared import PreparedImage
-from captioner.decoding.reader import Reader
 from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.generation.config import GenerationConfig
@@ -30,6 +27,8 @@ from captioner.predictor import Captioner
 from captioner.vision.transform import Box
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.decoding.decoded import Decoded
+from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
 
 __all__ = ["Engine", "LocalEngine", "Outcome"]
@@ -211,7 +210,7 @@ class LocalEngine(Closing):
         return self._caption_fitting(entries[:half]) + self._caption_fitting(entries[half:])
 
     def _caption_together(self, entries: _Batch) -> list[Caption]:
-        images = [PreparedImage.of(one.decoded, image=one.photo.name) for one in entries]
+        images = [one.decoded.prepared(image=one.photo.name) for one in entries]
         check = self._config.check_attention
         return self.captioner.caption_prepared(images, self.generation, check_attention=check)
 

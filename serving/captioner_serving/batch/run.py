@@ -12,11 +12,11 @@ from typing import Any
 
 from captioner.closing import Closing
 from captioner.errors import ConfigError, DataError, OutputError
-from captioner.familiarity import UNFAMILIAR
 from captioner.files import digest
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
 from captioner.terminal import in_a_line
+from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
 from captioner_serving.batch.files import RunFiles, with_remedy

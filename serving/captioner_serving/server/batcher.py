@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from captioner.caption import Caption
-from captioner.decoding.prepared import PreparedImage
-from captioner.decoding.turns import Turns
 from captioner.generation.config import GenerationConfig
+from captioner.vision.prepared import PreparedImage
+from captioner_serving.decoding.turns import Turns
 from captioner_serving.server.problems import BusyError, ClosedError
 
 __all__ = ["Batcher", "Order", "Place"]

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.decoding.decoded import EncodedPhoto
-from captioner.decoding.prepared import PreparedImage
-from captioner.decoding.reader import Reader
 from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
+from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box
 from captioner.vocabulary import Vocabulary
+from captioner_serving.decoding.decoded import EncodedPhoto
+from captioner_serving.decoding.reader import Reader
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, Order, Place
 from captioner_serving.server.config import ServerConfig
@@ -94,8 +94,8 @@ class CaptionService:
 
     def sample(self, name: str, path: Path, *, captions: int) -> Caption:
         """Caption a photo of our own, before anybody sends one; ImageError: it cannot be opened."""
-        image = PreparedImage.of(
-            self.reader.read(path), image=name, open_photo=partial(self.reader.picture, path)
+        image = self.reader.read(path).prepared(
+            image=name, open_photo=partial(self.reader.picture, path)
         )
         config = self.captioner.generation.asked(captions=captions)
         return self._batcher.submit(image, Order(config)).result()
@@ -274,7 +274,7 @@ class CaptionService:
                 decoded = await asyncio.wrap_future(self.reader.submit(photo, client=client))
             decoded.check()
             with self.metrics.photo.labels("model").time():
-                future = self._batcher.submit(PreparedImage.of(decoded), order, client, place)
+                future = self._batcher.submit(decoded.prepared(), order, client, place)
                 result = await asyncio.wrap_future(future)
         except ImageError as error:
             result = error.without_traceback()

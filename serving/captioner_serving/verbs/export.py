@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check and not expanded(arguments.check).is_dir():
         raise ConfigError(f"--check {arguments.check} is not a folder")
 
-    from captioner.export.folder import new_folder, write_folder
-    from captioner.export.parity import check_parity
     from captioner_serving.browser.page import add_page
+    from captioner_serving.export.folder import new_folder, write_folder
+    from captioner_serving.export.parity import check_parity
 
     checkpoint = checkpoint_file(arguments.checkpoint or bundled_checkpoint())
     with new_folder(arguments.to) as folder:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         if arguments.int8:
-            from captioner.export.quantization import quantize
+            from captioner_serving.export.quantization import quantize
 
             with tempfile.TemporaryDirectory() as exact:
                 shutil.copytree(folder, exact, dirs_exist_ok=True)
@@ -76,6 +76,6 @@ def _megabytes(folder: Path) -> str:
 
 
 def _say_price(exact: Path, folder: Path, photos: Path) -> None:
-    from captioner.export.price import measure_price
+    from captioner_serving.export.price import measure_price
 
     print(f"captioner: {measure_price(exact, folder, photos)}", file=sys.stderr)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from captioner import predictor
 from captioner.cli import main
-from captioner.decoding import reader
 from captioner.drawing.saving import save_animation, save_image
 from captioner.errors import ConfigError
 from captioner.verbs.caption import plan_pictures
+from captioner.vision.image import open_image
 
 
 @pytest.fixture(autouse=True)
@@ -99,18 +100,17 @@ def test_all_pictures_of_a_photo_open_it_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     opened: list[object] = []
-    decode = reader.decode
 
-    def counting(*photo: Any, **options: Any) -> object:
-        opened.append(options["longest"])
-        return decode(*photo, **options)
+    def counting(*photo: Any, **options: Any) -> Image.Image:
+        opened.append(options.get("at_least"))
+        return open_image(*photo, **options)
 
-    monkeypatch.setattr(reader, "decode", counting)
+    monkeypatch.setattr(predictor, "open_image", counting)
     pictures = ("--sheet", "new/{name}/s.png", "--overlay", "o.png", "--animation", "a.gif")
     monkeypatch.chdir(photo.parent)
-    command = ["caption", str(photo), "--checkpoint", str(tiny_file), "--in-process"]
+    command = ["caption", str(photo), "--checkpoint", str(tiny_file)]
     assert main([*command, *pictures]) == 0
-    assert [longest is None for longest in opened] == [True, False]  # a square, then whole
+    assert [at_least is None for at_least in opened] == [False, True]  # a square, then whole
     assert Path("new/photo/s.png").is_file() and Path("o.png").is_file() and Path("a.gif").is_file()
     assert main([*command, "--sheet", "photo.jpg/{name}/s.png"]) == 1
     assert "photo.jpg/photo cannot be written" in capsys.readouterr().err

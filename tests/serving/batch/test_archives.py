@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 from captioner import Captioner, ImageNotFoundError
-from captioner.decoding.decoded import Decoded
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.engine import LocalEngine
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, MemoryPhoto, Photo
+from captioner_serving.decoding.decoded import Decoded
 from tests.benchmarks.fuzz_archives import fuzz
 from tests.serving.batch.conftest import draw
 
@@ -234,7 +234,7 @@ def test_large_members_of_a_small_archive_do_not_pile_up(
     tiny: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Photos with zeros behind them, and zeros that are no photos: 60 MB of them."""
-    monkeypatch.setattr("captioner.decoding.reader._CARRIED", 1 << 22)
+    monkeypatch.setattr("captioner_serving.decoding.reader._CARRIED", 1 << 22)
     path, each = tmp_path / "a.tar.gz", 3_000_000
     with gzip.open(path, "wb", compresslevel=1) as file:
         for number in range(10):

@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 
 from captioner import Captioner
-from captioner.familiarity import Familiarity, pool
 from captioner.files import digest
-from captioner.trust import digest_weights, trust_file
+from captioner.trust.familiarity import Familiarity, pool
+from captioner.trust.trust import digest_weights, trust_file
 from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch import progress as module
 from captioner_serving.batch.config import Shard

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from captioner import Captioner, ImageNotFoundError
-from captioner.decoding.reader import Reader
 from captioner_serving.batch import caption_batch
 from captioner_serving.batch.inputs import links, networks
 from captioner_serving.batch.inputs.links import RemotePhoto
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
+from captioner_serving.decoding.reader import Reader
 from tests.serving.batch.conftest import Photos
 from tests.serving.batch.test_sources import make_tar, names
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(saved_tiny: Path, folder: Path) -> Iterator[Callable[..., Any]]:
     """Ask something of a server that takes all but addresses."""
     config = ServerConfig(mcp=True, mcp_folder=folder, max_upload=200_000)
-    captioner = Captioner.from_pretrained(saved_tiny, in_process=True)
+    captioner = Captioner.from_pretrained(saved_tiny)
     with serving(captioner, config, tokens={"desk": TOKEN}) as url:
 
         async def ask(work: Callable[[mcp.ClientSession], Coroutine[Any, Any, Any]]) -> Any:

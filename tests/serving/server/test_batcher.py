@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.decoding.decoded import EncodedPhoto
 from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
+from captioner_serving.decoding.decoded import EncodedPhoto
 from captioner_serving.server.batcher import Batcher, Order
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.metrics import Metrics

@@ -40,7 +40,7 @@ def shared(saved_tiny: Path) -> Iterator[str]:
     """A server that another site may call, with a password and a token, and that fetches photos."""
     config = ServerConfig(allowed_origins=(SITE,), allow_urls=True)
     secret = Credentials(user="ann", password="secret")
-    captioner = Captioner.from_pretrained(saved_tiny, in_process=True)
+    captioner = Captioner.from_pretrained(saved_tiny)
     with serving(captioner, config, credentials=secret, tokens={"shop": TOKEN}) as url:
         yield url
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from captioner.consensus import Consensus
+from captioner.trust.consensus import Consensus
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.consensus import fit_consensus

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from captioner.checkpoint import load_checkpoint, read_header
-from captioner.trust import digest_weights, trust_file
+from captioner.trust.trust import digest_weights, trust_file
 from captioner_training.evaluation.report import ImageRow, beside, compare_reports
 from captioner_training.pages.figures import Part
 from captioner_training.pages.gallery import Gallery

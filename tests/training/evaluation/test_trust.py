@@ -10,7 +10,7 @@ import torch
 
 from captioner.errors import DataError
 from captioner.generation.hypothesis import Hypothesis
-from captioner.trust import Judgement
+from captioner.trust.trust import Judgement
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.bootstrap import ranking_table

@@ -1,4 +1,4 @@
-"""Learning what people would say of a photo; see captioner.consensus."""
+"""Learning what people would say of a photo; see captioner.trust.consensus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioner.consensus import ORDERS, Consensus, NGram, n_grams
+from captioner.trust.consensus import ORDERS, Consensus, NGram, n_grams
 from captioner.vocabulary import UNK, Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.ridge import Ridge, fewest_photos
@@ -30,7 +30,7 @@ def fit_consensus(
     """Learn what people would say of a photo; None where they say nothing twice.
 
     Args:
-        pooled: (N, D + 1), the grids of training photos; see captioner.familiarity.pool.
+        pooled: (N, D + 1), the grids of training photos; see captioner.trust.familiarity.pool.
         images: these photos with their references.
         vocabulary: of the model.
     """

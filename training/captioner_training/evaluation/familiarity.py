@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from captioner.errors import DataError, ImageError
-from captioner.familiarity import pool
 from captioner.predictor import Captioner
+from captioner.trust.familiarity import pool
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import make_split_loader
 
@@ -21,7 +21,7 @@ _BATCH = 32  # photos that are encoded at once
 
 
 def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDArray[np.float32]:
-    """Encode photos and pool their grids: (N, D + 1), see captioner.familiarity.pool."""
+    """Encode photos and pool their grids: (N, D + 1), see captioner.trust.familiarity.pool."""
     loader = make_split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
         pool(captioner.encode(pixels).features)

@@ -14,7 +14,7 @@ from captioner.errors import CaptionerError, ConfigError, DataError, OutputError
 from captioner.files import identity, refuse_input, writing
 from captioner.paths import bundled_checkpoint, there_is_no
 from captioner.predictor import Captioner
-from captioner.trust import trust_file
+from captioner.trust.trust import trust_file
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import tokenize
 from captioner_training.data.images import CaptionedImage

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from captioner.consensus import n_grams
 from captioner.errors import CaptionerError
-from captioner.familiarity import pool
 from captioner.predictor import Captioner
-from captioner.trust import Judgement
+from captioner.trust.consensus import n_grams
+from captioner.trust.familiarity import pool
+from captioner.trust.trust import Judgement
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import CaptionedImage
@@ -263,7 +263,7 @@ class CaptionedSplit:
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """The pooled grids (N, D + 1) of the images; see captioner.familiarity.pool."""
+        """The pooled grids (N, D + 1) of the images; see captioner.trust.familiarity.pool."""
         return np.concatenate(self._pooled)
 
     @cached_property

@@ -40,7 +40,7 @@ class Ridge(NamedTuple):
         """Learn targets (N, T) from pooled grids (N, D + 1).
 
         Args:
-            pooled: see captioner.familiarity.pool.
+            pooled: see captioner.trust.familiarity.pool.
             targets: of the photos.
             references: how many each photo has: with more of them it says more.
             strength: of the pull towards 0, a photo, for features of width 1.

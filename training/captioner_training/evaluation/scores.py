@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from captioner.consensus import n_grams
 from captioner.errors import CaptionerError
+from captioner.trust.consensus import n_grams
 from captioner.vocabulary import Tokenizer
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
 from captioner_training.evaluation.captioned import Captioned

@@ -9,10 +9,10 @@ import torch
 from tqdm import tqdm
 
 from captioner.checkpoint import Checkpoint
-from captioner.consensus import Consensus
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import CaptionModel
+from captioner.trust.consensus import Consensus
 from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary

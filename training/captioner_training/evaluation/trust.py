@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from captioner.consensus import Consensus
 from captioner.errors import DataError
-from captioner.familiarity import Familiarity
-from captioner.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
+from captioner.trust.consensus import Consensus
+from captioner.trust.familiarity import Familiarity
+from captioner.trust.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, mean_table, ranking_table, summary
@@ -57,7 +57,7 @@ def fit_sight(
     """Learn how often people say words of a photo.
 
     Args:
-        pooled: (N, D + 1), the grids of training photos; see captioner.familiarity.pool.
+        pooled: (N, D + 1), the grids of training photos; see captioner.trust.familiarity.pool.
         images: these photos with their references.
         vocabulary: of the model; words that stand for one another have a kind each, and are sought
             together.

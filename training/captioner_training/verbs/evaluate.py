@@ -206,7 +206,7 @@ def _save(arguments: argparse.Namespace, made: CaptionedSplit) -> str:
     """Copy the checkpoint with its scores here and what is known of it; give the path."""
     from captioner.checkpoint import copy_checkpoint
     from captioner.paths import bundled_checkpoint, checkpoint_file
-    from captioner.trust import trust_file
+    from captioner.trust.trust import trust_file
 
     source, target = checkpoint_file(arguments.checkpoint or bundled_checkpoint()), arguments.save
     version = arguments.version or made.captioner.version

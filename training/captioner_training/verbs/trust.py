@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Encode photos, caption those of validation, and write what is learned of them."""
     from captioner.checkpoint import load_checkpoint
     from captioner.predictor import Captioner
-    from captioner.trust import trust_file
+    from captioner.trust.trust import trust_file
     from captioner_training.conclusion import write_trust
     from captioner_training.evaluation.trust import FEWEST_PHOTOS
 

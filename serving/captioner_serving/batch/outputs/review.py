@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from captioner.errors import OutputError
-from captioner.familiarity import UNFAMILIAR
 from captioner.files import replace_file
+from captioner.trust.familiarity import UNFAMILIAR
 
 __all__ = ["sort_review"]
 

@@ -1,4 +1,4 @@
-// Which sentence the people who describe a photo would most agree with, as captioner/consensus.py has it.
+// Which sentence the people who describe a photo would most agree with, as captioner/trust/consensus.py has it.
 const ORDERS = [1, 2];
 
 export class Consensus {

@@ -21,10 +21,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from captioner.decoding import child
-from captioner.decoding.child import READY, Limits, Line
-from captioner.decoding.decoded import Decoded, Readable
-from captioner.decoding.turns import Budget
 from captioner.errors import (
     CaptionerError,
     ImageError,
@@ -33,6 +29,10 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.vision.transform import TransformConfig
+from captioner_serving.decoding import child
+from captioner_serving.decoding.child import READY, Limits, Line
+from captioner_serving.decoding.decoded import Decoded, Readable
+from captioner_serving.decoding.turns import Budget
 
 __all__ = ["DecodeProcess", "closed_error"]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from captioner.checkpoint import Checkpoint, load_checkpoint
-from captioner.consensus import Consensus
 from captioner.drawing.tables import drawing_tables
 from captioner.errors import ConfigError
-from captioner.export.graphs import Graphs, export_graphs
 from captioner.files import writing
 from captioner.paths import expanded
-from captioner.trust import Trust
+from captioner.trust.consensus import Consensus
+from captioner.trust.trust import Trust
+from captioner_serving.export.graphs import Graphs, export_graphs
 
 __all__ = ["new_folder", "write_folder"]
 

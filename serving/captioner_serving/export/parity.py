@@ -39,9 +39,7 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
 
     Raises OutputError: they differ; the error names the picture and both sentences.
     """
-    captioner = Captioner.from_pretrained(
-        checkpoint, device="cpu", dtype="float32", in_process=True
-    )
+    captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
     exported = load_app(folder).Captioner(folder)
     pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
     pictures |= dict(drawn_scenes())

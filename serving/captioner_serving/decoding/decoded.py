@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from PIL import Image
 
 from captioner import errors
 from captioner.files import digest
 from captioner.vision.image import MAX_PIXELS, open_image
+from captioner.vision.prepared import PreparedImage
 from captioner.vision.transform import Box, Transform, TransformConfig
 
 __all__ = ["Decoded", "EncodedPhoto", "Readable", "decode"]
@@ -103,6 +105,16 @@ class Decoded(NamedTuple):
             kind = _KINDS.get(self.error["type"], errors.ImageError)
             is_image = issubclass(kind, errors.ImageError)
             raise (kind if is_image else errors.ImageError)(self.error["detail"])
+
+    def prepared(
+        self, *, image: str | None = None, open_photo: Callable[[], Image.Image] | None = None
+    ) -> PreparedImage:
+        """Give the square to `Captioner.caption_prepared`; arguments as for PreparedImage."""
+        # A bytearray, since torch warns about memory that it may not write to.
+        flat = np.frombuffer(bytearray(self.pixels), np.uint8)
+        pixels = flat.reshape(self.shape[1], self.shape[0], 3).transpose(2, 0, 1)
+        whole = {} if open_photo is None else {"open_photo": open_photo}
+        return PreparedImage(image=image, pixels=pixels, box=self.box, **whole)
 
     def picture(self) -> Image.Image:
         """Give the pixels as a picture, or raise the error as `check` does."""

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from PIL import AvifImagePlugin
 
-from captioner.decoding.decoded import decode
 from captioner.vision.transform import TransformConfig
+from captioner_serving.decoding.decoded import decode
 
 __all__ = ["READY", "Limits", "Line", "serve"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from time import perf_counter
 
 from captioner.errors import DataError
-from captioner.export.parity import load_app
 from captioner.vision.header import IMAGE_SUFFIXES
+from captioner_serving.export.parity import load_app
 
 __all__ = ["measure_price"]
 

@@ -7,9 +7,9 @@ a second look, which does not depend on the sentence: a ridge regression from th
 photo's grid. A caption is right where all such words are; the product of their trusts tells that.
 
 The numbers are in a file beside the checkpoint, CHECKPOINT.trust.safetensors, which `captioner
-trust` writes, with what the training photos are like (captioner.familiarity). It is of these very
-weights, and holds what chooses among sentences too (captioner.consensus). Without it, nothing is
-said of trust, and the likeliest sentence is said.
+trust` writes, with the statistics of captioner.trust.familiarity and captioner.trust.consensus. It
+belongs to exactly these weights. Without it captions have no trust, and a beam's most probable
+sentence is chosen.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from captioner.consensus import Consensus
 from captioner.errors import CheckpointFormatError
-from captioner.familiarity import UNFAMILIAR, Familiarity
 from captioner.files import HEADER_KEY, replace_file
 from captioner.paths import checkpoint_file
+from captioner.trust.consensus import Consensus
+from captioner.trust.familiarity import UNFAMILIAR, Familiarity
 
 if TYPE_CHECKING:
     from captioner.generation.hypothesis import Hypothesis

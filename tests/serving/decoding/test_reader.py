@@ -1,4 +1,4 @@
-"""How Captioner opens files: in a process of its own, with limits."""
+"""How server and batch open files: in processes of their own, with limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -15,66 +14,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageChops
+from PIL import Image
 
-from captioner import (
-    Captioner,
-    ImageError,
-    ImageNotFoundError,
-    ImageTooLargeError,
-)
-from captioner.decoding.decoded import Decoded, EncodedPhoto
-from captioner.decoding.prepared import PreparedImage
-from captioner.decoding.reader import Reader
+from captioner import Captioner, ImageError, ImageNotFoundError
 from captioner.vision.image import open_image
-from captioner.vision.transform import Box
+from captioner.vision.transform import Box, TransformConfig
+from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
+from captioner_serving.decoding.reader import Reader
 from tests.captioner import bombs
-from tests.launcher import Run, environment
+from tests.launcher import environment
 from tests.process_tree import children
 
 
-def test_what_is_open_already_starts_no_process_and_files_start_one(
-    saved_tiny: Path, photo: Path
-) -> None:
-    captioner = Captioner.from_pretrained(saved_tiny)
+def test_a_killed_process_is_replaced_and_ends_with_its_reader(photo: Path) -> None:
     before = set(children(os.getpid()))
-    with Image.open(photo) as image:
-        captioner.caption([image, np.asarray(image)])
-    assert set(children(os.getpid())) == before
-    captioner.caption([photo, photo.read_bytes(), io.BytesIO(photo.read_bytes())])
+    reader = Reader(TransformConfig(size=32))
+    assert reader.read(photo).size == (120, 80)
     (process,) = set(children(os.getpid())) - before
     os.kill(process, signal.SIGKILL)
-    assert captioner.caption(photo).text  # another takes its place
-    del captioner
+    assert reader.read(photo).size == (120, 80)
+    del reader
     gc.collect()
     assert set(children(os.getpid())) == before
 
 
-def test_a_photo_has_a_limit_of_time(saved_tiny: Path, tmp_path: Path, run_main: Run) -> None:
-    large = tmp_path / "large.png"
-    Image.new("RGB", (4000, 4000)).save(large)
-    said = f"{large} takes more than 0.001 s to decode: export it again, smaller"
-    with pytest.raises(ImageTooLargeError, match=re.escape(said)):
-        Captioner.from_pretrained(saved_tiny, seconds=1e-3).caption(large)
-    done = run_main("caption", large, "--checkpoint", saved_tiny, "--seconds", "0.001")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"captioner: {said}\n")
-
-
-def test_in_this_process_it_is_the_same(
-    saved_tiny: Path, captioner: Captioner, photo: Path
-) -> None:
-    here = Captioner.from_pretrained(saved_tiny, in_process=True)
-    before = set(children(os.getpid()))
-    ours, theirs = here.caption(photo), captioner.caption(photo)
-    assert ours.record(attention=True) == theirs.record(attention=True)
-    assert not ImageChops.difference(ours.open_photo(), theirs.open_photo()).getbbox()
-    assert len(set(children(os.getpid())) - before) <= 1
+def test_errors_are_those_of_the_library(captioner: Captioner, photo: Path) -> None:
     bad = photo.with_name("bad.jpg")
-    for data in (photo.read_bytes()[:300], b"", b"text", bombs.comments()):
-        bad.write_bytes(data)
-        said = [one.caption([bad], errors="return")[0] for one in (here, captioner)]
-        assert isinstance(said[0], ImageError)
-        assert said[0].record() == said[1].record()
+    with Reader(captioner.transform.config) as reader:
+        for data in (photo.read_bytes()[:300], b"", b"text", bombs.comments()):
+            bad.write_bytes(data)
+            (error,) = captioner.caption([bad], errors="return")
+            assert isinstance(error, ImageError)
+            assert reader.submit(EncodedPhoto(str(bad), data)).result().error == error.record()
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
@@ -90,7 +61,7 @@ def test_every_door_has_the_same_square(format: str, captioner: Captioner, tmp_p
         sources = (path, str(path), data, io.BytesIO(data), opened, loaded, opened)
         squares = [captioner.prepare(source) for source in sources]
     with Reader(captioner.transform.config, quick=1) as reader:  # as server and batch
-        squares.append(PreparedImage.of(reader.submit(EncodedPhoto("", data)).result()))
+        squares.append(reader.submit(EncodedPhoto("", data)).result().prepared())
     assert all(
         np.array_equal(one.pixels, squares[0].pixels) and one.box == squares[0].box
         for one in squares
@@ -117,18 +88,19 @@ def test_pictures_outlive_the_captioner(saved_tiny: Path, photo: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-def test_a_fork_has_a_process_of_its_own(captioner: Captioner, photo: Path) -> None:
-    assert captioner.prepare(photo).box == Box(0, 0, 1, 1)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if captioner.prepare(photo).pixels.any() else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert captioner.prepare(photo).pixels.any()
+def test_a_fork_has_a_process_of_its_own(photo: Path) -> None:
+    with Reader(TransformConfig(size=32)) as reader:
+        assert reader.read(photo).size == (120, 80)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if any(reader.read(photo).pixels) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert any(reader.read(photo).pixels)
 
 
 SCRIPT = """
 import os, sys, time
-from captioner.decoding.reader import Reader
+from captioner_serving.decoding.reader import Reader
 from captioner.vision.transform import TransformConfig
 reader = Reader(TransformConfig(size=32))
 reader.read(sys.argv[1])
@@ -175,6 +147,6 @@ def test_a_photo_that_was_not_kept_is_no_file_of_that_name(
     photo.rename("the image")
     square = captioner.transform.square(open_image("the image"))
     decoded = Decoded(b"", (120, 80), square.tobytes(), square.size, Box(0, 0, 1, 1))
-    (caption,) = captioner.caption_prepared([PreparedImage.of(decoded, image="the image")])
+    (caption,) = captioner.caption_prepared([decoded.prepared(image="the image")])
     with pytest.raises(ImageNotFoundError, match="not kept"):
         caption.overlay(1)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from captioner.export.graphs import quietly
 from captioner.paths import sample_photos
+from captioner_serving.export.graphs import quietly
 
 __all__ = ["quantize"]
 
@@ -73,7 +73,7 @@ class _Squares:
     """Squares for the calibration: corners and, mirrored, middles of the sample photos."""
 
     def __init__(self, folder: Path) -> None:
-        from captioner.export.parity import load_app
+        from captioner_serving.export.parity import load_app
 
         self.app = load_app(folder).Captioner(folder)
         self.left = self._all()

@@ -20,12 +20,12 @@ import pytest
 from PIL import Image
 
 from captioner import CaptionerError, ImageFormatError, ImageTooLargeError
-from captioner.decoding.child import Line
-from captioner.decoding.decoded import Decoded, EncodedPhoto
-from captioner.decoding.reader import Reader
-from captioner.decoding.turns import Budget
 from captioner.vision.image import open_image
 from captioner.vision.transform import Transform, TransformConfig
+from captioner_serving.decoding.child import Line
+from captioner_serving.decoding.decoded import Decoded, EncodedPhoto
+from captioner_serving.decoding.reader import Reader
+from captioner_serving.decoding.turns import Budget
 from tests.process_tree import children
 
 SMALL = TransformConfig(mode="crop", size=96)
@@ -117,7 +117,7 @@ def reader() -> Iterator[Reader]:
 @pytest.fixture
 def real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes as users have them, in place of forks."""
-    monkeypatch.setattr("captioner.decoding.process.subprocess", subprocess)
+    monkeypatch.setattr("captioner_serving.decoding.process.subprocess", subprocess)
 
 
 def error_of(future: Future[Decoded]) -> str:
@@ -187,7 +187,7 @@ def test_a_crash_is_tried_once_more_before_the_photo_is_blamed(
 def test_a_kill_for_want_of_memory_blames_no_photo(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("captioner.decoding.process.time.sleep", lambda _: None)
+    monkeypatch.setattr("captioner_serving.decoding.process.time.sleep", lambda _: None)
     future = reader.submit(Act("victim.jpg", b"kill %d" % signal.SIGKILL))
     with pytest.raises(CaptionerError, match="memory is short"):
         future.result(timeout=300)
@@ -238,7 +238,7 @@ def test_large_photos_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPa
                 yield
                 under_way.pop()
 
-    monkeypatch.setattr("captioner.decoding.reader.Budget", Watched)
+    monkeypatch.setattr("captioner_serving.decoding.reader.Budget", Watched)
     with Reader(SMALL, workers=3, budget=7_000_000) as reader:
         futures = [reader.submit(EncodedPhoto(str(number), data)) for number in range(9)]
         assert all(future.result(timeout=300).error is None for future in futures)

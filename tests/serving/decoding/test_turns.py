@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from captioner.decoding import turns
-from captioner.decoding.turns import FairThreads, Turns
+from captioner_serving.decoding import turns
+from captioner_serving.decoding.turns import FairThreads, Turns
 
 
 def put_all(queue: Turns[str], **clients: int) -> None:

@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from captioner.closing import Closing
-from captioner.decoding.child import Limits
-from captioner.decoding.decoded import Decoded, EncodedPhoto, Readable, decode
-from captioner.decoding.process import DecodeProcess, closed_error
-from captioner.decoding.turns import Budget, FairThreads
 from captioner.errors import ConfigError
 from captioner.vision.header import is_ordinary
 from captioner.vision.image import MAX_PIXELS, FileSource, image_bytes, source_name
 from captioner.vision.transform import TransformConfig
+from captioner_serving.decoding.child import Limits
+from captioner_serving.decoding.decoded import Decoded, EncodedPhoto, Readable, decode
+from captioner_serving.decoding.process import DecodeProcess, closed_error
+from captioner_serving.decoding.turns import Budget, FairThreads
 
 __all__ = ["SECONDS", "Reader"]
 
