@@ -42,6 +42,7 @@ from captioner_training.data.dataset import Batch, collate
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
+from captioner_training.evaluation.split import validate
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.optimizer import build_optimizer
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
@@ -224,7 +225,7 @@ def epoch(folder: Path, kind: str) -> dict[str, float]:
     }
     out = Path(tempfile.mkdtemp(dir=folder))
     with contextlib.redirect_stderr(io.StringIO()):
-        train(load_recipe("coco-fast", fields), out=out, processes=PROCESS)
+        train(load_recipe("coco-fast", fields), out=out, processes=PROCESS, validate=validate)
     records = map(json.loads, (out / "log.jsonl").read_text().splitlines())
     timing: dict[str, float] = next(one["timing"] for one in records if one["event"] == "epoch")
     return timing

@@ -13,6 +13,7 @@ from PIL import Image
 
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
+from captioner_training.evaluation.split import validate
 from captioner_training.recipe_file import load_recipe
 from captioner_training.train import train
 
@@ -68,7 +69,13 @@ def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields:
     """Run a recipe, or go on with it, in this process; dots in fields' names are "__"."""
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
-    train(load_recipe(str(recipe), named), out=out, processes=processes, shared=shared)
+    train(
+        load_recipe(str(recipe), named),
+        out=out,
+        processes=processes,
+        validate=validate,
+        shared=shared,
+    )
 
 
 def records(out: Path) -> list[dict[str, Any]]:

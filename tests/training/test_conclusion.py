@@ -21,10 +21,11 @@ from captioner.errors import DataError, OutputError
 from captioner.trust.trust import digest_weights, trust_file
 from captioner.vocabulary import Vocabulary
 from captioner_training import conclusion, state
+from captioner_training.data.captioned import Captioned
+from captioner_training.data.corpus import new_word_nats
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_dataset
-from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.gain import new_word_nats, told
+from captioner_training.evaluation.gain import told
 from captioner_training.recipe_file import load_recipe
 from captioner_training.state import RunFolder
 from tests.conftest import make_consensus, make_tiny, make_trust

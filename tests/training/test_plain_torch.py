@@ -25,6 +25,7 @@ from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary
 from captioner_training.distributed import Processes
+from captioner_training.evaluation.split import validate
 from captioner_training.losses import objective
 from captioner_training.recipe import DataConfig, Recipe, Stage
 from captioner_training.train import train
@@ -119,7 +120,7 @@ def recipe(place: Path) -> Recipe:
 def test_a_run_is_its_steps_in_plain_torch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objective, "_AT_ONCE", 5)  # of 22 targets
     out, begin = place / "run", load_checkpoint(place / "begin.safetensors").model.double()
-    train(recipe(place), out=out, processes=CPU)
+    train(recipe(place), out=out, processes=CPU, validate=validate)
     wanted = in_plain_torch(begin, *(read_split(place / "data", name) for name in CAPTIONS))
     log = records(out)
     steps = [one for one in log if one["event"] == "step"]

@@ -41,13 +41,13 @@ def test_fields_can_be_set_anew() -> None:
     overrides = {
         "seed": "7", "stages.1.epochs": "1", "stages.1.learning_rate": "1e-3",
         "decoder.dropout": ".5", "generation.consensus": "false", "weights": "null",
-        "data.boxes": "[a.json, b.json]",
+        "data.train": "[a, b]",
     }  # fmt: skip
     recipe = load_recipe("own", overrides)
     stage = recipe.stages[0]
     assert (recipe.seed, stage.epochs, stage.learning_rate) == (7, 1, 1e-3)
     assert (recipe.decoder.dropout, recipe.generation.consensus) == (0.5, False)
-    assert recipe.weights is None and recipe.data.boxes == ("a.json", "b.json")
+    assert recipe.weights is None and recipe.data.train == ("a", "b")
 
 
 @pytest.mark.parametrize("name", ["pd #2", "2024-05-01", "on", "1e5", "a: b"])
@@ -104,16 +104,6 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
             "scheduled_sampling has no effect in a self-critical stage",
         ),
         ({"stages.1.self_critical.samples": "1"}, "samples 1 is too few for the baseline mean"),
-        ({"stages.1.attention_supervision": "1"}, "needs data.boxes"),
-        (
-            {"stages.1.attention_supervision": "1", "stages.1.fine_tune_from": "4",
-             "stages.1.flip": "true", "data.boxes": "[b]"},
-            "boxes do not move",
-        ),
-        (
-            {"stages.1.attention_supervision": "1", "stages.1.self_critical": "{}"},
-            "draws whole captions",
-        ),
         ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
         ({"stages.1.attention_entropy": "nan"}, "stages.1.attention_entropy: "),
         ({"data": "{scenes: {}, styles: true}"}, "data.styles has no effect on scenes"),
@@ -133,11 +123,6 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         (
             {"data": "{root: /any, train: [.], validation: [v], styles: true, any_style: 0.5}"},
             "a training set has that name",
-        ),
-        ({"encoder_share": "0.4"}, "encoder_share has no effect without weights"),
-        (
-            {"encoder_share": "0.4", "weights": "bundled", "encoder_weights": "random"},
-            "name another pretrained one",
         ),
     ],
 )  # fmt: skip

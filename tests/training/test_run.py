@@ -151,7 +151,6 @@ def test_only_files_of_the_run_are_removed(run_main: Run, place: Path, tmp_path:
         ((*OBJECTIVE, "{{nonesuch:Class: 1}}"), 2, "cannot be imported"),
         ((*OBJECTIVE, f"{{{{{__name__}:Weighed: x}}}}"), 2, "'x' does not fit"),
         ((*OBJECTIVE, "{{json:loads: 1}}"), 2, "is no subclass of Objective"),
-        (("--data.boxes", "[{broken}]", "--stages.2.attention_supervision", 1), 1, "list images"),
         (("--data.root", "nowhere"), 1, "there is no folder nowhere"),
         (("--data.minimum_count", 1000), 1, "no word occurs 1000 times"),
         (("--device", "tpu"), 1, "tpu"),

@@ -230,5 +230,5 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
         assert len(epoch) == 80
         assert 15 <= sum(start == usual for start in epoch.values()) <= 45  # of 120: 30 +- 4.7
         for position, start in epoch.items():
-            assert start in (usual, corpus.learned(recipe.stages[0]).starts[position])
+            assert start in (usual, corpus.learned.starts[position])
     assert {image.style for image in corpus.validation} == {""}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from captioner import ConfigError
 from captioner.checkpoint import load_checkpoint
@@ -160,24 +159,6 @@ def test_weights_follow_their_words(recipe: Path, tiny_file: Path) -> None:
     theirs = source.model.decoder.embedding.weight[source.vocabulary.encode(["dog", "a"])]
     ours = model.decoder.embedding.weight[vocabulary.encode(["dog", "a"])]
     assert torch.equal(theirs, ours)
-
-
-def test_a_share_of_an_encoder_is_taken_over(recipe: Path, tiny_file: Path, tmp_path: Path) -> None:
-    """The rest of it is the pretrained one's, whole numbers and decoder apart."""
-    source = load_checkpoint(tiny_file)
-    pretrained = tmp_path / "stages.safetensors"
-    stages = {
-        name.removeprefix("encoder.stages."): tensor + 1 if tensor.is_floating_point() else tensor
-        for name, tensor in source.model.state_dict().items()
-        if name.startswith("encoder.stages.")
-    }
-    save_file(stages, pretrained)
-    share = {"encoder_share": "0.4", "encoder_weights": str(pretrained)}
-    loaded = load_recipe(str(recipe), {**TINY, **share, "weights": str(tiny_file)})
-    mixed = built(loaded, source.vocabulary, source).state_dict()
-    for name, tensor in source.model.state_dict().items():
-        moved = 0.6 if name.startswith("encoder.") and tensor.is_floating_point() else 0.0
-        assert torch.allclose(mixed[name].float(), tensor.float() + moved, atol=1e-5), name
 
 
 class Bare(torch.nn.Module):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -60,14 +59,13 @@ def _differences(recipe: Recipe, origin: Checkpoint) -> Iterator[str]:
 
 
 def load_encoder(recipe: Recipe) -> Encoder:
-    """Make the encoder of a recipe, pretrained unless all of it comes from a checkpoint.
+    """Make the encoder of a recipe, pretrained unless it comes from a checkpoint.
 
     Raises:
         CheckpointError: its weights are missing, or are another encoder's.
         ConfigError: it cannot be built, has no pretrained weights, or too few stages.
     """
-    pretrained = recipe.weights is None or recipe.encoder_share < 1
-    start = recipe.encoder_weights if pretrained else "random"
+    start = recipe.encoder_weights if recipe.weights is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     for number, stage in enumerate(recipe.stages, start=1):
         if (stage.fine_tune_from or 0) >= len(encoder.stages):
@@ -122,13 +120,11 @@ def build_model(
             f"decoder.hidden_dim, or whatever else of it is large ({error})"
         ) from error
     if origin is not None:
-        _take_over(model, vocabulary, origin, encoder_share=recipe.encoder_share)
+        _take_over(model, vocabulary, origin)
     return model
 
 
-def _take_over(
-    model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint, *, encoder_share: float
-) -> None:
+def _take_over(model: CaptionModel, vocabulary: Vocabulary, origin: Checkpoint) -> None:
     """Take over a checkpoint's weights; what belongs to a word follows the word."""
     given = origin.model.state_dict()
     known = [word for word in vocabulary.words if word in origin.vocabulary]
@@ -145,9 +141,6 @@ def _take_over(
         for style in set(vocabulary.styles or ("",)) - set(origin.vocabulary.styles):
             tensor[vocabulary.start(style)] = given[name][origin.vocabulary.start()]
         given[name] = tensor
-    for name, tensor in fresh.items() if encoder_share < 1 else ():
-        if name.startswith("encoder.") and tensor.is_floating_point():
-            given[name] = torch.lerp(tensor, given[name].to(tensor.dtype), encoder_share)
     model.load_state_dict(given)
 
 

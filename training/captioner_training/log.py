@@ -20,12 +20,11 @@ from captioner.closing import Closing
 from captioner.device import best_dtype, find_dtype
 from captioner.files import writing
 from captioner.vocabulary import PAD
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captioned import Captioned
+from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes, end_silently
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.losses.objective import Objective
-from captioner_training.prepare.listing import OTHER_LANGUAGE, unknown_share
 from captioner_training.recipe import Recipe
 from captioner_training.state import Progress, StageState, TrainState, diverged
 

@@ -32,7 +32,6 @@ __all__ = [
     "SelfCritical",
     "Source",
     "Stage",
-    "Text",
     "resolve",
 ]
 
@@ -61,16 +60,6 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
-class Text:
-    """Captions without photos, below DataConfig.root."""
-
-    file: str
-    """A caption a line; .gz is unpacked."""
-    style: str = ""
-    """The style of its captions, where data.styles is set."""
-
-
-@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class ScenesConfig:
     """Drawn scenes in place of a data set: no download, and the right answer is known."""
 
@@ -91,11 +80,6 @@ class DataConfig:
     """As train; of a folder the split `val` is read."""
     scenes: ScenesConfig | None = None
     """Drawn scenes instead of train and validation."""
-    text: tuple[Text, ...] = ()
-    """Captions without photos, {file, style}: what a stage with text learns from."""
-    text_minimum_count: Positive = 20
-    """A word that is rarer than minimum_count beside photos is learned all the same where text and
-    captions have it this often. More than minimum_count: no photo shows what it looks like."""
     styles: bool = False
     """Whether the captions of each training set begin with a token of its own, by the name of its
     folder, so that one model holds the styles of all. The first is the usual one, any other is
@@ -104,9 +88,6 @@ class DataConfig:
     """With styles, the share of the images, drawn anew in every epoch, whose captions begin with
     the token of one more, `any`. It is learned from all sets, for photos of none of them, and is
     the usual style: without it a model has to be told whose captions it is to write."""
-    boxes: tuple[str, ...] = ()
-    """Boxes of objects in training images, files in COCO's instances format: what a stage with
-    attention_supervision learns from. Their ids are those of the captions."""
     minimum_count: Positive = 5
     """Rarer words become <unk>: too few examples to learn from."""
     maximum_length: Length = 22
@@ -130,7 +111,7 @@ class DataConfig:
         if not self.styles:
             if self.any_style > 0:
                 yield "data.any_style has no effect without data.styles: set it, or leave it out"
-            if any(one.style for one in sources) or any(one.style for one in self.text):
+            if any(one.style for one in sources):
                 yield "the style of a set has no effect without data.styles: set it"
             return
         if self.scenes is not None:
@@ -190,10 +171,6 @@ class Stage:
     """Of the decoder, at its peak."""
     encoder_learning_rate: NotNegative | None = None
     """Of what is trained of the encoder; null: 1e-4, for it knows images already."""
-    text: bool = False
-    """Learn the language first: from data.text and the training captions alone, with one cell in
-    place of a photo, the mean of the training photos' grids. Terms on the attention, which has no
-    choice, are left out. batch_size counts captions."""
     fine_tune_from: Annotated[int, Ge(0)] | None = None
     """The first encoder stage that is trained; null: it is frozen, and its grids are cached."""
     warmup: Annotated[int, Ge(0)] = 200
@@ -208,9 +185,6 @@ class Stage:
     """Weighs what asks the words to look at different cells; see losses/attention.py."""
     attention_entropy: NotNegative = 0.03
     """Weighs what asks every word to look at few cells; see losses/attention.py."""
-    attention_supervision: NotNegative = 0.0
-    """Weighs what asks words for an object to look at its boxes (data.boxes); see
-    losses/attention.py."""
     objectives: dict[str, Any] = field(default_factory=dict)
     """Objectives of one's own, each with its setting, such as its weight:
     `my_package.my_file:MyTerm`; see losses/objective.py."""
@@ -237,8 +211,6 @@ class Stage:
                     f"objectives {name!r}: name module:Class; those that are a field of the stage "
                     "are set there"
                 )
-        if self.text and (self.fine_tune_from is not None or self.self_critical is not None):
-            yield "a stage with text sees no photos: leave fine_tune_from and self_critical out"
         if self.fine_tune_from is None:
             set_in_vain = {
                 "flip": self.flip,
@@ -251,18 +223,11 @@ class Stage:
                     f"{', '.join(names)} has no effect in a stage whose encoder is frozen: set "
                     "fine_tune_from, or leave it out"
                 )
-        if self.attention_supervision > 0 and (self.flip or self.crop > 0 or self.size):
+        if self.self_critical is not None and self.scheduled_sampling > 0:
             yield (
-                "attention_supervision needs images as they are, since boxes do not move with "
-                "them: set flip false and crop 0, and leave size out"
+                "scheduled_sampling has no effect in a self-critical stage, which draws whole "
+                "captions: leave it out"
             )
-        if self.self_critical is not None:
-            for name in ("attention_supervision", "scheduled_sampling"):
-                if getattr(self, name) > 0:
-                    yield (
-                        f"{name} has no effect in a self-critical stage, which draws whole "
-                        "captions: leave it out"
-                    )
 
     @property
     def encoder_rate(self) -> float:
@@ -285,9 +250,6 @@ class Recipe:
     """A Captioner checkpoint to go on from (`bundled` or a path), decoder and words included; words
     of the data that it lacks are added. It takes the place of encoder_weights, and must have the
     recipe's architecture."""
-    encoder_share: Share = 1.0
-    """How much of the encoder of `weights` is taken over; the rest is encoder_weights' (a mean of
-    weights, Wortsman et al. 2022). Less than all forgets photos that it has learned by heart."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     transform: TransformConfig = field(default_factory=TransformConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -335,18 +297,10 @@ class Recipe:
                 "hand_on has no effect in the last stage: leave it out, and take last.safetensors, "
                 "which every run writes beside the best"
             )
-        if self.encoder_share < 1 and self.weights is None:
-            yield "encoder_share has no effect without weights to go on from: leave it out"
-        elif self.encoder_share < 1 and self.encoder_weights in ("random", self.weights):
-            yield "encoder_share takes the rest from encoder_weights: name another pretrained one"
         if not is_fit(self.name):
             yield f"name {self.name!a} has characters that steer a terminal: leave them out"
         if Path(self.name).name != self.name or self.name in ("", ".."):
             yield f"name {self.name!r} is no plain file name, such as a run's folder has: use one"
-        if not self.data.boxes and any(one.attention_supervision > 0 for one in self.stages):
-            yield "attention_supervision needs data.boxes: name files of boxes, or leave it out"
-        if bool(self.data.text) != any(one.text for one in self.stages):
-            yield "data.text and a stage with text: true need each other: set both, or neither"
         stride = self.encoder.stride
         sizes = {f"stages.{number}.size": one.size for number, one in enumerate(self.stages, 1)}
         if self.transform.size in sizes.values():

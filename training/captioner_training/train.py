@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -27,29 +28,52 @@ from captioner.device import best_dtype, find_dtype
 from captioner.errors import DataError, DeviceError, GenerationError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner_training.data.batches import StageBatches, stage_sampler
-from captioner_training.data.corpus import Corpus
+from captioner_training.data.captioned import Captioned
+from captioner_training.data.corpus import Corpus, new_word_nats
 from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
-from captioner_training.data.grids import CachedGrids, GridDataset, MeanDataset
+from captioner_training.data.grids import CachedGrids, GridDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes
-from captioner_training.evaluation.captioned import Captioned
-from captioner_training.evaluation.gain import new_word_nats
-from captioner_training.evaluation.split import validate
 from captioner_training.initialization import build_model, load_encoder, load_origin
 from captioner_training.interrupts import Interrupts
 from captioner_training.lock import locked
 from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import stage_objectives
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import DataConfig, Recipe
 from captioner_training.state import RunFolder, StageState, TrainState, diverged
 from captioner_training.step import TrainStep, autocast_of
 
-__all__ = ["train"]
+__all__ = ["Validate", "train"]
 
 
-def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | None = None) -> Path:
+class Validate(Protocol):
+    """Scores a checkpoint on the validation split; see evaluation.split.validate."""
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        images: Sequence[CaptionedImage],
+        data: DataConfig,
+        *,
+        autocast: torch.autocast,
+        processes: Processes,
+        boxes: Path | None = None,
+        grids: CachedGrids | None = None,
+        together: Callable[[], None] | None = None,
+    ) -> tuple[dict[str, float], list[Captioned]]:
+        """Return the scores, at least CIDEr and cross_entropy, and the captions."""
+
+
+def train(
+    recipe: Recipe,
+    *,
+    out: Path,
+    processes: Processes,
+    validate: Validate,
+    shared: Path | None = None,
+) -> Path:
     """Run a recipe, or go on with it, and return the path of the best checkpoint.
 
     Writes into `out`: best.safetensors (highest CIDEr on validation, of equal ones the lowest
@@ -68,7 +92,14 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
         fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
         # What would be refused hours later is refused here. The others find the main one's files.
         run = processes.main_first(
-            lambda: _begin(recipe, out=out, shared=shared or out, processes=processes, fast=fast)
+            lambda: _begin(
+                recipe,
+                out=out,
+                shared=shared or out,
+                processes=processes,
+                validate=validate,
+                fast=fast,
+            )
         )
         if run is not None:
             with _explained():
@@ -80,7 +111,7 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, shared: Path | Non
 
 
 def _begin(
-    recipe: Recipe, *, out: Path, shared: Path, processes: Processes, fast: bool
+    recipe: Recipe, *, out: Path, shared: Path, processes: Processes, validate: Validate, fast: bool
 ) -> Run | None:
     """Read and build all that a run needs; None where it is finished already."""
     folder = RunFolder(recipe, out, fast=fast)
@@ -119,6 +150,7 @@ def _begin(
     return Run(
         recipe=recipe, folder=folder, shared=shared, processes=processes, corpus=corpus,
         digest=digest, origin=origin, objectives=objectives, state=state, log=log,
+        validate=validate,
     )  # fmt: skip
 
 
@@ -144,6 +176,7 @@ class Run:
     objectives: Sequence[Mapping[str, Objective]]
     state: TrainState
     log: Log
+    validate: Validate
     interrupts: Interrupts = field(default_factory=Interrupts)
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -219,9 +252,6 @@ class Run:
         if stage.fine_tune_from is None:
             dataset = GridDataset(self._encode(corpus.train))
             grids = self._encode(corpus.validation)
-            if stage.text:
-                captions = len(corpus.learned(stage).captions)
-                dataset = MeanDataset(dataset.grids.mean(), captions)
         else:
             dataset = ImageDataset(
                 corpus.train,
@@ -249,7 +279,7 @@ class Run:
         """Score the model, which has the averaged weights, on the validation split."""
         drawn = self.recipe.data.scenes is not None
         try:
-            scores, captioned = validate(
+            scores, captioned = self.validate(
                 self._checkpoint(),
                 self.corpus.validation,
                 self.recipe.data,
@@ -290,7 +320,7 @@ class Run:
     def _score_origin(self, origin: Checkpoint) -> None:
         """Score the model that the run goes on from: until an epoch is better, it is the best."""
         origin.model.to(self.processes.device)
-        scores, _ = validate(
+        scores, _ = self.validate(
             replace(origin, generation=self.recipe.generation),
             self.corpus.validation,
             self.recipe.data,

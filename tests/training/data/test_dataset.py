@@ -157,17 +157,9 @@ def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder .*my photos$"):
         read_dataset(photos, split="train")
     photos.mkdir()
-    with pytest.raises(DataError, match=r"captioner prepare KIND \.\.\. --to DIR"):
+    with pytest.raises(DataError) as refusal:
         read_dataset(photos, split="train")
-    for name, command in (
-        ("1.jpg", f"folder '{photos}'"),
-        ("captions.csv", f"csv '{photos}/captions.csv' --images '{photos}'"),
-        ("captions.txt", f"flickr8k '{photos}'"),
-    ):
-        (photos / name).write_text("")
-        with pytest.raises(DataError) as refusal:
-            read_dataset(photos, split="train")
-        assert f"\n  captioner prepare {command} --to DIR\n" in str(refusal.value)
+    assert f"\n  captioner prepare folder '{photos}' --to DIR\n" in str(refusal.value)
     (photos / "captions_val.json").write_text("{}")
     with pytest.raises(DataError, match="has no split 'train'; it has val"):
         read_dataset(photos, split="train")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from captioner import DataError
 from captioner.vision.transform import Box, Transform, TransformConfig
+from captioner_training.data.captioned import Captioned
 from captioner_training.evaluation.boxes import box_coverage, check_boxes, read_boxes
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import (
     center_weighted_attention,
     mass_in_boxes,

@@ -16,9 +16,9 @@ from captioner.errors import GenerationError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.predictor import Captioner
 from captioner.vision.encoder import Grid
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation import split as split_module
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import (
     DeletionTest,
     summarize_content,

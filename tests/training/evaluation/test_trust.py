@@ -12,9 +12,9 @@ from captioner.errors import DataError
 from captioner.generation.hypothesis import Hypothesis
 from captioner.trust.trust import Judgement
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.bootstrap import ranking_table
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.content import right_words
 from captioner_training.evaluation.trust import (
     fit_logistic,

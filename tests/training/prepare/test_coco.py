@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_dataset
 from captioner_training.data.scenes import draw_scene
-from captioner_training.prepare.manifest import Manifest
 from tests.conftest import read_tree
 from tests.launcher import Run, start
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from captioner import DataError
+from captioner_training.data.manifest import Manifest
 from captioner_training.data.reading import read_coco, read_dataset
 from captioner_training.data.scenes import draw_scene
-from captioner_training.prepare.manifest import Manifest
 from tests.launcher import Run
 
 

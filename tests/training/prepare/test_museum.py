@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 from PIL import Image
 
-from captioner_training.prepare.manifest import Manifest
+from captioner_training.data.manifest import Manifest
 from tests.launcher import Run
 from tests.training.prepare.conftest import prepare
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner_training.prepare.manifest import Manifest
+from captioner_training.data.manifest import Manifest
 from tests.captioner.pictures import HEIC
 from tests.launcher import Run
 from tests.training.prepare.conftest import prepare

@@ -86,7 +86,7 @@ def stage_sampler(
     # Drawn captions have a length of their own: batches alike in the data's captions would only
     # pull the model towards long ones at one step and short ones at the next.
     alike = stage.self_critical is None
-    captions = corpus.learned(stage).captions
+    captions = corpus.learned.captions
     return BucketSampler(
         [(len(each), max(map(len, each))) if alike else (0, 0) for each in captions],
         batch_size=stage.batch_size,
@@ -110,7 +110,7 @@ class StageBatches:
     ) -> None:  # fmt: skip
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.dataset, self.device = dataset, processes.device
-        self.corpus, self.learned = corpus, corpus.learned(self.stage)
+        self.corpus, self.learned = corpus, corpus.learned
         self.sampler = stage_sampler(recipe, number, corpus, processes)
 
     @property

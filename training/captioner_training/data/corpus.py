@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.dataset import NumberedCaptions, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
-from captioner_training.recipe import ANY_STYLE, DataConfig, Stage
+from captioner_training.recipe import ANY_STYLE, DataConfig
 
-__all__ = ["Corpus", "Learned", "Sentence"]
+__all__ = ["OTHER_LANGUAGE", "Corpus", "Learned", "new_word_nats", "unknown_share"]
+
+OTHER_LANGUAGE = 0.5
+"""Captions with a larger share of unknown words are in another language."""
 
 _RARE = 0.05  # a larger share of dropped words is worth a warning
-
-
-class Sentence(NamedTuple):
-    """A caption without a photo."""
-
-    words: tuple[str, ...]
-    style: str
 
 
 class Learned(NamedTuple):
@@ -39,31 +35,18 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The images of a run and the words in their captions; captions without an image."""
+    """The images of a run and the words in their captions."""
 
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
-    text: tuple[Sentence, ...] = ()
-
-    def learned(self, stage: Stage) -> Learned:
-        """Give what a stage learns from: the training images, or one caption after the other."""
-        return self._sentences if stage.text else self._images
 
     @cached_property
-    def _images(self) -> Learned:
+    def learned(self) -> Learned:
+        """The training captions as numbers, and the token that starts each image's."""
         return Learned(
             encode_captions(self.train, self.vocabulary), starts_of(self.train, self.vocabulary)
         )
-
-    @cached_property
-    def _sentences(self) -> Learned:
-        starts = [self.vocabulary.start(one.style) for one in self.text]
-        for each, start in zip(*self._images, strict=True):
-            starts += [start] * len(each)
-        texts = (self.vocabulary.encode(one.words) for one in self.text)
-        captions = chain(texts, chain.from_iterable(self._images.captions))
-        return Learned(NumberedCaptions([caption] for caption in captions), starts)
 
     def digest(self) -> str:
         """Tell these images and captions from others, wherever they lie."""
@@ -72,8 +55,6 @@ class Corpus:
             size = image.store.size(image.name)
             style = (image.style,) if self.vocabulary.styles else ()
             digest.update("\n".join((image.name, str(size), *image.captions, *style, "")).encode())
-        for words, style_name in self.text:
-            digest.update(" ".join((style_name, *words, "\n")).encode())
         return digest.hexdigest()[:16]
 
     def described(self, data: DataConfig) -> Iterator[str]:
@@ -84,8 +65,6 @@ class Corpus:
             f"{len(self.train):,} training images, {len(self.validation):,} validation images, "
             f"{len(self.vocabulary.ordinary_words):,} words"
         )
-        if self.text:
-            yield f"{len(self.text):,} captions without photos"
         if len(self.validation) == 1:
             yield (
                 "note: CIDEr on a single validation photo is always 0, and only its cross-entropy "
@@ -125,3 +104,29 @@ def _threshold(counts: Counter[str]) -> int:
         if sum(count for count in counts.values() if count < threshold) <= _RARE * total:
             return threshold
     return 1
+
+
+def unknown_share(captions: Iterable[Sequence[str]], known: Container[str]) -> float:
+    """Return the share of the captions' words that is not known; 0 without words."""
+    words = [word for caption in captions for word in caption]
+    return sum(word not in known for word in words) / max(1, len(words))
+
+
+def new_word_nats(
+    images: Sequence[CaptionedImage],
+    words: Vocabulary,
+    before: Vocabulary,
+    *,
+    maximum_length: int,
+) -> float:
+    """Return the cross-entropy that a smaller vocabulary hides, in nats per token.
+
+    A word outside the smaller vocabulary is <unk>, which is easy to predict. For a fair comparison
+    it counts as <unk> followed by one of the new words, all equally likely.
+    """
+    new = {*words.ordinary_words} - {*before.ordinary_words}
+    captions = [caption for image in images for caption in image.words]
+    # With the end, which a caption that is cut has not.
+    tokens = sum(len(one) + 1 if len(one) <= maximum_length else maximum_length for one in captions)
+    hidden = sum(word in new for caption in captions for word in caption[:maximum_length])
+    return hidden * math.log(max(1, len(new))) / max(1, tokens)

@@ -22,7 +22,7 @@ from captioner_training.data.images import CaptionedImage
 from captioner_training.data.loader import Loader, make_split_loader
 from captioner_training.distributed import Processes
 
-__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset", "MeanDataset"]
+__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
 
 GRIDS_FILES = "grids-*.f16"
 """The names of the files."""
@@ -58,14 +58,6 @@ class CachedGrids:
             )
         ]
         return torch.from_numpy(np.stack(rows).reshape(-1, cells, features))
-
-    def mean(self) -> Tensor:
-        """Average the cells of all images: (D,). Of a few it is another one: images differ much."""
-        total = torch.zeros(self.shape[2], dtype=torch.float64)
-        for first in range(0, len(self), _BATCH):
-            some = self[range(first, min(first + _BATCH, len(self)))]
-            total += some.float().mean(dim=1).double().sum(dim=0)
-        return (total / len(self)).float()
 
     @classmethod
     def compute(
@@ -116,19 +108,6 @@ class GridDataset(ItemDataset):
 
     def __getitem__(self, index: int) -> Item:
         return Item(self.grids[[index]][0], index)
-
-
-class MeanDataset(ItemDataset):
-    """One cell (1, D) again and again: in place of a photo, for captions that have none."""
-
-    def __init__(self, mean: Tensor, count: int) -> None:
-        self.cell, self.count = mean.unsqueeze(0), count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(self.cell, index)
 
 
 def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedImage]:

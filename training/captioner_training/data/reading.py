@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
 import shlex
 import sys
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from captioner.errors import DataError
 from captioner.paths import there_is_no
-from captioner.vision.header import IMAGE_SUFFIXES
 from captioner.vocabulary import Vocabulary, has_no_spaces, tokenize
-from captioner_training.data.corpus import Corpus, Sentence
+from captioner_training.data.coco import CocoImage, read_captions
+from captioner_training.data.corpus import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
-from captioner_training.data.scenes import write_scenes
-from captioner_training.prepare.caption_files import read_coco_file
-from captioner_training.prepare.kinds import KINDS
-from captioner_training.prepare.listing import ListedImage, has_word
-from captioner_training.prepare.manifest import (
+from captioner_training.data.manifest import (
     MANIFEST,
     IndexRow,
     Manifest,
     is_prepared,
     is_unfinished,
 )
-from captioner_training.prepare.originals import walk
-from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, Text, resolve
+from captioner_training.data.scenes import write_scenes
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, Source, resolve
 
 __all__ = ["read_coco", "read_corpus", "read_dataset", "read_test"]
 
@@ -39,7 +33,6 @@ Words = Callable[[str], list[str]]
 _DRY_VALIDATION = 50  # images that a dry run looks at after each stage
 _WITHOUT_WORDS = ", in a recipe whose words are those of your captions alone: flickr8k, say"
 _SAMPLE = 1000  # images whose captions tell in which script they are written
-_LOOKED_AT = 10_000  # files; enough to see what a folder holds
 
 
 def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[CaptionedImage]:
@@ -70,7 +63,7 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
 
 
 def _captioned(
-    rows: Sequence[IndexRow | ListedImage], store: ImageStore, words: Words
+    rows: Sequence[IndexRow | CocoImage], store: ImageStore, words: Words
 ) -> list[CaptionedImage]:
     return [
         CaptionedImage(
@@ -97,12 +90,12 @@ def read_coco(
 
     Raises DataError: a file is missing or of another format, or an image or caption is unusable.
     """
-    found = read_coco_file(captions)
+    found = read_captions(captions)
     store = ImageStore(images)
     counts = Counter(image.id for image in found)
-    checks: dict[str, Callable[[ListedImage], bool]] = {
+    checks: dict[str, Callable[[CocoImage], bool]] = {
         "images without a caption": lambda one: not one.captions,
-        "images with an empty caption": lambda one: not all(map(has_word, one.captions)),
+        "images with an empty caption": lambda one: not all(map(_has_word, one.captions)),
         "images whose id comes twice": lambda one: counts[one.id] > 1,
         f"images that lie outside of {images}": lambda one: store.leads_outside(one.file_name),
         f"images that are not in {images}": lambda one: one.file_name not in store,
@@ -116,37 +109,26 @@ def read_coco(
     return _captioned(found, store, words)
 
 
+def _has_word(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
 def _unprepared(folder: Path, split: str) -> str:
+    """Return the error message for a folder without this split."""
     if not folder.exists():
         return there_is_no("folder", folder)
     if list(folder.glob("*.index.jsonl")):
         return f"{folder} has no {MANIFEST}: copy it again, or prepare it again"
     if inside := sorted(path.parent for path in folder.glob(f"*/{MANIFEST}")):
         return f"{folder} is not a prepared data set, but has one in it: name {inside[0]}"
-    files = list(islice(walk(folder), _LOOKED_AT))
-    plain = sorted(path.stem.removeprefix("captions_") for path in folder.glob("captions_*.json"))
-    if plain:
-        return f"{folder} has no split {split!r}; it has {', '.join(plain)}"
-    if any(path.name.lower() in ("captions.txt", "flickr8k.token.txt") for path in files):
-        command = f"flickr8k {shlex.quote(str(folder))}"
-    else:
-        command = _command(folder, files)
+    if files := sorted(folder.glob("captions_*.json")):
+        splits = ", ".join(path.stem.removeprefix("captions_") for path in files)
+        return f"{folder} has no split {split!r}; it has {splits}"
     return (
         f"{folder} is not a prepared data set; prepare it first:\n"
-        f"  captioner prepare {command} --to DIR\n"
-        "and name DIR in place of it ('captioner prepare --help' has all kinds of data)"
+        f"  captioner prepare folder {shlex.quote(str(folder))} --to DIR\n"
+        "and name DIR in place of it (`captioner prepare --help` lists other kinds of data)"
     )
-
-
-def _command(folder: Path, files: list[Path]) -> str:
-    place = shlex.quote(str(folder))
-    for path in files:
-        for name, kind in KINDS.items():
-            if path.suffix.lower() in kind.suffixes:
-                return f"{name} {shlex.quote(str(path))} --images {place}"
-    if any(path.suffix.lower() in IMAGE_SUFFIXES for path in files):
-        return f"folder {place}"
-    return "KIND ..."
 
 
 def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -> Corpus:
@@ -180,8 +162,7 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
     most = None
     if recipe.max_steps is not None:
         most = recipe.max_steps * max(stage.batch_size for stage in recipe.stages)
-    text = tuple(chain.from_iterable(_sentences(data, one, most=most) for one in data.text))
-    vocabulary = _vocabulary(data, train, text, known=known)
+    vocabulary = _vocabulary(data, train, known=known)
     vocabulary.start(recipe.generation.style)
     if most is not None:
         train, validation = _some(train_sets, most), _some(validation_sets, _DRY_VALIDATION)
@@ -191,14 +172,12 @@ def read_corpus(recipe: Recipe, *, out: Path, known: Vocabulary | None = None) -
         train=_styled(train, vocabulary, usual=recipe.generation.style),
         validation=_styled(validation, vocabulary, usual=recipe.generation.style),
         vocabulary=vocabulary,
-        text=text,
     )
 
 
 def _vocabulary(
     data: DataConfig,
     train: Sequence[CaptionedImage],
-    text: Sequence[Sentence],
     *,
     known: Vocabulary | None,
 ) -> Vocabulary:
@@ -210,7 +189,8 @@ def _vocabulary(
             "a whole sentence would count as one word: set --data.tokenizer characters"
             + (_WITHOUT_WORDS if known else "")
         )
-    found = _words(data, train, text)
+    captions = [words for image in train for words in image.words]
+    found = Vocabulary.build(captions, minimum_count=data.minimum_count).ordinary_words
     if not found and not known:
         longest = max((len(image.captions) for image in train), default=0)
         raise DataError(
@@ -229,39 +209,6 @@ def _vocabulary(
         lowercase=data.lowercase,
         styles=styles,
     )
-
-
-def _words(
-    data: DataConfig, train: Sequence[CaptionedImage], text: Sequence[Sentence]
-) -> tuple[str, ...]:
-    """Choose the words that are learned: of captions of photos, then of all together."""
-    captions = [words for image in train for words in image.words]
-    found = Vocabulary.build(captions, minimum_count=data.minimum_count).ordinary_words
-    if not text:
-        return found
-    captions += [one.words for one in text]
-    count = max(data.minimum_count, data.text_minimum_count)
-    more = Vocabulary.build(captions, minimum_count=count).ordinary_words
-    return tuple(dict.fromkeys((*found, *more)))
-
-
-def _sentences(data: DataConfig, text: Text, *, most: int | None) -> Iterator[Sentence]:
-    """Read captions without photos, so many at most."""
-    path = resolve(data.root, text.file)
-    opened = gzip.open if path.suffix == ".gz" else open
-    count = 0
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for line in islice(lines, most):
-                if words := tuple(map(sys.intern, data.tokenize(line))):
-                    count += 1
-                    yield Sentence(words, text.style if data.styles else "")
-    except FileNotFoundError as error:
-        raise DataError(there_is_no("file", path)) from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no text in UTF-8, a caption a line: {error}") from error
-    if not count:
-        raise DataError(f"{path} has no captions: name a file with one a line, or leave it out")
 
 
 def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:

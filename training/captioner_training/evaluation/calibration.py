@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from captioner.decoders.decoder import Decoder
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import PAD, SPECIAL_TOKENS, Vocabulary
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.dataset import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
-from captioner_training.evaluation.captioned import Captioned
 
 __all__ = ["Calibration", "ForcedTokens", "force_references", "reliability"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,15 +10,14 @@ import numpy as np
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.vocabulary import Vocabulary
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import mean_table, summary
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.split import caption_split
 from captioner_training.losses.cider import CiderD
 from captioner_training.recipe import Recipe
 
-__all__ = ["captions_of", "measure_gain", "new_word_nats", "told"]
+__all__ = ["captions_of", "measure_gain", "told"]
 
 
 def captions_of(
@@ -77,23 +75,3 @@ def told(gain: Mapping[str, Any]) -> str:
         f"CIDEr {gain['after']:.1f}, before the training {gain['before']:.1f}: the run {verb} "
         f"(between {low:.1f} and {high:.1f}{chance}), {on}"
     )
-
-
-def new_word_nats(
-    images: Sequence[CaptionedImage],
-    words: Vocabulary,
-    before: Vocabulary,
-    *,
-    maximum_length: int,
-) -> float:
-    """Say what knowing fewer words hides in the cross-entropy of references, in nats a token.
-
-    A word that only the other vocabulary has is <unk> here, which is easy to foresee. So that both
-    say as much, it is <unk> and then one of the new words, all as likely as each other.
-    """
-    new = {*words.ordinary_words} - {*before.ordinary_words}
-    captions = [caption for image in images for caption in image.words]
-    # With the end, which a caption that is cut has not.
-    tokens = sum(len(one) + 1 if len(one) <= maximum_length else maximum_length for one in captions)
-    hidden = sum(word in new for caption in captions for word in caption[:maximum_length])
-    return hidden * math.log(max(1, len(new))) / max(1, tokens)

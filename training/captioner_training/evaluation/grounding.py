@@ -15,9 +15,9 @@ from torch import Tensor
 
 from captioner.errors import DataError
 from captioner.vision.transform import Box
+from captioner_training.data.captioned import Captioned
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.boxes import BoxedObject, Boxes, box_coverage
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.hallucination import mentions
 
 __all__ = [

@@ -19,11 +19,11 @@ from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Table, summary
 from captioner_training.evaluation.boxes import Boxes
 from captioner_training.evaluation.calibration import Calibration
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.familiarity import measure_familiarity
 from captioner_training.evaluation.grounding import object_grounding, person_grounding

@@ -13,8 +13,8 @@ from typing import Any
 from captioner.errors import DataError, OutputError
 from captioner.files import replace_file
 from captioner.terminal import json_line
+from captioner_training.data.coco import read_captions
 from captioner_training.data.images import CaptionedImage
-from captioner_training.prepare.caption_files import read_coco_file
 
 __all__ = [
     "Predictions",
@@ -61,7 +61,7 @@ def read_targets(path: Path) -> list[Target]:
 
     Raises DataError: the file cannot be read, or an image has no caption.
     """
-    images = read_coco_file(path)
+    images = read_captions(path)
     if bare := [image.file_name for image in images if not image.captions]:
         raise DataError(f"{path}: {len(bare):,} images have no caption (first: {bare[0]})")
     return [

@@ -16,6 +16,7 @@ from captioner.trust.consensus import Consensus
 from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.dataset import starts_of
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
@@ -23,7 +24,6 @@ from captioner_training.data.loader import make_split_loader
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.calibration import force_references
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.grounding import points_at
 from captioner_training.evaluation.scores import score_split
 from captioner_training.recipe import DataConfig

@@ -20,10 +20,10 @@ from captioner.trust.consensus import Consensus
 from captioner.trust.familiarity import Familiarity
 from captioner.trust.trust import DOUBTFUL, Judgement, Sight, Trust, word_clues
 from captioner.vocabulary import Vocabulary
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, mean_table, ranking_table, summary
 from captioner_training.evaluation.calibration import reliability
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.content import (
     FUNCTION_WORDS,
     right_words,

@@ -20,7 +20,6 @@ _FIELDS = {
     "self_critical": f"{_LOSSES}.self_critical:SelfCriticalCaptions",
     "doubly_stochastic": f"{_LOSSES}.attention:DoublyStochastic",
     "attention_entropy": f"{_LOSSES}.attention:AttentionEntropy",
-    "attention_supervision": f"{_LOSSES}.attention:AttentionSupervision",
 }
 _PATHS: dict[str, str] = {"cross_entropy": f"{_LOSSES}.cross_entropy:CrossEntropy", **_FIELDS}
 
@@ -34,8 +33,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     """
     critic = stage.self_critical
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}
-    if not stage.text:  # which has one cell to look at
-        weights |= {name: getattr(stage, name) for name in _FIELDS}
+    weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
     settings |= stage.objectives
     found = dict[str, Objective]()
@@ -52,9 +50,10 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
     drawing = [name for name, one in found.items() if isinstance(one, DrawingObjective)]
     if len(drawing) > 1:
         raise ConfigError(f"objectives {' and '.join(drawing)}: a stage draws captions for one")
-    if drawing and (stage.scheduled_sampling or "attention_supervision" in found):
-        other = "scheduled_sampling" if stage.scheduled_sampling else "attention_supervision"
-        raise ConfigError(f"{other} needs captions of the data, and {drawing[0]} draws its own")
+    if drawing and stage.scheduled_sampling:
+        raise ConfigError(
+            f"scheduled_sampling needs captions of the data, and {drawing[0]} draws its own"
+        )
     return found
 
 

@@ -16,8 +16,8 @@ from captioner.errors import ImageError
 from captioner.terminal import printable
 from captioner.vision.image import open_image
 from captioner.vision.transform import Transform
+from captioner_training.data.captioned import Captioned
 from captioner_training.data.images import CaptionedImage
-from captioner_training.evaluation.captioned import Captioned
 from captioner_training.evaluation.content import FUNCTION_WORDS
 
 __all__ = ["Gallery", "in_a_line", "rendered"]

@@ -15,7 +15,7 @@ from captioner.files import replace_file
 from captioner.generation.hypothesis import Hypothesis
 from captioner.vision.transform import Transform
 from captioner.vocabulary import join
-from captioner_training.evaluation.captioned import Captioned
+from captioner_training.data.captioned import Captioned
 from captioner_training.pages.gallery import Gallery, rendered
 from captioner_training.pages.plots import Plot, curves_plot
 from captioner_training.recipe import Recipe

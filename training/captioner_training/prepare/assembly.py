@@ -28,9 +28,7 @@ from tqdm import tqdm
 from captioner.errors import ConfigError, DataError, OutputError
 from captioner.files import replace_file, sync_folder, writing
 from captioner.terminal import printable
-from captioner_training.lock import locked
-from captioner_training.prepare.listing import PROBLEMS_FILE
-from captioner_training.prepare.manifest import (
+from captioner_training.data.manifest import (
     MANIFEST,
     WORK,
     ImageFormat,
@@ -41,6 +39,8 @@ from captioner_training.prepare.manifest import (
     StoredFile,
     is_prepared,
 )
+from captioner_training.lock import locked
+from captioner_training.prepare.listing import PROBLEMS_FILE
 from captioner_training.prepare.selection import SelectedImage, SourceData
 from captioner_training.prepare.shards import (
     Plan,

@@ -21,7 +21,6 @@ from captioner_training.prepare.listing import (
     ListedImage,
     Problems,
     parse_json,
-    read_json,
     read_text,
 )
 from captioner_training.prepare.originals import Found, Location, image_suffix, open_parquet
@@ -32,7 +31,6 @@ __all__ = [
     "csv_rows",
     "jsonl_rows",
     "parquet_rows",
-    "read_coco_file",
     "read_table",
     "xlsx_rows",
 ]
@@ -329,20 +327,6 @@ def _parquet_rows(file: Any, path: Path, columns: Columns) -> Iterator[tuple[str
                 place = Location(str(path), number, len(photo), columns.image, stamp, in_table=True)
                 row[columns.image] = Found(name, place)
         yield f"row {number + 1}", row
-
-
-def read_coco_file(path: Path) -> list[ListedImage]:
-    """Read a file in COCO's captions format that is a data set as it stands.
-
-    Raises DataError: it cannot be read, is in another format, or has no images, or a caption is no
-    text.
-    """
-    problems = Problems()
-    found = coco_images(read_json(path, problems), problems, name=str(path))
-    if not found:
-        raise DataError(f"{path} has no images: it is not in COCO's captions format")
-    problems.refuse("caption that is no text", str(path))
-    return found
 
 
 def coco_images(

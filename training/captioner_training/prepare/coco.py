@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from captioner.errors import DataError, OutputError
+from captioner_training.data.manifest import Manifest
 from captioner_training.prepare.assembly import Options, assemble, claimed, clear, find_finished
 from captioner_training.prepare.caption_files import coco_images
 from captioner_training.prepare.download import Downloader, RemoteFile
 from captioner_training.prepare.listing import ListedImage, Problems
-from captioner_training.prepare.manifest import Manifest
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import Fractions, SourceData, select
 

@@ -22,11 +22,9 @@ from captioner_training.prepare.caption_files import (
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
 from captioner_training.prepare.listing import (
-    OTHER_LANGUAGE,
     ListedImage,
     Problems,
     read_json,
-    unknown_share,
 )
 from captioner_training.prepare.originals import ImageFiles, split_of
 from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
@@ -101,6 +99,7 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
     from captioner.checkpoint import read_header  # with torch, which `--help` does without
     from captioner.paths import bundled_checkpoint
     from captioner.vocabulary import has_no_spaces, tokenize
+    from captioner_training.data.corpus import OTHER_LANGUAGE, unknown_share
     from captioner_training.recipe import DataConfig
 
     some = [caption for image in listed[:_SAMPLE] for caption in image.captions]

@@ -6,7 +6,6 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from captioner.files import replace_file
 from captioner.paths import there_is_no
 
 __all__ = [
-    "OTHER_LANGUAGE",
     "PROBLEMS_FILE",
     "ListedImage",
     "Problems",
@@ -23,12 +21,7 @@ __all__ = [
     "parse_json",
     "read_json",
     "read_text",
-    "unknown_share",
 ]
-
-OTHER_LANGUAGE = 0.5
-"""Captions of which a larger share of words is not known are in another language."""
-
 
 PROBLEMS_FILE = "problems.csv"
 """Beside the manifest: everything that was left out or should be looked at, a row each."""
@@ -174,12 +167,6 @@ def _line(kind: str, problems: list[_Problem]) -> str:
         return kind
     more = "; ..." if len(different) > _EXAMPLES else ""
     return f"{kind}: {len(problems):,} ({'; '.join(different[:_EXAMPLES])}{more})"
-
-
-def unknown_share(captions: Iterable[Sequence[str]], known: Container[str]) -> float:
-    """Count what share of the words of captions is not known; 0 where there are none."""
-    words = [word for caption in captions for word in caption]
-    return sum(word not in known for word in words) / max(1, len(words))
 
 
 def has_word(text: str) -> bool:

@@ -14,8 +14,8 @@ from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.kinds import KINDS, Kind, Request, read_source
 
 if TYPE_CHECKING:
+    from captioner_training.data.manifest import Manifest
     from captioner_training.prepare.assembly import Options
-    from captioner_training.prepare.manifest import Manifest
 
 HELP = "Prepare a data set to train on: images resized once, in tar shards, with a manifest."
 EXAMPLES = """examples:
@@ -102,9 +102,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
     from captioner.device import cores
+    from captioner_training.data.manifest import ImageFormat
     from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.coco import prepare_coco
-    from captioner_training.prepare.manifest import ImageFormat
 
     options = Options(
         to=expanded(arguments.to),

@@ -52,12 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
+    from captioner_training.evaluation.split import validate
     from captioner_training.train import train
 
     with start_processes(arguments.device) as processes:
         recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
         out = expanded(arguments.out or Path("runs") / recipe.name)
-        best = train(recipe, out=out, processes=processes)
+        best = train(recipe, out=out, processes=processes, validate=validate)
     if processes.main:
         conclude(recipe, out=out, device=processes.device)
         print(best)
