@@ -1,13 +1,14 @@
-"""What is made of a run when it is over: what it gained, its trust, and a page to look at.
+"""The end of a run: its trust, its gain and its report.
 
-Each part is made once, so that the same command makes what an interruption left out.
+Each part is made once. Running the same command again makes the parts that are missing.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from captioner_training.data.reading import read_corpus, read_test
 from captioner_training.evaluation.consensus import FEWEST_FOR_CONSENSUS, fit_consensus
 from captioner_training.evaluation.content import FUNCTION_WORDS
 from captioner_training.evaluation.familiarity import pooled_grids
-from captioner_training.evaluation.gain import captions_of, measure_gain, told
+from captioner_training.evaluation.gain import describe_gain, measure_gain
 from captioner_training.evaluation.measures import CaptionedSplit
 from captioner_training.evaluation.trust import (
     FEWEST_PHOTOS,
@@ -37,60 +38,125 @@ from captioner_training.evaluation.trust import (
 )
 from captioner_training.initialization import load_origin
 from captioner_training.log import some_of
-from captioner_training.pages.figures import part_of
-from captioner_training.pages.run import write_run
 from captioner_training.recipe import Recipe
+from captioner_training.report.numbers import part_of
+from captioner_training.report.run import write_run
 from captioner_training.state import read_json, write_json
-from captioner_training.step import autocast_of
 
 __all__ = ["conclude", "write_trust"]
 
 T = TypeVar("T")
 
-_TRUSTED = 20_000  # photos of training, at most, that trust is learned from
-_ENGLISH = 0.15  # of the words of English captions, at least, are articles and their like
+_MOST_PHOTOS = 20_000  # training photos that trust is learned from
+_ENGLISH = 0.15  # least share of function words in English captions
 
 
 def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
-    """Say what a finished run gained, let its checkpoint say how far it can be trusted, draw it.
+    """Write best.trust.safetensors, `gain` in finished.json, and report.html of a finished run.
 
-    Writes `gain` into finished.json, best.trust.safetensors and report.html; what cannot be made
-    is said, and costs nothing else.
+    CIDEr is measured as `captioner evaluate` measures it: with best.safetensors as it is used, its
+    trust and consensus beside it. A part that fails is reported and does not stop the others.
     """
-    page = out / "report.html"
-    if page.exists():
-        return
-    origin = load_origin(recipe)
-    corpus = read_corpus(recipe, out=out, known=origin.vocabulary if origin else None)
-    test = None
-    if recipe.max_steps is None:  # by it nothing was chosen; the run has not read it
-        test = _attempt("test", partial(read_test, recipe, corpus.vocabulary))
-    best = load_checkpoint(out / "best.safetensors")
-    caption = partial(captions_of, recipe=recipe, autocast=autocast_of(recipe, device))
-    progress = (read_json(out / "finished.json") or {}).get("progress") or {}
-    untouched = origin is not None and progress.get("best_at") is None
-    gain, notes = None, []
-    if recipe.max_steps is not None:
-        notes = ["this was a dry run: it says nothing of what a whole one gains"]
-    elif untouched:
-        notes = ["no epoch was better than the model as it was: best.safetensors is that model"]
-    else:
-        gain = _attempt("gain", partial(_gain, out, corpus, test, best, origin, caption))
-        notes = [] if gain is None else [told(gain)]
-    for note in notes:
-        _say(f"{note} ({out / 'best.safetensors'})")
-    _attempt("trust", partial(_trust, recipe, out, corpus, test, device))
-    _attempt(
-        "report",
-        lambda: write_run(
-            page,
-            recipe,
-            caption(best, some_of(corpus.validation)),
-            gain=gain,
-            notes=notes,
-            untouched=untouched,
-        ),
-    )
+    if not (out / "report.html").exists():
+        _Conclusion(recipe=recipe, out=out, device=device).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conclusion:
+    recipe: Recipe
+    out: Path
+    device: torch.device
+
+    @property
+    def best(self) -> Path:
+        return self.out / "best.safetensors"
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        origin = load_origin(self.recipe)
+        return read_corpus(self.recipe, out=self.out, known=origin.vocabulary if origin else None)
+
+    @cached_property
+    def test(self) -> Sequence[CaptionedImage] | None:
+        """The test split, which a dry run does not read."""
+        if self.recipe.max_steps is not None:
+            return None
+        return _attempt("test", partial(read_test, self.recipe, self.corpus.vocabulary))
+
+    def run(self) -> None:
+        note = read_json(self.out / "finished.json") or {}
+        kept_origin = (
+            self.recipe.weights is not None and (note.get("progress") or {}).get("best_at") is None
+        )
+        _attempt("trust", self._write_trust)
+        gain = None
+        if self.recipe.max_steps is not None:
+            notes = ["This was a dry run; its scores mean nothing."]
+        elif kept_origin:
+            notes = ["No epoch was better than the original model, which best.safetensors is."]
+        else:
+            gain = note.get("gain") or _attempt("gain", self._measure_gain)
+            notes = [] if gain is None else [describe_gain(gain)]
+        for line in notes:
+            _say(f"{line} ({self.best})")
+
+        def write() -> None:
+            write_run(
+                self.out / "report.html",
+                self.recipe,
+                self._caption(self.best, some_of(self.corpus.validation)).captioned,
+                gain=gain,
+                notes=notes,
+                kept_origin=kept_origin,
+            )
+
+        _attempt("report", write)
+
+    def _caption(self, checkpoint: str | Path, images: Sequence[CaptionedImage]) -> CaptionedSplit:
+        captioner = Captioner.from_pretrained(checkpoint, device=self.device)
+        captioner.generation = self.recipe.generation
+        return CaptionedSplit(captioner, images)
+
+    def _measure_gain(self) -> dict[str, Any]:
+        """Compare best.safetensors with the original model and note the result."""
+        images, weights = self.test or self.corpus.validation, self.recipe.weights
+        gain = measure_gain(
+            self._caption(self.best, images).set.ciders,
+            None if weights is None else self._caption(weights, images).set.ciders,
+            split="test" if self.test else "val",
+        )
+        note = read_json(self.out / "finished.json") or {}
+        write_json(self.out / "finished.json", {**note, "gain": gain})
+        return gain
+
+    def _write_trust(self) -> None:
+        """Write the trust of best.safetensors, if there are enough photos with English captions."""
+        recipe, train, held_out = self.recipe, self.corpus.train, self.corpus.validation
+        if recipe.max_steps is not None or recipe.data.scenes is not None:
+            return
+        if trust_file(self.best).exists():
+            return
+        words = [word for image in train[:_MOST_PHOTOS] for words in image.words for word in words]
+        if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
+            _say("Records will have no trust: it needs English captions.")
+            return
+        if len(held_out) < FEWEST_PHOTOS:
+            held_out = [*held_out, *(self.test or ())]
+        if min(len(train), len(held_out)) < FEWEST_PHOTOS:
+            _say(
+                f"Records will have no trust: it needs {FEWEST_PHOTOS} training photos and as many "
+                f"others; there are {len(train)} and {len(held_out)}."
+            )
+            return
+        if len(held_out) > len(self.corpus.validation):
+            _say(
+                f"Trust is learned from the {len(held_out)} photos of val and test, because val "
+                f"has fewer than {FEWEST_PHOTOS}; its measures on test are too good."
+            )
+        captioner = Captioner(load_checkpoint(self.best), device=self.device)
+        some = train[:: -(-len(train) // _MOST_PHOTOS)]
+        for line in write_trust(captioner, self.best, some, held_out[: _MOST_PHOTOS // 2]):
+            _say(line)
 
 
 def _attempt(what: str, work: Callable[[], T]) -> T | None:
@@ -105,83 +171,25 @@ def _say(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def _gain(
-    out: Path,
-    corpus: Corpus,
-    test: Sequence[CaptionedImage] | None,
-    best: Checkpoint,
-    origin: Checkpoint | None,
-    caption: Callable[..., Any],
-) -> dict[str, Any] | None:
-    note = read_json(out / "finished.json") or {}
-    if origin is None and not test:
-        return None
-    gain: dict[str, Any] | None = note.get("gain")
-    if gain is None:
-        images = test or corpus.validation
-        gain = measure_gain(
-            caption(best, images),
-            None if origin is None else caption(origin, images),
-            split="test" if test else "val",
-        )
-        write_json(out / "finished.json", {**note, "gain": gain})
-    return gain
-
-
-def _trust(
-    recipe: Recipe,
-    out: Path,
-    corpus: Corpus,
-    test: Sequence[CaptionedImage] | None,
-    device: torch.device,
-) -> None:
-    """Make what records say of trust and familiarity, where there are photos enough to learn it."""
-    path = out / "best.safetensors"
-    if recipe.max_steps is not None or recipe.data.scenes is not None or trust_file(path).exists():
-        return
-    words = [word for image in corpus.train[:_TRUSTED] for each in image.words for word in each]
-    if sum(word in FUNCTION_WORDS for word in words) < _ENGLISH * len(words):
-        _say("records will say nothing of trust: its tables of words are English")
-        return
-    held_out = corpus.validation
-    if len(held_out) < FEWEST_PHOTOS:
-        held_out = [*held_out, *(test or ())]
-    if min(len(corpus.train), len(held_out)) < FEWEST_PHOTOS:
-        _say(
-            f"records will say nothing of trust: it is learned from {FEWEST_PHOTOS} photos of the "
-            f"training and as many others, and there are {len(corpus.train)} and {len(held_out)}"
-        )
-        return
-    if len(held_out) > len(corpus.validation):
-        _say(
-            f"trust is learned from the {len(held_out)} photos of val and test together, as val "
-            f"has fewer than {FEWEST_PHOTOS}: on test, `evaluate` asks it about photos it knows"
-        )
-    captioner = Captioner(load_checkpoint(path), device=device)
-    train = corpus.train[:: -(-len(corpus.train) // _TRUSTED)]
-    for line in write_trust(captioner, path, train, held_out[: _TRUSTED // 2]):
-        _say(line)
-
-
 def write_trust(
     captioner: Captioner,
     checkpoint: Path,
     train: Sequence[CaptionedImage],
     held_out: Sequence[CaptionedImage],
 ) -> list[str]:
-    """Learn what a checkpoint's photos are like and when it is right; write that beside it.
+    """Learn trust, familiarity and consensus of a checkpoint and write them beside it.
 
     Args:
-        captioner: the checkpoint, ready for use, without trust; it gets the consensus.
+        captioner: the checkpoint without trust. Its consensus is replaced.
         checkpoint: its file.
-        train: photos of its training.
-        held_out: photos that it was not trained on: every second one is learned from.
+        train: photos it was trained on.
+        held_out: photos it was not trained on. Every second one is used for fitting.
 
     Returns:
-        How well it does on the others, and what could not be learned, in sentences.
+        Sentences: how well trust does on the other photos, and what could not be learned.
 
     Raises:
-        DataError: the captions have too few words that name something, or the photos look alike.
+        DataError: too few content words in the captions, or photos that look alike.
         OutputError: the file cannot be written.
     """
     seen = pooled_grids(captioner, train)
@@ -191,14 +199,10 @@ def write_trust(
         captioner.consensus = fit_consensus(seen, train, captioner.vocabulary)
     else:
         captioner.consensus = _bundled_consensus(captioner.checkpoint)
+        source = "none is used" if captioner.consensus is None else "the bundled model's is used"
         notes = [
-            "which of a beam's sentences people would agree with is learned from "
-            f"{FEWEST_FOR_CONSENSUS:,} photos or more, and there are {len(train):,}: "
-            + (
-                "the likeliest is said"
-                if captioner.consensus is None
-                else "the bundled model tells"
-            )
+            f"Consensus needs {FEWEST_FOR_CONSENSUS:,} training photos, there are {len(train):,}: "
+            f"{source}."
         ]
     made = CaptionedSplit(captioner, held_out)
     trust = fit_trust(
@@ -209,28 +213,25 @@ def write_trust(
         weights=digest_weights(checkpoint_file(checkpoint)),
         consensus=captioner.consensus,
     )
-    others = made.captioned[1::2]
-    judged = trust.judge(made.pooled[1::2], [[one.hypothesis] for one in others])
-    measured = measure_trust(others, [one for (one,) in judged])
+    rest = made.captioned[1::2]
+    judged = trust.judge(made.pooled[1::2], [[caption.hypothesis] for caption in rest])
+    measured = measure_trust(rest, [best for (best,) in judged])
     trust.save(trust_file(checkpoint))
-    known = ((kind, part_of(measured, kind)) for kind in ("words", "captions"))
+    parts = ((kind, part_of(measured, kind)) for kind in ("words", "captions"))
     return notes + [
-        f"{kind} of the other photos: {part.text('right')} % are right, AUROC "
-        f"{part.text('auroc', 3)}, calibration error {part.text('error')} points"
-        for kind, part in known
+        f"Trust in {kind} on held-out photos: AUROC {part.text('auroc', 3)}, calibration error "
+        f"{part.text('error')} points; {part.text('right')} % are right."
+        for kind, part in parts
         if part is not None
     ]
 
 
 def _bundled_consensus(checkpoint: Checkpoint) -> Consensus | None:
-    """Take over what chooses among the bundled model's sentences.
-
-    None where the checkpoint sees photos otherwise, or does not begin with the same words.
-    """
+    """Return the bundled model's consensus if it fits: same encoder, transform and first words."""
     try:
         path = bundled_checkpoint()
         trust, bundled = Trust.beside(path), load_checkpoint(path)
-    except CheckpointError:  # there is none, or what is to be written anew is damaged
+    except CheckpointError:  # absent or damaged
         return None
     words, theirs = checkpoint.vocabulary.ordinary_words, bundled.vocabulary.ordinary_words
     ours, same = checkpoint.model.encoder.state_dict(), bundled.model.encoder.state_dict()

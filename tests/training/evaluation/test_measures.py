@@ -192,7 +192,6 @@ def test_the_summary_keeps_words_with_a_shut_gate_apart() -> None:
     assert isinstance(content, dict)
     assert content["words"] == 2 and content["effect"] == pytest.approx(1.5)
     assert content["intervals"]["effect"] == pytest.approx([1.0, 2.0])
-    assert content["gate"] == pytest.approx(0.55)
     shut, function = found["content_shut_gate"], found["function"]
     assert isinstance(shut, dict) and shut["effect"] == pytest.approx(6.5)
     assert isinstance(function, dict) and function["effect"] == pytest.approx(8.5)

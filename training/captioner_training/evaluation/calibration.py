@@ -122,22 +122,15 @@ class Calibration:
         """Say how well the probabilities come true.
 
         Returns:
-            `tokens`: how many were compared, the ends of sentences among them; in percent, with
-            `intervals`: `confidence` and `accuracy`, the mean probability of the likeliest word,
-            and how often the reference says it; `error`, the expected calibration error;
-            `cross_entropy` of the references, in nats a token; `vocabulary_hash`, of the words in
-            any order, since only with the same words are nats a token comparable; `bins`, see
-            reliability.
+            `tokens`, their number, with the ends of sentences; with `intervals` the `error`, the
+            expected calibration error in percent, and the `cross_entropy` of the references in
+            nats per token; `vocabulary_hash`, of the words in any order, because nats per token
+            are comparable only between equal vocabularies; `bins`, see reliability.
         """
         image, confidence, right, _ = torch.cat(self._parts).numpy().T
         error, bins = reliability(confidence, right, image.astype(int), images=self._images)
         nats, tokens = self.cross_entropy()
-        sums = self._sums(confidence), self._sums(right)
-        tables = {
-            name: mean_table(each, tokens, scale=100)
-            for name, each in zip(("confidence", "accuracy"), sums, strict=True)
-        }
-        tables |= {"error": error, "cross_entropy": mean_table(nats, tokens)}
+        tables = {"error": error, "cross_entropy": mean_table(nats, tokens)}
         words = "\n".join(sorted((*SPECIAL_TOKENS, *self._vocabulary.ordinary_words)))
         return {
             "tokens": len(image),

@@ -94,8 +94,7 @@ def summarize_effects(
 
     Returns:
         For each kind: `words`, how many; means over them in nats, with `intervals` over images:
-        `deletion`, `random_deletion`, their difference `effect`, `insertion`, `random_insertion`;
-        and `cells`, `entropy` and `gate` of the attention.
+        `deletion`, `random_deletion`, their difference `effect`, `insertion`, `random_insertion`.
     """
     kinds: dict[str, list[WordEffect]] = {"content": [], "content_shut_gate": [], "function": []}
     for one in effects:
@@ -124,10 +123,7 @@ def _means(effects: Sequence[WordEffect], *, images: int) -> dict[str, object]:
     at = np.array([one.caption for one in effects])
     counts = np.bincount(at, minlength=images)
     tables = {}
-    for name in (
-        "effect", "deletion", "random_deletion", "insertion", "random_insertion", "cells",
-        "entropy", "gate",
-    ):  # fmt: skip
+    for name in ("effect", "deletion", "random_deletion", "insertion", "random_insertion"):
         values = [getattr(one, name) for one in effects]
         if not any(value is None or math.isnan(value) for value in values):
             tables[name] = mean_table(np.bincount(at, weights=values, minlength=images), counts)

@@ -1,77 +1,45 @@
-"""What a run has gained: its best checkpoint against the model before, photo by photo."""
+"""The gain of a run: its best checkpoint compared with the model it started from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from captioner.checkpoint import Checkpoint
-from captioner_training.data.captioned import Captioned
-from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import mean_table, summary
-from captioner_training.evaluation.split import caption_split
-from captioner_training.losses.cider import CiderD
-from captioner_training.recipe import Recipe
 
-__all__ = ["captions_of", "measure_gain", "told"]
-
-
-def captions_of(
-    checkpoint: Checkpoint,
-    images: Sequence[CaptionedImage],
-    recipe: Recipe,
-    *,
-    autocast: torch.autocast,
-) -> list[Captioned]:
-    """Caption photos with a checkpoint as the run's validation does."""
-    checkpoint.model.to(autocast.device)
-    asked = replace(checkpoint, generation=recipe.generation)
-    return caption_split(asked, images, autocast=autocast, workers=recipe.data.workers)
+__all__ = ["describe_gain", "measure_gain"]
 
 
 def measure_gain(
-    best: Sequence[Captioned], origin: Sequence[Captioned] | None, *, split: str
+    after: Sequence[float], before: Sequence[float] | None, *, split: str
 ) -> dict[str, Any]:
-    """Compare the captions of both on a split, photo by photo.
+    """Compare the CIDEr-D of each image of a split after a run and before it, in percent.
 
-    Returns:
-        `split`, `images`; CIDEr-D in percent, with `intervals`: `after` the run, `before` it and
-        their difference, the `gain`, where there was a model before.
+    Returns `split`, `images`, and with `intervals` the mean scores `after` and, if the run started
+    from a model, `before` and their paired difference, the `gain`.
     """
-    images = [one.image for one in best]
-    cider = CiderD([image.words for image in images])
-
-    def scores(captioned: Sequence[Captioned]) -> np.ndarray[Any, Any]:
-        return cider.score([image.words for image in images], [[one.words] for one in captioned])[
-            :, 0
-        ]
-
-    after = scores(best)
-    tables = {"after": mean_table(after, scale=100)}
-    if origin is not None:
-        before = scores(origin)
-        tables["before"] = mean_table(before, scale=100)
-        tables["gain"] = mean_table(after - before, scale=100)
-    return {"split": split, "images": len(images), **summary(tables)}
+    tables = {"after": mean_table(after)}
+    if before is not None:
+        tables["before"] = mean_table(before)
+        tables["gain"] = mean_table(np.subtract(after, before))
+    return {"split": split, "images": len(after), **summary(tables)}
 
 
-def told(gain: Mapping[str, Any]) -> str:
-    """Say in a sentence what was gained, how sure that is, and on which photos."""
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """Describe a gain, its interval and its photos in one line."""
     count = f"{gain['images']:,}"
-    on = f"on {count} photos kept apart for it (test)"
+    photos = f"on {count} test photos"
     if gain["split"] != "test":
-        on = f"on the {count} photos that chose the epoch: likely less on others"
+        photos = f"on the {count} validation photos that chose the epoch (expect less on others)"
     low, high = gain["intervals"]["gain" if "gain" in gain else "after"]
     if "gain" not in gain:
-        return f"CIDEr {gain['after']:.1f} (between {low:.1f} and {high:.1f}), {on}"
+        return f"CIDEr {gain['after']:.1f} ({low:.1f} to {high:.1f}) {photos}"
     change = gain["gain"]
     verb = f"gained {change:.1f}" if change >= 0 else f"lost {-change:.1f}"
-    chance = ", which may be chance" if low <= 0 <= high else ""
+    chance = ", may be chance" if low <= 0 <= high else ""
     return (
-        f"CIDEr {gain['after']:.1f}, before the training {gain['before']:.1f}: the run {verb} "
-        f"(between {low:.1f} and {high:.1f}{chance}), {on}"
+        f"CIDEr {gain['after']:.1f}, before training {gain['before']:.1f}: {verb} "
+        f"({low:.1f} to {high:.1f}{chance}) {photos}"
     )

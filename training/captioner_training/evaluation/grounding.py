@@ -126,17 +126,13 @@ def person_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, 
 def object_grounding(captioned: Sequence[Captioned], boxes: Boxes) -> dict[str, object]:
     """Measure the same for words that name any category but people, at the name's last word.
 
-    Returns:
-        As person_grounding, for all of them together; and `categories`, each by itself.
-
     Raises DataError: no caption names a category where it has boxes, or the model does not attend.
     """
     names = {one.category for each in boxes.values() for one in each} - {"", "person"}
     together = category_grounding(captioned, boxes, *names)
     if together is None:
         raise DataError("there are no boxes for images whose captions name their categories")
-    each = {name: category_grounding(captioned, boxes, name) for name in sorted(names)}
-    return {**together, "categories": {name: one for name, one in each.items() if one is not None}}
+    return together
 
 
 def category_grounding(

@@ -182,7 +182,7 @@ def _check_outputs(arguments: argparse.Namespace, read: Sequence[Path | None]) -
         if file.is_dir() or not os.access(file.parent, os.W_OK):
             raise OutputError(f"{file} cannot be written: choose another {option}")
     if report is not None:
-        files = [report / f"report.{suffix}" for suffix in ("json", "md", "html")]
+        files = [report / f"report.{suffix}" for suffix in ("json", "html")]
         for file in files:
             refuse_input("--report", file, read[1:])  # a report may lie in the folder of the data
             if predictions is not None and identity(file) & identity(predictions):

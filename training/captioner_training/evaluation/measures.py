@@ -174,7 +174,6 @@ class CaptionSet:
         return {
             "words": {
                 "mean": float(lengths.mean()),
-                "deviation": float(lengths.std()),
                 "shortest": int(lengths.min()),
                 "longest": int(lengths.max()),
             },

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they import torch, and --help is to be there at once
     from captioner_training.evaluation.inputs import EvaluationInputs
     from captioner_training.evaluation.measures import CaptionedSplit
     from captioner_training.evaluation.report import ImageRow
-    from captioner_training.pages.gallery import Gallery
+    from captioner_training.report.gallery import Gallery
 
 HELP = "Score a checkpoint on a split of a data set, prepared or in COCO's captions format."
 EXAMPLES = """examples:
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file("--predictions", help="write the captions there; .json: as COCO results")
     file("--save", help="write the checkpoint there with these scores, and its trust")
     add("--version", metavar="TEXT", help="of what --save writes; default: as it is")
-    file("--report", metavar="DIR", help="write report.html, report.md and report.json there")
+    file("--report", metavar="DIR", help="write report.html and report.json there")
     file("--compare", help="another report.json: the differences, in the report side by side")
     add("--open", action="store_true", help="show the report of --report")
     # fmt: on
@@ -97,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner_training.evaluation.inputs import read_inputs
     from captioner_training.evaluation.report import as_json, describe_data
-    from captioner_training.pages.page import write_report
-    from captioner_training.pages.table import draw_table
+    from captioner_training.report.evaluation import write_report
+    from captioner_training.report.table import draw_table
 
     read = [*(getattr(arguments, name) for name in _READ), arguments.checkpoint]
     inputs = read_inputs(arguments, read)
@@ -157,7 +157,7 @@ def _measure(
         compare_reports,
         measure_parts,
     )
-    from captioner_training.pages.gallery import Gallery
+    from captioner_training.report.gallery import Gallery
 
     options: dict[str, Any] = {
         "official": arguments.official, "training": inputs.training, "boxes": inputs.boxes,

@@ -1,4 +1,4 @@
-// The table of all images: words typed above it choose rows, a heading orders them.
+// The table of all images: a search filters its rows, a click on a heading sorts them.
 const table = document.querySelector("#images");
 if (table) {
   const body = table.tBodies[0], rows = [...body.rows];

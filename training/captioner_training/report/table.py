@@ -7,31 +7,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from captioner.terminal import in_a_line
-from captioner_training.pages.figures import SCORES, Part, main_scores, part_of
+from captioner_training.report.numbers import SCORES, Part, main_scores, part_of
 
 __all__ = ["draw_table"]
 
 Report = Mapping[str, Any]
 
 _COLUMNS = 80
-_NAMES = 15  # columns, for what a line is about
-_CELL = 26  # columns, for a score and its interval
+_NAMES = 15  # columns of the names
+_CELL = 26  # columns of a score and its interval
 
 
 def draw_table(report: Report) -> str:
-    """Say what was scored, and how; then the scores; then what else was measured, a line each.
+    """Return the settings, the scores and one line for each other measure.
 
     Args:
         report: what `captioner evaluate --json` prints.
     """
-    rest = "\n".join(_line(*each) for each in _measures(report))
-    parts = ["\n".join(_line(*each) for each in _head(report)), "\n".join(_scores(report)), rest]
+    head = "\n".join(_line(*line) for line in _head(report))
+    rest = "\n".join(_line(*line) for line in _measures(report))
     end = "In brackets: 95 % intervals over images. All numbers: --json, --report DIR."
-    return "\n\n".join(filter(None, [*parts, end]))
+    return "\n\n".join(filter(None, [head, "\n".join(_scores(report)), rest, end]))
 
 
 def _line(name: str, text: str) -> str:
-    """Write a line; what is too long for it goes on below."""
+    """Format a line; text that is too long continues below."""
     return textwrap.fill(
         in_a_line(text),
         _COLUMNS,
@@ -44,31 +44,31 @@ def _line(name: str, text: str) -> str:
 
 def _head(report: Report) -> Iterator[tuple[str, str]]:
     split, checkpoint = report["split"], report.get("checkpoint")
-    of = f"{split['name']} of " if "name" in split else ""
-    many = f"{split['images']:,} images, {split['references']:,} captions by people"
-    yield "split", f"{of}{report['data']}: {many}"
+    name = f"{split['name']} of " if "name" in split else ""
+    size = f"{split['images']:,} images, {split['references']:,} reference captions"
+    yield "split", f"{name}{report['data']}: {size}"
     if checkpoint:
         style = f", style {report['style']}" if "style" in report else ""
         order = ", consensus" if report.get("consensus") else ""
         how = f"beam size {report['beam_size']}{order}{style}, {report['dtype']}"
         yield "checkpoint", f"{_name(checkpoint)}, {how}"
     else:
-        part = f", for {report['scored']:,} of the images: no score of the split"
+        part = f", only {report['scored']:,} of the images: not a score of the split"
         yield "captions", f"{report['predictions']}{part * (report['scored'] < split['images'])}"
     if part_of(report, "pycocoevalcap") is not None:
         yield "scorer", "pycocoevalcap, on COCO's tokens (PTB)"
     else:
-        yield "scorer", "on Treebank tokens: published scores are on COCO's (--official)"
+        yield "scorer", "on Treebank tokens; published scores use COCO's (--official)"
     frequencies = report["document_frequencies"]
     if frequencies["hash"] != split["hash"]:
         yield "", f"CIDEr with the document frequencies of {frequencies['images']:,} images"
 
 
-def _name(made_by: object) -> str:
-    """Call a checkpoint, or a file of captions, by its name."""
-    if isinstance(made_by, Mapping):
-        return f"{made_by['name']}, version {made_by['version']}"
-    return str(made_by)
+def _name(source: object) -> str:
+    """Return the name of a checkpoint or a file of captions."""
+    if isinstance(source, Mapping):
+        return f"{source['name']}, version {source['version']}"
+    return str(source)
 
 
 def _scores(report: Report) -> Iterator[str]:
@@ -94,20 +94,22 @@ def _measures(report: Report) -> Iterator[tuple[str, str]]:
         length = f"{words['mean']:.1f} words, {words['shortest']} to {words['longest']}"
         yield "captions", f"{length}; {part['distinct']:.1f} % distinct{new}"
     if (part := part_of(report, "captions", "hallucination")) is not None and "CHAIR_i" in part:
-        yield "CHAIR-i", f"{part.text('CHAIR_i')} % of the objects named are not there"
+        yield "CHAIR-i", f"{part.text('CHAIR_i')} % of the named objects are absent"
     if (part := part_of(report, "calibration")) is not None:
-        yield "calibration", f"{part.text('error')} percentage points off"
-        yield "cross-entropy", f"{part.text('cross_entropy', 3)} nats a token"
+        yield "calibration", f"error {part.text('error')} points"
+        yield "cross-entropy", f"{part.text('cross_entropy', 3)} nats per token"
     for key, name in (("person_boxes", "people"), ("object_boxes", "other objects")):
         if (part := part_of(report, key)) is not None:
             uniform = part.text("uniform", 2).partition(" ")[0]
             yield "attention", f"{part.text('attention', 2)} on {name}, if uniform {uniform}"
     if (part := part_of(report, "deletion", "content")) is not None:
-        yield "deletion", f"words for things lose {part.text('effect', 3)} nats"
+        yield "deletion", f"effect {part.text('effect', 3)} nats for content words"
     for kind in ("words", "captions", "objects"):
         if (part := part_of(report, "trust", kind)) is not None:
-            error = part.text("error")
-            yield "trust", f"AUROC {part.text('auroc', 3)} of {kind}, {error} points off"
+            yield (
+                "trust",
+                f"{kind}: AUROC {part.text('auroc', 3)}, error {part.text('error')} points",
+            )
     if (part := part_of(report, "familiarity")) is not None:
         yield "familiarity", f"AUROC {part.text('auroc', 3)} against other pictures"
     if (part := part_of(report, "comparison")) is not None:

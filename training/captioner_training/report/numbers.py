@@ -1,4 +1,4 @@
-"""A report as a reader wants it: numbers with intervals, what is missing, what it is about."""
+"""Numbers of an evaluation report with their intervals, and its facts as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCORES = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR")
 
 
 class Part:
-    """A part of a report: scores by name, each with an interval where there is one."""
+    """A part of a report: numbers by name, some with a 95 % interval."""
 
     def __init__(self, values: Report) -> None:
         self.values = values
@@ -38,13 +38,13 @@ class Part:
         return float(self.values[name])
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Give the ends of the interval; the value itself where there is none."""
+        """Return the ends of an interval, or the number itself twice if it has none."""
         low, high = self._intervals.get(name) or (None, None)
         value = self[name]
         return (value if low is None else low), (value if high is None else high)
 
     def text(self, name: str, digits: int = 1) -> str:
-        """Write `26.0 [23.6, 28.4]`, or a dash."""
+        """Format as `26.0 [23.6, 28.4]`, or as a dash if there is no number."""
         if name not in self:
             return "–"
         if self._intervals.get(name) is None:
@@ -54,12 +54,12 @@ class Part:
 
 
 def number(value: object, digits: int = 1) -> str:
-    """Write a number, or a dash where there is none."""
+    """Format a number, or a dash for anything else."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) else "–"
 
 
 def part_of(report: Report, *names: str) -> Part | None:
-    """Find a part by the names that lead to it; None where it is not there, or failed."""
+    """Return the part at a path of names, or None if it is absent or failed."""
     value: Any = report
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -69,7 +69,7 @@ def part_of(report: Report, *names: str) -> Part | None:
 
 
 def missing_parts(report: Report) -> Iterator[tuple[str, str]]:
-    """Name the parts that failed, with what went wrong."""
+    """Yield the name and the error of each part that failed."""
     for name, value in report.items():
         error = value.get("error") if isinstance(value, Mapping) else None
         if isinstance(error, Mapping):
@@ -77,48 +77,48 @@ def missing_parts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def main_scores(report: Report) -> tuple[Part | None, Part | None]:
-    """Find the scores of the model and of people: COCO's where they were asked for."""
+    """Return the scores of the model and of people, on COCO's tokens if those were measured."""
     name = "nltk" if part_of(report, "pycocoevalcap") is None else "pycocoevalcap"
     return part_of(report, name), part_of(report, name, "human")
 
 
 def title(report: Report) -> tuple[str, str]:
-    """Say what was captioned, by whom: a heading, and a sentence."""
+    """Return the heading of a report and a sentence below it."""
     name = Path(str(report["data"])).stem or str(report["data"])
     split, checkpoint = report["split"], report.get("checkpoint")
     if checkpoint:
-        by = f"{checkpoint['name']} (version {checkpoint['version']})"
+        author = f"{checkpoint['name']} (version {checkpoint['version']})"
     else:
-        by = Path(str(report["predictions"])).name
+        author = Path(str(report["predictions"])).name
     count = report.get("scored", split["images"])
     return (
         f"Captions of {name}",
-        f"{by} on {count:,} photos, for which people wrote {split['references']:,} captions.",
+        f"{author} on {count:,} photos with {split['references']:,} reference captions.",
     )
 
 
 def circumstances(report: Report) -> Iterator[tuple[str, str]]:
-    """List what decides the scores."""
+    """Yield the settings that decide the scores."""
     split, checkpoint = report["split"], report.get("checkpoint")
     yield "data", str(report["data"])
     yield "split", f"{split['images']:,} images, {split['references']:,} references"
-    yield "hash of the split", str(split["hash"])
-    for name, whose in (("pycocoevalcap", "COCO's"), ("nltk", "without Java")):
+    yield "split hash", str(split["hash"])
+    for name, whose in (("pycocoevalcap", "COCO"), ("nltk", "without Java")):
         if tokens := report.get(name, {}).get("tokenizer"):
-            yield f"tokens, {whose}", str(tokens)
+            yield f"tokens ({whose})", str(tokens)
     frequencies = report["document_frequencies"]
     yield (
-        "CIDEr's document frequencies",
-        f"of {frequencies['images']:,} images, hash {frequencies['hash']}",
+        "CIDEr document frequencies",
+        f"{frequencies['images']:,} images, hash {frequencies['hash']}",
     )
     if not checkpoint:
         yield "captions", str(report["predictions"])
         return
     yield "checkpoint", f"{checkpoint['name']}, version {checkpoint['version']}"
-    yield "hash of the checkpoint", str(checkpoint["hash"])
+    yield "checkpoint hash", str(checkpoint["hash"])
     yield "beam size", str(report["beam_size"])
-    if "consensus" in report:  # not in older ones
-        yield "sentences are chosen by", "consensus" if report["consensus"] else "likelihood"
+    if "consensus" in report:  # older reports have none
+        yield "sentence chosen by", "consensus" if report["consensus"] else "likelihood"
     if "style" in report:
-        yield "style of the captions", str(report["style"])
-    yield "arithmetic", str(report["dtype"])
+        yield "style", str(report["style"])
+    yield "dtype", str(report["dtype"])

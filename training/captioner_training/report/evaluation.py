@@ -1,0 +1,151 @@
+"""The report of `captioner evaluate --report`: report.html and report.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from captioner.files import replace_file
+from captioner_training.evaluation.report import ImageRow, as_json
+from captioner_training.report.gallery import Gallery
+from captioner_training.report.numbers import (
+    SCORES,
+    Part,
+    circumstances,
+    main_scores,
+    missing_parts,
+    number,
+    part_of,
+    title,
+)
+from captioner_training.report.plots import Plot, histogram, reliability_plot, review_plot
+from captioner_training.report.template import render
+
+__all__ = ["draw_page", "write_report"]
+
+Report = Mapping[str, Any]
+
+_SHOWN = 12  # best and worst captions: fills rows of two, three and four
+_ACROSS = 4  # photos per row of a wide page
+_EXAMPLES = 3  # captions with the attention of their words
+_KINDS = {
+    "content": "content words, gate open",
+    "content_shut_gate": "content words, gate shut",
+    "function": "function words",
+}
+_CARDS = ("CIDEr", "BLEU-4", "ROUGE-L", "METEOR")
+
+
+def write_report(folder: Path, report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> None:
+    """Write report.html and report.json, which has the images as `per_image`.
+
+    Raises OutputError: a file cannot be written.
+    """
+    whole = {**report, "per_image": [row.record() for row in rows]}
+    texts = {
+        "report.json": json.dumps(as_json(whole), indent=1) + "\n",
+        "report.html": draw_page(report, rows, gallery),
+    }
+    for name, text in texts.items():
+        with replace_file(folder / name) as file:
+            file.write(text.encode(errors="backslashreplace"))  # file names may not be UTF-8
+
+
+def draw_page(report: Report, rows: Sequence[ImageRow], gallery: Gallery) -> str:
+    """Return the HTML page.
+
+    Args:
+        report: what `captioner evaluate --json` prints.
+        rows: one per image.
+        gallery: the photos of the rows.
+    """
+    heading, lead = title(report)
+    model, people = main_scores(report)
+    order = sorted(range(len(rows)), key=lambda at: (rows[at].cider, rows[at].rouge_l))
+    shown = min(_SHOWN, len(rows) // 2)
+    shown -= shown % _ACROSS if shown > _ACROSS else 0
+    failed = [f"{name} failed: {problem}" for name, problem in missing_parts(report)]
+    kinds = ((name, part_of(report, "deletion", key)) for key, name in _KINDS.items())
+    boxes = (("people", "person_boxes"), ("other objects", "object_boxes"))
+    return render(
+        "evaluation.html",
+        SCORES=SCORES,
+        best=order[::-1][:shown],
+        cards=list(_cards(model, people)),
+        changed=_changed(rows),
+        deletion=[(name, part) for name, part in kinds if part is not None],
+        examples=_examples(rows, gallery),
+        facts=list(circumstances(report)),
+        gallery=gallery,
+        grounding=[(name, part) for name, key in boxes if (part := part_of(report, key))],
+        heading=heading,
+        lead=lead,
+        model=model,
+        notes=[report["comparable"], *report.get("problems", ()), *failed],
+        number=number,
+        part=partial(part_of, report),
+        people=people,
+        plots={
+            "ciders": histogram(
+                [row.cider for row in rows], title="CIDEr-D per caption", name="CIDEr-D", bins=24
+            ),
+            "review": review_plot((report.get("trust") or {}).get("review", ())),
+        },
+        reliability=list(_reliability(report)),
+        rows=rows,
+        worst=order[:shown],
+    )
+
+
+def _cards(model: Part | None, people: Part | None) -> Iterator[tuple[str, str, str]]:
+    for name in _CARDS if model is not None else ():
+        if model is not None and name in model:
+            low, high = model.interval(name)
+            about = f"{low:.1f} to {high:.1f}"
+            if people is not None and name in people:
+                about += f"; people {number(people[name])}"
+            yield number(model[name]), name, about
+
+
+def _changed(rows: Sequence[ImageRow]) -> list[tuple[str, list[int]]]:
+    """Return the photos whose captions differ most from those of the other report, both ways."""
+    change = {
+        at: row.cider - row.other_cider
+        for at, row in enumerate(rows)
+        if row.other_cider is not None and row.caption != row.other_caption
+    }
+    order = sorted(change, key=change.__getitem__)
+    ways = {
+        "Most improved": [at for at in order[::-1][:_ACROSS] if change[at] > 0],
+        "Most worsened": [at for at in order[:_ACROSS] if change[at] < 0],
+    }
+    return [(name, places) for name, places in ways.items() if places]
+
+
+def _reliability(report: Report) -> Iterator[tuple[str, Plot, Part]]:
+    for names, what in (
+        (("calibration",), "next word of a reference"),
+        (("trust", "words"), "content words"),
+        (("trust", "captions"), "captions (all content words right)"),
+        (("trust", "objects"), "COCO objects"),
+    ):
+        if (part := part_of(report, *names)) is not None:
+            plot = reliability_plot(part.values["bins"], title=f"Reliability: {what}")
+            yield what, plot, part
+
+
+def _examples(
+    rows: Sequence[ImageRow], gallery: Gallery
+) -> list[tuple[ImageRow, str, list[tuple[str, str]]]]:
+    """Return the best, the median and the worst caption with the attention of their words."""
+    order = sorted(range(len(rows)), key=lambda at: -rows[at].cider)
+    last, parts = len(order) - 1, range(_EXAMPLES) if rows else ()
+    examples = []
+    for at in dict.fromkeys(order[last * part // (_EXAMPLES - 1)] for part in parts):
+        maps, picture = gallery.maps(at), gallery.picture(at)
+        if maps and picture is not None:
+            examples.append((rows[at], picture, maps))
+    return examples
