@@ -176,7 +176,7 @@ def test_a_split_of_test_that_cannot_be_read_costs_no_run(
     (tmp_path / "place" / "data" / "test-00.tar").unlink()
     said = train(run_main, tmp_path / "place", tmp_path / "run")
     assert re.search("^test: .*/data/", said, re.MULTILINE)
-    assert "and there are 30 and 10" in said
+    assert "there are 30 and 10." in said
     assert (tmp_path / "run" / "report.html").is_file()
 
 
