@@ -44,7 +44,7 @@ def train(run: Run, place: Path, out: Path, *fields: object) -> str:
     return result.stderr
 
 
-def test_the_gain_is_told_on_photos_kept_apart_and_what_is_missing_is_made_again(
+def test_gain_is_measured_on_test_like_evaluate_and_missing_parts_are_made(
     run_main: Run, place: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
