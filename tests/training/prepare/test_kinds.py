@@ -77,7 +77,7 @@ def test_subfolders_called_as_splits_are_splits(
     found = prepared(run_main, tmp_path / "to", "folder", photos)
     assert {split: len(images) for split, images in found.items()} == {"train": 3, "val": 3}
     message = refused(run_main, tmp_path / "no", "folder", photos, "--val", 0.5, status=2)
-    assert "has splits of its own" in message
+    assert "has the splits train, val from folders: --val and --test are for" in message
 
 
 def test_csv_rows_of_an_image_belong_together(run_main: Run, photos: Path, tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_coco_json(run_main: Run, photos: Path, tmp_path: Path) -> None:
         "val": [("b/3.jpg", ["z", "zz"])],  # its own 7: another file, another image
     }
     for content, reason in (
-        ('{"images": []}', "there is no 'annotations'"),
-        ("7", "it is no object with images and annotations"),
+        ('{"images": [1], "annotations": []}', "images is not a list of objects"),
+        ('{"images": [{"file_name": "1.jpg"}], "annotations": []}', "there is no 'id'"),
     ):
         (tmp_path / "bad.json").write_text(content)
         message = refused(run_main, tmp_path / "no", "coco-json", tmp_path / "bad.json")
@@ -353,9 +353,10 @@ def test_all_problems_are_told_together_and_skip_bad_goes_on(
     assert lines["caption of an unknown image"].startswith("1 (image 99 in")
     assert lines["corrupt image"].startswith("2 (a/1.jpg is cut off or damaged")
     assert "text.jpg is not a JPEG, PNG" in lines["corrupt image"]
-    assert lines["image in two splits"] == (  # by its content, and by its file
-        "2 (a/0.jpg in train, copy-of-0.jpg in val; a/2.jpg in train, a/2.jpg in val)"
-    )
+    assert (  # by its content, and by its file
+        "note: copies in two splits, left out of one: 2 (a/0.jpg in train is copy-of-0.jpg in val; "
+        "a/2.jpg in train is a/2.jpg in val)"
+    ) in message
 
     result = run_main("prepare", *command, "--workers", 1, "--to", tmp_path / "to", "--skip-bad")
     assert result.returncode == 0, result.stderr

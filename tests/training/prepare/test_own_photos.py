@@ -37,10 +37,10 @@ def test_one_unreadable_sidecar_hides_nothing(run_main: Run, photos: Path, tmp_p
     for name in ("film.mov", "film2.mov", "notes.pdf", ".DS_Store"):
         (photos / name).write_text("x")
     said = prepare(run_main, tmp_path / "to", "folder", photos, status=1)
-    assert "unreadable captions: 1 (2.txt is not a text in UTF-8: save it again as UTF-8)" in said
+    assert "unreadable captions: 1 (2.txt is not a text file: save it as UTF-8)" in said
     assert "empty caption: 1 (3.jpg)" in said
-    assert "note: read as Windows-1252" in said and ": 1 (1.txt)" in said
-    assert "note: files that were not taken: 2 .mov, 1 .pdf\n" in said
+    assert "note: read as Windows-1252, not UTF-8: check accents: 1 (1.txt)" in said
+    assert "note: files that were not used: 2 .mov, 1 .pdf\n" in said
     said = prepare(run_main, tmp_path / "to", "folder", photos, "--skip-bad", "--val", 0)
     assert "left out: unreadable captions: 1, empty caption: 1" in said
     assert "note: no image is in val" in said
@@ -119,7 +119,7 @@ def test_names_that_look_the_same_are_the_same(
     run_main: Run, books: Path, tmp_path: Path, kind: str, listed: Callable[[str], str]
 ) -> None:
     names = [listed(f"Bück {n}.jpg") for n in range(8)]
-    table = tmp_path / f"{kind}.jsonl"
+    table = tmp_path / f"table.{'csv' if kind == 'csv' else 'jsonl'}"
     arguments: list[object] = ["jsonl", table, "--images", books]
     table.write_text("\n".join(json.dumps({"image": each, "caption": "a"}) for each in names))
     if kind == "csv":

@@ -1,7 +1,8 @@
-"""CSV and JSON lines as people write them: nothing lost, every guess said."""
+"""Tables as people write them: columns and headers found, captions in many forms."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
@@ -9,16 +10,11 @@ from zipfile import ZipFile
 import pytest
 
 from captioner import ConfigError, DataError
-from captioner_training.prepare.caption_files import (
-    csv_rows,
-    jsonl_rows,
-    read_table,
-    xlsx_rows,
-)
+from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import Problems
 
-Found = dict[str, tuple[str, ...]]
+Captions = dict[str, tuple[str, ...]]
 
 
 @pytest.fixture
@@ -26,10 +22,12 @@ def problems() -> Problems:
     return Problems()
 
 
-def read(tmp_path: Path, content: str | bytes, problems: Problems, **columns: object) -> Found:
-    table = tmp_path / "table.csv"
+def read(
+    tmp_path: Path, content: str | bytes, problems: Problems, name: str = "t.csv", **columns: object
+) -> Captions:
+    table = tmp_path / name
     table.write_bytes(content if isinstance(content, bytes) else content.encode())
-    images = read_table(table, csv_rows, Columns(**columns), problems)  # type: ignore[arg-type]
+    images = read_caption_file(table, Columns(**columns), problems)  # type: ignore[arg-type]
     return {image.file_name: image.captions for image in images}
 
 
@@ -57,29 +55,16 @@ def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) 
     ]
 
 
-def test_a_quotation_mark_that_is_never_closed_is_named(tmp_path: Path, problems: Problems) -> None:
-    rows = [f"{n}.jpg,caption {n}" for n in range(5)]
-    rows[1] = '1.jpg,"V" is what, she shows'
-    rows[2] = "2.jpg,\"a shop called Joe's"
-    found = read(tmp_path, "image,caption\n" + "\n".join(rows) + "\n", problems)
-    assert list(found) == ["0.jpg", "1.jpg"]
-    assert "quotation mark that is never closed: 1 (line 4 on)" in problems.report()
-    assert found["1.jpg"][0].endswith("is what, she shows")
-    # What is quoted well may have line ends inside.
-    table = 'image,caption\n1.jpg,"two\nlines, here"\n2.jpg,next\n'
-    assert read(tmp_path, table, problems) == {"1.jpg": ("two\nlines, here",), "2.jpg": ("next",)}
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_delimiters_are_found_by_the_first_row(
-    tmp_path: Path, problems: Problems, delimiter: str
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_headers_may_be_missing_or_below_the_separator(
+    tmp_path: Path, problems: Problems, separator: str
 ) -> None:
-    rows = f"1.jpg{delimiter}a dog; a cat, both\n2.JPG{delimiter}b\n"
+    rows = f"1.jpg{separator}a dog; a cat, both\n2.JPG{separator}b\n"
     wanted = {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)}
-    assert read(tmp_path, f"Image{delimiter}Caption\n{rows}", problems) == wanted
+    assert read(tmp_path, f"Image{separator}Caption\n{rows}", problems) == wanted
     assert read(tmp_path, rows, problems, image="1", captions=("2",)) == wanted
-    said = f"sep={delimiter}\nDatei{delimiter}Text\n{rows}"  # as Excel writes and reads it
-    assert read(tmp_path, said, problems, image="Datei") == wanted
+    excel = f"sep={separator}\nDatei{separator}Text\n{rows}"  # as Excel writes and reads it
+    assert read(tmp_path, excel, problems, image="Datei") == wanted
     assert not problems and not problems.notes()
 
 
@@ -88,8 +73,8 @@ def test_columns_of_a_table_without_a_header_are_numbered(
 ) -> None:
     table = "7,train,a.jpg,a dog runs\n8,val,b.jpg,a cat, black, sits\n"
     for columns in ({}, {"image": "3"}, {"image": "3", "captions": ("4",), "split": "2"}):
-        found = read(tmp_path, table, problems, **columns)
-        assert found == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
+        captions = read(tmp_path, table, problems, **columns)
+        assert captions == {"a.jpg": ("a dog runs",), "b.jpg": ("a cat, black, sits",)}
     assert "photos are named in the column 3, captions are those of 4: " in problems.notes()[0]
     with pytest.raises(ConfigError, match=r"the columns 1, 2: which one has the captions\? --cap"):
         read(tmp_path, "7,a.jpg\n8,b.jpg\n", problems)
@@ -111,55 +96,112 @@ def test_a_workbook_that_other_programs_wrote(tmp_path: Path, problems: Problems
     }
     for name, (part, change) in parts.items():
         with ZipFile(tmp_path / "whole.xlsx") as whole, ZipFile(tmp_path / name, "w") as other:
-            for one in whole.namelist():
-                content = whole.read(one)
-                other.writestr(one, change(content) if one.endswith(part) else content)
+            for member in whole.namelist():
+                content = whole.read(member)
+                other.writestr(member, change(content) if member.endswith(part) else content)
     for name in ("whole.xlsx", "narrow.xlsx"):  # the sheet is called one cell wide, and is not
-        found = read_table(tmp_path / name, xlsx_rows, Columns(), problems)
-        assert [image.captions for image in found] == [("a dog runs",), ("",)]
+        images = read_caption_file(tmp_path / name, Columns(), problems)
+        assert [image.captions for image in images] == [("a dog runs",), ("",)]
     for name in ("cut.xlsx", "cut-too.xlsx"):
         with pytest.raises(DataError, match=f"{name} cannot be read as a workbook"):
-            read_table(tmp_path / name, xlsx_rows, Columns(), problems)
+            read_caption_file(tmp_path / name, Columns(), problems)
 
 
-def test_encodings(tmp_path: Path, problems: Problems) -> None:
+def test_a_guessed_encoding_is_noted(tmp_path: Path, problems: Problems) -> None:
     table = "image,caption\n1.jpg,a café – open\n"
-    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
-        assert read(tmp_path, table.encode(encoding), problems) == {"1.jpg": ("a café – open",)}
+    assert read(tmp_path, table, problems) == {"1.jpg": ("a café – open",)}
     assert problems.notes() == []
     assert read(tmp_path, table.encode("cp1252"), problems) == {"1.jpg": ("a café – open",)}
-    assert "read as Windows-1252" in problems.notes()[0] and "table.csv" in problems.notes()[0]
-    for content in (b"\xff\xd8\xff\0\0binary", b"image,caption\n1.jpg,\x81\n"):
-        with pytest.raises(DataError, match=r"table\.csv is not a text in UTF-8"):
-            read(tmp_path, content, problems)
-    with pytest.raises(DataError, match=r"table\.csv has '\\x1b', a character that steers"):
-        read(tmp_path, b"image,caption\n1.jpg,a \x1b[2J dog\n", problems)
-    with pytest.raises(DataError, match=r"table\.csv is empty"):
+    assert "read as Windows-1252" in problems.notes()[0] and "t.csv" in problems.notes()[0]
+    with pytest.raises(DataError, match=r"t\.csv is empty"):
         read(tmp_path, " \n", problems)
 
 
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
-    table = tmp_path / "t.json"
-    table.write_text('[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n')
-    (found,) = read_table(table, jsonl_rows, Columns(), problems)
-    assert found.captions == ("a", "b")
+    text = '[\n{"image": "1.jpg", "caption": ["a", "b"]},\n3]\n'
+    assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b")}
     assert "item 2 is not a JSON object" in problems.report()
-    table.write_text("[]")
-    with pytest.raises(DataError, match="one a line is expected, or a list of them"):
-        read_table(table, jsonl_rows, Columns(), problems)
+    with pytest.raises(DataError, match="no JSON objects that name photos and captions"):
+        read(tmp_path, "[]", problems, "t.json")
 
 
 def test_columns_of_one_name_are_all_read(tmp_path: Path, problems: Problems) -> None:
     table = "Bild;Text;Text\n1.jpg;ein Hund im Schnee;ein Tier im Winter\n"
-    found = read(tmp_path, table, problems)
-    assert found == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
+    captions = read(tmp_path, table, problems)
+    assert captions == {"1.jpg": ("ein Hund im Schnee", "ein Tier im Winter")}
 
 
-def test_what_is_nested_too_deep_is_no_json_and_a_caption_in_a_cell(
+def test_deep_nesting_is_an_error_in_json_and_a_caption_in_a_cell(
     tmp_path: Path, problems: Problems
 ) -> None:
     deep = "[" * 100_000
-    (tmp_path / "t.jsonl").write_text(deep)
-    with pytest.raises(DataError, match="has no JSON objects"):
-        read_table(tmp_path / "t.jsonl", jsonl_rows, Columns(), problems)
+    with pytest.raises(DataError, match=r"t\.jsonl is not JSON: it is nested too deep"):
+        read(tmp_path, deep, problems, "t.jsonl")
     assert read(tmp_path, f"image,caption\n1.jpg,{deep}\n", problems) == {"1.jpg": (deep,)}
+
+
+SENTENCES = ("A dog runs.", "A cat sits.")
+KARPATHY = {
+    "dataset": "flickr30k",
+    "images": [
+        {"filename": "1.jpg", "imgid": 0, "split": "train",
+         "sentences": [{"raw": text, "tokens": text.lower().split()} for text in SENTENCES]}
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dataset_coco_fr.json", json.dumps(KARPATHY)),
+        ("words.json", json.dumps({"images": [
+            {"filename": "1.jpg", "split": "test", "sentences": [
+                {"tokens": text.split(" ")} for text in SENTENCES]}]})),
+        ("results.token", "".join(f"1.jpg#{n}\t{text}\n" for n, text in enumerate(SENTENCES))),
+        ("quoted.txt", "".join(f'1.jpg#{n} | "{text}"\n' for n, text in enumerate(SENTENCES))),
+        ("meta_cap.json", json.dumps({"1.jpg": {"caption": SENTENCES, "tags": "dog, grass"}})),
+        ("by-photo.json", json.dumps({"1.jpg": SENTENCES})),
+        ("hf.jsonl", json.dumps({"file_name": "1.jpg", "sentences": [{"raw": text, "sentid": n}
+            for n, text in enumerate(SENTENCES)]})),
+        ("annotations.csv", f'raw,sentids,split,filename,img_id\n"{list(SENTENCES)!s}",'
+            '"[0, 1]",train,1.jpg,0\n'),
+        ("coco.json", json.dumps({
+            "images": [{"id": 7, "file_name": "1.jpg"}],
+            "annotations": [{"image_id": "7", "caption": text} for text in SENTENCES]})),
+        ("coco-text.json", json.dumps({
+            "images": [{"id": "7", "file_name": "1.jpg"}],
+            "annotations": [{"image_id": 7, "caption": text} for text in SENTENCES]})),
+    ],
+)  # fmt: skip
+def test_formats_that_published_data_sets_have(
+    tmp_path: Path, problems: Problems, name: str, content: str
+) -> None:
+    for encoding in ("utf-8", "utf-16"):
+        assert read(tmp_path, content.encode(encoding), problems, name) == {"1.jpg": SENTENCES}
+        assert not problems
+
+
+def test_tags_are_captions_where_kohya_s_metadata_has_no_other(
+    tmp_path: Path, problems: Problems
+) -> None:
+    content = {"C:\\photos\\1": {"tags": "1girl, solo", "train_resolution": [512, 512]}}
+    assert read(tmp_path, json.dumps(content), problems, "meta_lat.json") == {
+        "C:\\photos\\1": ("1girl, solo",)
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"images": [{"filename": "1.jpg"}]}, "neither in COCO's captions format nor in Karpathy"),
+        ({"images": [], "annotations": 3}, "annotations is not a list of objects"),
+        ({"images": [{"file_name": "1.jpg"}], "annotations": []}, "there is no 'id'"),
+        ({"a": 1, "b": 2}, "no objects that name photos and captions"),
+        (7, "no JSON objects that name photos and captions"),
+    ],
+)
+def test_json_of_another_format_is_named(
+    tmp_path: Path, problems: Problems, content: object, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, json.dumps(content), problems, "t.json")

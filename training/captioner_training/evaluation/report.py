@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import CaptionerError, DataError
+from captioner.tables import read_json
 from captioner.terminal import printable
 from captioner_training.evaluation.bootstrap import Table, mean_table, summary
 from captioner_training.evaluation.predictions import Target
-from captioner_training.prepare.listing import Problems, read_json
 
 __all__ = [
     "ImageRow",
@@ -147,7 +147,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
     Raises DataError: it cannot be read, or is none.
     """
-    report = read_json(path, Problems())
+    report = read_json(path, name=str(path))
     keys = {"split", "document_frequencies", "per_image"}
     if isinstance(report, dict) and keys <= report.keys():
         return report

@@ -23,7 +23,7 @@ from captioner_training.prepare.caption_files import coco_images
 from captioner_training.prepare.download import Downloader, RemoteFile
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.originals import ImageFiles
-from captioner_training.prepare.selection import Fractions, SourceData, select
+from captioner_training.prepare.selection import SourceData, select
 
 __all__ = ["prepare_coco", "remote_files"]
 
@@ -132,7 +132,7 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
     places = ImageFiles([paths[f"{split}{year}.zip"] for split in ("train", "val")])
     return SourceData(
         name=f"coco{year}-{source['split']}",
-        images=select(listed, places, problems, fractions=Fractions(), published=True),
+        images=select(listed, places, problems).images,
         problems=problems,
         source=source,
         licence=_LICENCE,
@@ -143,7 +143,7 @@ def _split_anew(
     listed: Sequence[ListedImage], chosen: Mapping[int, str], problems: Problems
 ) -> list[ListedImage]:
     found = {
-        image.id: image._replace(split=chosen[image.id])
+        image.id: image._replace(split=chosen[image.id], split_from="Karpathy's split")
         for image in listed
         if isinstance(image.id, int) and image.id in chosen
     }

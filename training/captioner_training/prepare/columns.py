@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ from typing import Any
 
 from captioner.errors import ConfigError
 from captioner.paths import did_you_mean
-from captioner_training.prepare.listing import Problems, has_word, parse_json
+from captioner_training.prepare.listing import Problems, has_word
 from captioner_training.prepare.originals import image_suffix
+from captioner_training.prepare.splits import split_named
 
-__all__ = ["USUAL_NAMES", "Columns", "cell_captions", "names_photo"]
+__all__ = ["IMAGE_NAMES", "Columns", "cell_captions"]
 
 # What tables call these columns; capitals do not matter. Others are found by what they hold.
 _IMAGE = (
@@ -25,7 +28,10 @@ _CAPTION = (
     "caption", "captions", "text", "sentence", "sentences", "raw", "comment", "description",
     "alt_text",
 )  # fmt: skip
-USUAL_NAMES = frozenset((*_IMAGE, *_CAPTION))
+_IN_OBJECT = ("raw", *_CAPTION, "tags")  # kohya's captions may be tags
+IMAGE_NAMES = frozenset(_IMAGE)
+_USUAL_NAMES = IMAGE_NAMES | frozenset(_CAPTION)
+_SPLIT = ("split", "set", "subset", "partition")
 _NUMBERED = re.compile(r"(.*?)[ _-]?\d+")  # caption_1, Beschreibung 2
 _LOOKED_AT = 200  # rows, spread over the table
 _TRIED = 20  # names that are looked for among the photos
@@ -81,17 +87,18 @@ class Columns:
         if asked:
             raise ConfigError(f"{have}: {', and '.join(asked)}")
         found = {name for name in (image, *captions) if name} - {*self.named()}
-        if any(name.lower() not in USUAL_NAMES for name in found):
+        if any(name.lower() not in _USUAL_NAMES for name in found):
             problems.note(
                 f"photos are named in the column {image}, captions are those of "
                 f"{', '.join(captions)}: --image-column and --caption-column name others"
             )
-        split = self.split or _first(("split",), [one for one in names if one not in captions])
+        others = {name: each for name, each in cells.items() if name not in (image, *captions)}
+        split = self.split or _split_column(others)
         return Columns(image=image, captions=captions, split=split)
 
     def _photos(self, cells: Mapping[str, Sequence[object]]) -> str | None:
         """Find the column whose values are photos: by their suffixes, else among the photos."""
-        counts = {name: sum(map(names_photo, each)) for name, each in cells.items()}
+        counts = {name: sum(map(_names_photo, each)) for name, each in cells.items()}
         most = max(counts.values(), default=0)
         found = [
             name for name, count in counts.items() if 2 * count > max(len(cells[name]), most - 1)
@@ -107,11 +114,11 @@ class Columns:
         return _first(_IMAGE, found) or next(iter(found), None) or _first(_IMAGE, [*cells])
 
 
-def names_photo(cell: object) -> bool:
+def _names_photo(cell: object) -> bool:
     """Whether a cell is the name of a photo, or holds one, as Hugging Face's tables do."""
     if isinstance(cell, Mapping):
         return isinstance(cell.get("bytes"), bytes) or bool(cell.get("path"))
-    return isinstance(cell, str) and bool(image_suffix(cell.strip()))
+    return isinstance(cell, bytes) or (isinstance(cell, str) and bool(image_suffix(cell.strip())))
 
 
 def _is_short(cell: object) -> bool:
@@ -120,14 +127,42 @@ def _is_short(cell: object) -> bool:
 
 
 def cell_captions(value: object) -> list[str]:
-    """Read one caption, or a list of them; a CSV cell may hold a JSON list."""
+    """Read one caption or a list of them.
+
+    A cell of a text table may hold a JSON or Python list; a caption may be an object with `raw`.
+    """
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, value)
+        value = _parse_list(value)
     if isinstance(value, str):
         return [value]
+    if isinstance(value, Mapping):
+        if name := next((name for name in _IN_OBJECT if value.get(name)), None):
+            return cell_captions(value[name])
+        tokens = value.get("tokens")
+        return [" ".join(map(str, tokens)) if isinstance(tokens, list) else ""]
     if isinstance(value, list):
-        return [one if isinstance(one, str) else "" for one in value]
+        return [text for item in value for text in (cell_captions(item) or [""])]
     return []
+
+
+def _parse_list(text: str) -> object:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def _split_column(cells: Mapping[str, Sequence[object]]) -> str | None:
+    """Find the column of splits: by its name, else by its values."""
+    if named := _first(_SPLIT[:1], [*cells]):
+        return named
+    for name, values in cells.items():
+        splits = {split_named(value) if isinstance(value, str) else None for value in values}
+        if splits and None not in splits and (len(splits) > 1 or name.lower() in _SPLIT):
+            return name
+    return None
 
 
 def _is_filled(cell: object) -> bool:

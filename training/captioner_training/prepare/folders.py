@@ -1,18 +1,20 @@
-"""Data sets that are a folder: photos with their captions beside them, and Flickr8k."""
+"""Data sets that are a folder: captions beside photos, tables, shards, and Flickr8k."""
 
 from __future__ import annotations
 
 import filecmp
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.errors import DataError
+from captioner.errors import ConfigError, DataError
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner_training.prepare.caption_files import csv_rows, read_table
+from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.listing import ListedImage, Problems, read_json, read_text
+from captioner_training.prepare.listing import ListedImage, Problems, read_text
 from captioner_training.prepare.originals import composed, folded, walk
-from captioner_training.prepare.selection import SPLIT_NAMES
+from captioner_training.prepare.splits import splits_of_files
+from captioner_training.prepare.webdataset import has_captions, read_shards
 
 __all__ = ["read_flickr8k", "read_folder"]
 
@@ -23,55 +25,124 @@ _LISTS = {
     "val": "flickr_8k.devimages.txt",
     "test": "flickr_8k.testimages.txt",
 }
-_ABOUT = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt", *_LISTS.values())
+_FLICKR8K = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt")
 
 
-def read_folder(folder: Path, problems: Problems) -> list[ListedImage]:
-    """Read photos with their captions beside them: photo.jpg, photo.txt, one caption a line.
+def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
+    """Read a folder of photos and captions; return them, and whether a table names the photos.
 
-    Where all photos are in subfolders called train, val or test, these are the splits.
+    In this order: Hugging Face's metadata tables; Parquet or WebDataset shards, if no photos lie
+    loose; captions beside each photo (photo.jpg, photo.txt); a table of captions.
 
-    Raises DataError: the folder cannot be read, or has no images.
+    Raises DataError: the folder cannot be read, or has no photos or captions.
     """
     files = list(walk(folder))
-    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    sidecars = {path for path in files if path.suffix.lower() in _SIDECARS}
-    kinds = Counter(
-        path.suffix.lower() or "without a suffix"
-        for path in files
-        if path.suffix.lower() not in (*IMAGE_SUFFIXES, *_SIDECARS)
-    )
-    others = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
     if not files:
         raise DataError(f"{folder} is empty")
-    if not images:
-        raise DataError(f"{folder} has no images that can be read: it has {others or 'only texts'}")
+    photos = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    tables = [path for path in files if path.suffix.lower() in CAPTION_FILES]
+    if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
+        return _read_tables(metadata, folder, problems), True
+    if not photos:
+        shards = [path for path in files if path.suffix.lower() == ".tar" and has_captions(path)]
+        if shards:
+            return read_shards(shards, problems), True
+        if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
+            return _read_tables(parquet, folder, problems), True
+    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
+    if listing := _find_listing(photos, texts, tables, folder):
+        return _read_tables(listing, folder, problems), True
+    if not photos:
+        others = _count_suffixes(files, ())
+        raise DataError(f"{folder} has no photos that can be read; it has {others}")
+    return _read_sidecars(photos, texts, files, folder, problems), False
+
+
+def _find_listing(
+    photos: Sequence[Path], texts: set[Path], tables: Sequence[Path], folder: Path
+) -> list[Path]:
+    """Find the tables of captions of a folder without captions beside its photos."""
+    if any(path in texts for photo in photos for path in _beside(photo)):
+        return []
+    named = [path for path in tables if splits_of_files([path])[0]]
+    archives = any(path.suffix.lower() in (".zip", ".tar") for path in folder.iterdir())
+    if not (photos or archives):
+        return []
+    captions = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
+    listing = named if len(named) > 1 and len(named) == len(tables) else [*tables, *captions]
+    if len(listing) > 1 and listing != named:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in sorted(listing)[:5])
+        raise DataError(
+            f"{folder} has several tables ({names}): name the one with the captions, "
+            f"`captioner prepare csv TABLE --images {folder}`"
+        )
+    return listing
+
+
+def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
+    """Read tables whose photos are named from the table's own folder."""
+    listed: list[ListedImage] = []
+    for table, split in zip(tables, splits_of_files(tables), strict=True):
+        below = table.parent.relative_to(folder)
+        prefix = (below / table.stem).as_posix()
+        try:
+            images = read_caption_file(table, Columns(), problems, prefix=prefix)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; `captioner prepare csv {table} --images {folder}` has these options"
+            ) from error
+        for image in images:
+            if not image.location:
+                name = (below / image.file_name).as_posix()
+                is_named = image.id == image.file_name
+                image = image._replace(id=name if is_named else image.id, file_name=name)
+            if split and not image.split:
+                image = image._replace(split=split[0], split_from=split[1])
+            listed.append(image)
+    return listed
+
+
+def _read_sidecars(
+    photos: Sequence[Path],
+    texts: set[Path],
+    files: Sequence[Path],
+    folder: Path,
+    problems: Problems,
+) -> list[ListedImage]:
+    """Read photos with their captions beside them: photo.jpg, photo.txt, one caption a line."""
     problems.explain(
         "image without caption",
-        "captions are expected beside each photo: photo.jpg has photo.txt or photo.caption; "
-        "captions in one file are read by other kinds: `captioner prepare --help`",
+        "captions are expected beside each photo (photo.jpg has photo.txt or photo.caption), or "
+        "in one table: `captioner prepare csv TABLE --images FOLDER`",
     )
-    if others:
-        problems.note(f"files that were not taken: {others}")
-    tops = {path.relative_to(folder).parts[0].lower() for path in images}
-    beside = {image: _beside(image) for image in images}
-    used = {path for paths in beside.values() for path in paths} & sidecars
-    # What is called so but for capital letters, or in another form of ü, serves who has no other.
-    spelled = {folded(str(path)): path for path in sorted(sidecars - used)}
+    if others := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
+        problems.note(f"files that were not used: {others}")
+    beside = {photo: _beside(photo) for photo in photos}
+    used = {path for paths in beside.values() for path in paths} & texts
+    # A text that differs in case, or in another form of ü, serves a photo that has no other.
+    spelled = {folded(str(path)): path for path in sorted(texts - used)}
     listed = []
-    for image, paths in beside.items():
-        texts = [path if path in sidecars else spelled.get(folded(str(path))) for path in paths]
-        found = list(dict.fromkeys(filter(None, texts)))
-        used.update(found)
-        name = image.relative_to(folder).as_posix()
-        captions = _captions(found, folder, problems)
+    for photo, paths in beside.items():
+        own = [path if path in texts else spelled.get(folded(str(path))) for path in paths]
+        sidecars = list(dict.fromkeys(filter(None, own)))
+        used.update(sidecars)
+        name = photo.relative_to(folder).as_posix()
+        captions = _captions(sidecars, folder, problems)
         if captions is not None:
-            split = name.split("/")[0] if tops <= SPLIT_NAMES else None
-            listed.append(ListedImage(id=name, file_name=name, captions=captions, split=split))
-    for sidecar in sorted(sidecars - used):
+            listed.append(ListedImage(id=name, file_name=name, captions=captions))
+    for sidecar in sorted(texts - used):
         if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
             problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
     return listed
+
+
+def _count_suffixes(files: Sequence[Path], known: Sequence[str]) -> str:
+    suffixes = Counter(path.suffix.lower() for path in files)
+    return ", ".join(
+        f"{count:,} {suffix or 'without a suffix'}"
+        for suffix, count in suffixes.most_common()
+        if suffix not in known
+    )
 
 
 def _beside(image: Path) -> list[Path]:
@@ -96,73 +167,55 @@ def _captions(texts: list[Path], folder: Path, problems: Problems) -> tuple[str,
 
 
 def read_flickr8k(folder: Path, problems: Problems) -> tuple[list[ListedImage], list[Path]]:
-    """Read Flickr8k as it is distributed, and say where its images are.
+    """Read Flickr8k as it is distributed; return its images and their places.
 
     The captions are those of dataset_flickr8k.json (Karpathy), Flickr8k.token.txt (the original)
     or captions.txt (Kaggle); the splits those of dataset_flickr8k.json, or of
     Flickr_8k.trainImages.txt, Flickr_8k.devImages.txt and Flickr_8k.testImages.txt.
 
-    Raises DataError: the captions or the images are not there.
+    Raises DataError: the captions or the images are missing.
     """
     files = list(walk(folder))
     about = _about(folder, files)
     places = {path.parent for path in files if path.suffix.lower() in IMAGE_SUFFIXES}
     places |= {path for path in files if path.name.lower().endswith(("dataset.zip", ".tar"))}
     if not places:
-        raise DataError(f"{folder} has no images: put the folder or zip file of Flickr8k's there")
-    if karpathy := about.get("dataset_flickr8k.json"):
-        return _karpathy(karpathy, problems), sorted(places)
-    captions: dict[str, list[str]] = defaultdict(list)
-    for name, caption in _pairs(folder, about, problems):
-        captions[composed(name.split("#")[0])].append(caption)
+        raise DataError(f"{folder} has no images: put Flickr8k's folder or zip file there")
+    captions_file = next((about[name] for name in _FLICKR8K if name in about), None)
+    if captions_file is None:
+        raise DataError(f"{folder} has none of {', '.join(_FLICKR8K)}")
+    listed = read_caption_file(captions_file, Columns(), problems)
     lists = {split: about[name] for split, name in _LISTS.items() if name in about}
-    if not lists:
-        problems.note("there is no Flickr_8k.trainImages.txt: splits are drawn by --val and --test")
-        return [ListedImage(one, one, tuple(captions[one])) for one in captions], sorted(places)
-    listed = [
-        ListedImage(image, image, tuple(captions.get(image, ())), split)
-        for split, path in lists.items()
-        for image in map(str.strip, composed(read_text(path, problems)).splitlines())
-        if image
-    ]
-    if left_out := len(captions.keys() - {one.file_name for one in listed}):
-        problems.note(f"{left_out:,} images of no split were left out")
+    if lists and not any(image.split for image in listed):
+        listed = _split_by_lists(listed, lists, problems)
     return listed, sorted(places)
 
 
-def _about(folder: Path, files: list[Path]) -> dict[str, Path]:
+def _split_by_lists(
+    listed: Sequence[ListedImage], lists: dict[str, Path], problems: Problems
+) -> list[ListedImage]:
+    captions = defaultdict[str, tuple[str, ...]](tuple)
+    captions |= {composed(image.file_name): image.captions for image in listed}
+    split = [
+        ListedImage(name, name, captions[name], split, "Flickr_8k.*Images.txt")
+        for split, path in lists.items()
+        for name in map(str.strip, composed(read_text(path, problems, name=str(path))).splitlines())
+        if name
+    ]
+    if left_out := len(captions.keys() - {image.file_name for image in split}):
+        problems.note(f"{left_out:,} images of no split were left out")
+    return split
+
+
+def _about(folder: Path, files: Sequence[Path]) -> dict[str, Path]:
     """Find the files about the data set by lower-case name; DataError where two differ."""
-    found: dict[str, Path] = {}
-    for path in (path for path in files if path.name.lower() in _ABOUT):
-        other = found.setdefault(path.name.lower(), path)
-        if other != path and not filecmp.cmp(other, path, shallow=False):
-            raise DataError(
-                f"{folder} has more than one {path.name}, {other} and {path}, and they differ: "
-                "name the folder of the one that is meant"
-            )
-    return found
-
-
-def _karpathy(path: Path, problems: Problems) -> list[ListedImage]:
-    try:
-        return [
-            ListedImage(
-                id=image["filename"],
-                file_name=image["filename"],
-                captions=tuple(one["raw"] for one in image["sentences"]),
-                split=image["split"],
-            )
-            for image in read_json(path, problems)["images"]
-        ]
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is not in the format of Karpathy's splits: {error!r}") from error
-
-
-def _pairs(folder: Path, about: dict[str, Path], problems: Problems) -> list[tuple[str, str]]:
-    if token := about.get("flickr8k.token.txt"):
-        lines = (line.partition("\t") for line in read_text(token, problems).splitlines())
-        return [(name, caption) for name, _, caption in lines if name.strip()]
-    if kaggle := about.get("captions.txt"):
-        listed = read_table(kaggle, csv_rows, Columns(delimiter=","), problems)
-        return [(image.file_name, caption) for image in listed for caption in image.captions]
-    raise DataError(f"{folder} has none of dataset_flickr8k.json, Flickr8k.token.txt, captions.txt")
+    about: dict[str, Path] = {}
+    for path in files:
+        if (name := path.name.lower()) in (*_FLICKR8K, *_LISTS.values()):
+            other = about.setdefault(name, path)
+            if other != path and not filecmp.cmp(other, path, shallow=False):
+                raise DataError(
+                    f"{folder} has more than one {path.name}, {other} and {path}, and they differ: "
+                    "name the folder of the right one"
+                )
+    return about

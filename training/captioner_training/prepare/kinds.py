@@ -1,33 +1,28 @@
-"""The kinds of data set that are the user's own: a row each, at the end."""
+"""Read the kinds of data set that `captioner prepare` takes; each is a row of KINDS."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import expanded
-from captioner_training.prepare.caption_files import (
-    TableReader,
-    coco_images,
-    csv_rows,
-    jsonl_rows,
-    parquet_rows,
-    read_table,
-    xlsx_rows,
-)
+from captioner.tables import WORKBOOKS
+from captioner_training.prepare.caption_files import read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.folders import read_flickr8k, read_folder
 from captioner_training.prepare.listing import (
     ListedImage,
     Problems,
-    read_json,
 )
-from captioner_training.prepare.originals import ImageFiles, split_of
-from captioner_training.prepare.selection import SPLIT_NAMES, Fractions, SourceData, select
+from captioner_training.prepare.originals import ImageFiles, walk
+from captioner_training.prepare.selection import SourceData, select
+from captioner_training.prepare.splits import Fractions, splits_of_files
+from captioner_training.prepare.webdataset import read_shards
 
 if TYPE_CHECKING:
     from captioner.vocabulary import Tokenizer
@@ -57,7 +52,6 @@ class Listing:
     source: dict[str, Any]  # for the manifest
     from_others: bool = True  # its names may come from a stranger: links lead nowhere else
     missing_hint: str = "--images PLACE names other places"
-    published: bool = False  # its splits stay as they are
     licence: str | None = None
 
 
@@ -67,10 +61,10 @@ Reader = Callable[[Request, Problems], Listing]
 def read_source(kind: str, request: Request, *, fractions: Fractions | None = None) -> SourceData:
     """Read a data set of a kind, find its images and check everything.
 
-    `fractions` are the shares of images without a split; None: not asked for.
+    `fractions` are the shares of images without a split; None: not given.
 
     Raises:
-        ConfigError: the columns are not there; shares of a data set that has splits.
+        ConfigError: the columns are missing; shares of a data set that has splits.
         DataError: a file or the images cannot be read.
     """
     problems = Problems()
@@ -78,19 +72,20 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     name, listed = listing.name, listing.images
     if not listed and not problems:
         raise DataError(f"{name} lists no images")
-    if fractions and listed and all(image.split for image in listed):
-        raise ConfigError(f"{name} has splits of its own: --val and --test are for data without")
-    chosen = fractions or Fractions()
-    source = {"kind": kind, **listing.source}
-    if any(image.split is None for image in listed):
-        source |= {"val": chosen.val, "test": chosen.test}
     _note_language(listed, problems)
     files = ImageFiles(listing.places, links=not listing.from_others)
-    found = select(listed, files, problems, fractions=chosen, published=listing.published)
+    selection = select(listed, files, problems, fractions=fractions)
     problems.explain("missing image", listing.missing_hint)
-    _note_unused(files, listing, problems)
+    if listing.from_others:
+        for photo in files.unused():
+            remedy = "write a row for it, or leave it out"
+            problems.note("photos without a row", photo, file=photo, remedy=remedy)
     return SourceData(
-        name=name, images=found, problems=problems, source=source, licence=listing.licence
+        name=name,
+        images=selection.images,
+        problems=problems,
+        source={"kind": kind, **listing.source, "splits": selection.split_from},
+        licence=listing.licence,
     )
 
 
@@ -125,106 +120,95 @@ def _note_language(listed: Sequence[ListedImage], problems: Problems) -> None:
                 )  # fmt: skip
 
 
-def _note_unused(files: ImageFiles, listing: Listing, problems: Problems) -> None:
-    for name in files.unused() if listing.from_others else ():
-        problems.note(
-            "photos without a row", name, file=name, remedy="write a row for it, or leave it out"
-        )
-
-
-def _of_folder(path: Path, name: str, images: list[ListedImage]) -> Listing:
+def _folder(request: Request, problems: Problems) -> Listing:
+    paths = [expanded(path) for path in request.paths]
+    if all(path.suffix.lower() == ".tar" for path in paths):
+        images, from_others = read_shards(paths, problems), True
+    elif len(paths) == 1:
+        images, from_others = read_folder(paths[0], problems)
+    else:
+        raise ConfigError("name one folder, or tar files")
     return Listing(
-        name=name,
+        name=(paths[0] if len(paths) == 1 else _top(paths)).resolve().name.removesuffix(".tar"),
         images=images,
-        places=[path],
-        source={"path": str(path.resolve())},
-        from_others=False,  # a folder's own links may lead anywhere
+        places=[] if _all_inside(images) else paths,
+        source={"path": str(paths[0].resolve())}
+        if len(paths) == 1
+        else {"files": list(request.paths)},
+        from_others=from_others,  # a folder's own links may lead anywhere
         missing_hint="where several copies lie in one folder, name the folder of one",
     )
 
 
-def _folder(request: Request, problems: Problems) -> Listing:
-    path = expanded(request.paths[0])
-    name = path.resolve().name
-    # Hugging Face's imagefolder has tables beside its photos, in the folders of its splits.
-    readers = {suffix: kind.rows for kind in KINDS.values() for suffix in kind.suffixes}
-    found = sorted(one for way in ("", "*/") for one in path.glob(f"{way}metadata.*"))
-    tables = [(one, rows) for one in found if (rows := readers.get(one.suffix))]
-    if tables:
-        images = [one for table in tables for one in _metadata(*table, path, problems)]
-        return replace(_of_folder(path, name, images), from_others=True)
-    return _of_folder(path, name, read_folder(path, problems))
-
-
-def _metadata(
-    table: Path, rows: TableReader, folder: Path, problems: Problems
-) -> list[ListedImage]:
-    below = table.parent.relative_to(folder)
-    split = below.name if below.name in SPLIT_NAMES else None
-    try:
-        listed = read_table(table, rows, Columns(), problems)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}: options of the table's own kind, see `captioner prepare --help`; where the "
-            "captions lie beside the photos, rename the table"
-        ) from error
-    return [
-        one._replace(id=name, file_name=name, split=one.split or split)
-        for one in listed
-        for name in [(below / one.file_name).as_posix()]
-    ]
+def _all_inside(images: Sequence[ListedImage]) -> bool:
+    """Whether the files of captions contain the photos."""
+    return bool(images) and all(image.location for image in images)
 
 
 def _flickr8k(request: Request, problems: Problems) -> Listing:
     path = expanded(request.paths[0])
     images, places = read_flickr8k(path, problems)
-    return replace(
-        _of_folder(path, "flickr8k", images),
+    return Listing(
+        name="flickr8k",
+        images=images,
         places=places,
-        published=any(image.split for image in images),
+        source={"path": str(path.resolve())},
+        from_others=False,
+        missing_hint="where several copies lie in one folder, name the folder of one",
         licence=_FLICKR8K_LICENCE,
     )
 
 
-def _table(rows: TableReader, request: Request, problems: Problems) -> Listing:
-    """Read the tables of one data set, of which each may be a split."""
-    paths = [expanded(path) for path in request.paths]
-    beside = list(dict.fromkeys(path.parent for path in paths))
-    places: Sequence[str | Path] = request.images or beside
-    files = cache(lambda: ImageFiles(places))  # not before somebody asks
-    columns = replace(request.columns, is_photo=lambda name: files().has(name))
-    images = [
-        image if image.split else image._replace(split=split_of(path))
-        for path in paths
-        for image in read_table(path, rows, columns, problems)
+def _caption_files(request: Request, problems: Problems) -> Listing:
+    """Read the files of one data set; each may be a split."""
+    arguments = [
+        (split, path)
+        for split, named in map(_split_argument, request.paths)
+        for path in (_files_in(named) if named.is_dir() else [named])
     ]
-    if images and all(image.location for image in images):
-        places = []
+    paths = [path for _, path in arguments]
+    places: Sequence[str | Path] = request.images or list({path.parent: None for path in paths})
+    files = cache(lambda: ImageFiles(places))  # only when a name is looked up
+    columns = replace(request.columns, is_photo=lambda name: files().has(name))
+    images: list[ListedImage] = []
+    for (given, path), named in zip(arguments, splits_of_files(paths), strict=True):
+        split = (given, "the command line") if given else named
+        for image in read_caption_file(path, columns, problems, prefix=_prefix(path, paths)):
+            if split and (given or not image.split):
+                image = image._replace(split=split[0], split_from=split[1])
+            images.append(image)
+    of_file = {"path": str(paths[0].resolve())} if len(paths) == 1 else {"files": [*request.paths]}
     return Listing(
-        name=paths[0].stem if len(paths) == 1 else paths[0].resolve().parent.name,
+        name=paths[0].stem if len(paths) == 1 else _top(paths).name,
         images=images,
-        places=places,
-        source={"path": str(paths[0].resolve()), "images": list(request.images)}
-        if len(paths) == 1
-        else {"files": list(request.paths), "images": list(request.images)},
+        places=[] if _all_inside(images) else places,
+        source={**of_file, "images": list(request.images)},
     )
 
 
-def _coco_json(request: Request, problems: Problems) -> Listing:
-    listed: list[ListedImage] = []
-    files: list[Path] = []
-    for argument in request.paths:
-        split, equals, name = argument.partition("=")
-        path = expanded(name if equals else argument)
-        named = split if equals and split else None
-        listed += coco_images(read_json(path, problems), problems, name=str(path), split=named)
-        files.append(path)
-    return Listing(
-        name=files[0].resolve().parent.name,
-        images=listed,
-        places=request.images or [files[0].parent],
-        source={"files": list(request.paths), "images": list(request.images)},
-    )
+def _files_in(folder: Path) -> list[Path]:
+    """Return the Parquet files in a folder, as Hugging Face stores splits. Raises DataError."""
+    if paths := [path for path in walk(folder) if path.suffix.lower() == ".parquet"]:
+        return paths
+    raise DataError(f"{folder} is a folder: name the file in it, or use `prepare folder`")
+
+
+def _split_argument(argument: str) -> tuple[str | None, Path]:
+    """Read [SPLIT=]FILE; a file whose name has an equals sign is itself."""
+    split, equals, name = argument.partition("=")
+    if equals and split and "/" not in split and not expanded(argument).exists():
+        return split, expanded(name)
+    return None, expanded(argument)
+
+
+def _top(paths: Sequence[Path]) -> Path:
+    """Return the folder that all files share."""
+    return Path(os.path.commonpath([path.resolve().parent for path in paths]))
+
+
+def _prefix(path: Path, paths: Sequence[Path]) -> str:
+    """Name a file by its folders below the folder that all files share, and its stem."""
+    return path.resolve().relative_to(_top(paths)).with_suffix("").as_posix()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +222,7 @@ class Kind:
     help: str | None = None  # of the path
     several: bool = False  # paths may be named
     suffixes: tuple[str, ...] = ()  # of such files, in small letters
-    rows: TableReader | None = None  # of a table, whose columns may be named
+    has_columns: bool = False  # a table, whose columns may be named
     has_images: bool = True  # its images may lie elsewhere: --images
 
 
@@ -248,37 +232,41 @@ KINDS: Final = {
         examples=("folder photos --to ~/mine", "folder photos --to ~/mine --val 0.05 --test 0.05"),
         read=_folder,
         metavar="FOLDER",
-        help="photos, each with a .txt or .caption file of one caption per line, or with a "
-        "metadata.csv; subfolders train, val and test are splits",
+        several=True,
+        help="photos, each with a .txt or .caption file of one caption per line, or with a table "
+        "of captions; or Parquet files; or WebDataset shards, which may be named themselves",
         has_images=False,
     ),
     "csv": Kind(
-        summary="a CSV table, one row per caption",
+        summary="a table as text, one row per caption",
         examples=(
             "csv captions.csv --images photos --to ~/mine",
             "csv results.csv --image-column image_name --caption-column comment \\\n"
             "      --images photos.zip --to ~/mine",
         ),
-        read=partial(_table, csv_rows),
-        rows=csv_rows,
+        suffixes=(".csv", ".tsv", ".token"),
+        several=True,
+        read=_caption_files,
+        has_columns=True,
         help="with a header or without",
-        suffixes=(".csv", ".tsv"),
     ),
     "xlsx": Kind(
         summary="the first sheet of a workbook, as CSV",
         examples=("xlsx captions.xlsx --images photos --to ~/mine",),
-        read=partial(_table, xlsx_rows),
-        rows=xlsx_rows,
-        suffixes=(".xlsx", ".xlsm", ".xls", ".ods"),
+        suffixes=WORKBOOKS,
+        several=True,
+        read=_caption_files,
+        has_columns=True,
     ),
     "jsonl": Kind(
         summary="a file with one JSON object per line",
         examples=(
             "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
         ),
-        read=partial(_table, jsonl_rows),
-        rows=jsonl_rows,
-        suffixes=(".jsonl",),
+        suffixes=(".jsonl", ".ndjson"),
+        several=True,
+        read=_caption_files,
+        has_columns=True,
     ),
     "parquet": Kind(
         summary="Parquet tables, one row per caption or image, with the images inside or elsewhere",
@@ -287,21 +275,22 @@ KINDS: Final = {
             "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
         ),
         several=True,
-        read=partial(_table, parquet_rows),
-        rows=parquet_rows,
         suffixes=(".parquet",),
+        read=_caption_files,
+        has_columns=True,
     ),
     "coco-json": Kind(
-        summary="captions in COCO's json format",
+        summary="captions in COCO's or Karpathy's json format",
         examples=(
             "coco-json train=train.json val=val.json --images photos --to ~/mine",
+            "coco-json dataset_flickr30k.json --images flickr30k-images --to ~/mine",
             "coco-json captions.json --images 'photos-*.tar' --val 0.1 --to ~/mine",
         ),
-        read=_coco_json,
-        metavar="[SPLIT=]FILE",
-        help="json files with images and annotations",
         suffixes=(".json",),
         several=True,
+        read=_caption_files,
+        metavar="[SPLIT=]FILE",
+        help="json files in COCO's or Karpathy's format",
     ),
     "flickr8k": Kind(
         summary="Flickr8k as it is distributed",

@@ -1,25 +1,25 @@
-"""What a data set lists: its images with their captions, and what is wrong with them."""
+"""The images and captions that a data set lists, and the problems found in them."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-import json
+import re
+from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from captioner.errors import DataError
 from captioner.files import replace_file
-from captioner.paths import there_is_no
+from captioner.tables import Source, decode_text, read_bytes
+from captioner_training.prepare.locations import Location
 
 __all__ = [
     "PROBLEMS_FILE",
     "ListedImage",
     "Problems",
+    "clean_caption",
     "has_word",
-    "parse_json",
-    "read_json",
     "read_text",
 ]
 
@@ -27,14 +27,8 @@ PROBLEMS_FILE = "problems.csv"
 """Beside the manifest: everything that was left out or should be looked at, a row each."""
 
 _EXAMPLES = 5  # enough to see what they have in common
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-_FALLBACK_NOTE = "read as Windows-1252, because it is neither UTF-8 nor UTF-16; check its accents"
-# Control characters that no caption has: tabs and line ends are not among them.
-_BINARY = frozenset(map(chr, [*range(9), *range(14, 32), 127]))
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
+_CONTROL = dict.fromkeys([*range(32), 127], " ")
 
 
 class ListedImage(NamedTuple):
@@ -43,13 +37,14 @@ class ListedImage(NamedTuple):
     id: int | str
     file_name: str
     captions: tuple[str, ...]
-    split: str | None = None  # None: drawn by Fractions
+    split: str | None = None
+    split_from: str = ""  # what names the split: "the column split", "file names", "folders"
     licence: str | None = None
-    rows: tuple[str, ...] = ()  # where each caption stands, if that is known
-    location: Any = None  # an originals.Location; None: it is looked for by its name
+    rows: tuple[str, ...] = ()  # the place of each caption in its file, if known
+    location: Location | None = None  # None: looked for by name
 
     def row(self, caption: int = 0) -> str:
-        """Say where a caption stands, "" where that is not known."""
+        """Return the place of a caption in its file, "" if not known."""
         return self.rows[caption] if caption < len(self.rows) else ""
 
 
@@ -68,13 +63,10 @@ _REMEDIES = {
     "image without caption": "write a caption, or take the photo out",
     "empty caption": "write the caption, or delete the row",
     "incomplete row": "name the photo in this row, or delete the row",
-    "quotation mark that is never closed": "close it, or take it away",
-    "row with too many cells": "put quotation marks around the text",
     "caption that is no text": "write it as text",
     "caption of an unknown image": "add the photo, or delete the caption",
     "unreadable captions": "save the file again as UTF-8",
     "duplicate id": "give each photo an id of its own",
-    "image in two splits": "leave it in one of them",
 }
 
 
@@ -116,11 +108,6 @@ class Problems:
     def notes(self) -> list[str]:
         """Give all notes, a line a kind."""
         return [_line(kind, each) for kind, each in self._notes.items()]
-
-    def refuse(self, kind: str, name: str) -> None:
-        """Raise DataError for a file, called `name`, that has a kind of problem."""
-        if kind in self._problems:
-            raise DataError(f"{name} cannot be used: {_line(kind, self._problems[kind])}")
 
     def report(self) -> str:
         """Give all problems, a line a kind, each with its hint below."""
@@ -170,53 +157,23 @@ def _line(kind: str, problems: list[_Problem]) -> str:
 
 
 def has_word(text: str) -> bool:
-    """Whether there is a letter or a digit of any script in a text: emoji and dots are no words."""
+    """Whether a text has a letter or digit of any script; emoji and dots are not words."""
     return any(map(str.isalnum, text))
 
 
-def read_text(path: Path, problems: Problems, *, name: str | None = None) -> str:
-    """Read a text file in UTF-8, in UTF-16 with its mark, or in Windows-1252.
+def clean_caption(text: str) -> str:
+    r"""Return a caption as one line of valid UTF-8, its HTML entities replaced.
 
-    The last is a guess, which is noted in `problems` under `name`.
-
-    Raises DataError: it cannot be read, or it is not a text in any of these encodings.
+    >>> clean_caption("A dog &amp; a\n cat ")
+    'A dog & a cat'
     """
-    name = name or str(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(there_is_no("file", path)) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder: name the file in it") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    marked = next((one for mark, one in _MARKS.items() if content.startswith(mark)), None)
-    for encoding in (marked,) if marked else ("utf-8", "cp1252"):
-        try:
-            text = content.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        odd = next((sign for sign in text if sign in _BINARY), None)
-        if odd is None:
-            if encoding == "cp1252":
-                problems.note(_FALLBACK_NOTE, name)
-            return text
-        if encoding != "cp1252" and "\0" not in text:
-            raise DataError(f"{name} has {odd!a}, a character that steers a terminal: take it out")
-    raise DataError(f"{name} is not a text in UTF-8: save it again as UTF-8")
+    text = _ENTITY.sub(lambda entity: unescape(entity[0]), text)
+    return " ".join(text.translate(_CONTROL).encode("utf-8", "replace").decode().split())
 
 
-def parse_json(text: str, default: Any = None) -> Any:
-    """Parse JSON; `default` for what is none, or is nested deeper than Python can read."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return default
-
-
-def read_json(path: Path, problems: Problems) -> Any:
-    """Read a JSON file. Raises DataError."""
-    try:
-        return json.loads(read_text(path, problems))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+def read_text(source: Source, problems: Problems, *, name: str) -> str:
+    """Read a text file; note in `problems` that its encoding was guessed. Raises DataError."""
+    text, encoding = decode_text(read_bytes(source, name=name), name=name)
+    if encoding == "cp1252":
+        problems.note("read as Windows-1252, not UTF-8: check accents", name)
+    return text

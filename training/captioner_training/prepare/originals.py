@@ -1,51 +1,39 @@
-"""Where the original images lie: loose in folders, or inside tar, zip and Parquet files; names."""
+"""Find original images by name: loose in folders, or inside tar and zip files."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import stat
 import tarfile
 import unicodedata
 import zipfile
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from captioner.archives import open_zip, tar_members
-from captioner.errors import DataError, MissingExtraError
+from captioner.archives import tar_members
+from captioner.errors import DataError
 from captioner.paths import expanded, there_is_no
 from captioner.vision.header import IMAGE_SUFFIXES
-from captioner.vision.image import LARGEST_FILE
+from captioner_training.prepare.locations import Location, read_location
+from captioner_training.prepare.splits import splits_of_files
 
 __all__ = [
     "Found",
     "ImageFiles",
-    "Location",
     "base_name",
     "composed",
-    "equal_images",
     "folded",
     "folders_of",
     "image_suffix",
-    "open_parquet",
-    "read_location",
-    "split_of",
-    "stem",
+    "slashed",
     "walk",
 ]
 
 _ARCHIVES = (".tar", ".zip")
-# Hugging Face's tables begin with the split: train-00000-of-00002.parquet.
-_PART = re.compile(r"(\w+?)-\d+-of-\d+\.parquet")
 _NAMED = 5  # places; a data set in a hundred tar files would fill the screen
-_SAMPLE = 4096  # bytes from the middle: enough to tell nearly all photos of equal size apart
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -87,22 +75,6 @@ def base_name(path: str) -> str:
 def folders_of(path: str) -> str:
     """Give the folders before the base name, in small letters; "" where there are none."""
     return folded(slashed(path)).rpartition("/")[0]
-
-
-class Location(NamedTuple):
-    """The bytes of one original image."""
-
-    path: str  # of the file, or of the archive
-    offset: int  # in a Parquet file the row
-    size: int
-    member: str | None  # of a zip file, where they may be compressed; a Parquet file's column
-    stamp: int  # changes when the image does: modification time, or a zip file's own checksum
-    in_table: bool = False
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether it is a file by itself: in archives a header comes before."""
-        return self.member is None and self.offset == 0
 
 
 class Found(NamedTuple):
@@ -152,6 +124,18 @@ class ImageFiles:
         places = [*folders, *map(str, self._archives)]
         more = len(places) - _NAMED
         return ", ".join(places[:_NAMED]) + (f" and {more} more places" if more > 0 else "")
+
+    def split_of(self, location: Location) -> tuple[str, str] | None:
+        """Return the split that an archive or folder, one of several places, is named for."""
+        if not location.is_loose:
+            return self._place_splits.get(location.path)
+        parents = map(str, Path(location.path).parents)
+        return next(filter(None, map(self._place_splits.get, parents)), None)
+
+    @cached_property
+    def _place_splits(self) -> dict[str, tuple[str, str] | None]:
+        places = [*self._folders, *self._archives]
+        return dict(zip(map(str, places), splits_of_files(places), strict=True))
 
     def find(self, name: str) -> Found | None:
         """Look for an image by its path, then for the one that is called most like it.
@@ -208,7 +192,7 @@ class ImageFiles:
         name = slashed(name)
         # First as it is written: folders are not walked without need.
         exact = (self._loose(folder / name) for folder in self._folders)
-        if found := [Found(name, place) for place in exact if place]:
+        if found := [Found(self._below(name), place) for place in exact if place]:
             return found
         near = defaultdict[tuple[tuple[bool, ...], bool], list[Found]](list)
         for path, known in self._known.get(stem(base_name(name)), ()):
@@ -217,6 +201,13 @@ class ImageFiles:
             if location and distance is not None:
                 near[distance, not location.is_loose].append(Found(path, location))
         return near[min(near)] if near else []
+
+    def _below(self, name: str) -> str:
+        """Return an absolute name relative to the folder that it lies in."""
+        for folder in self._folders if name.startswith("/") else ():
+            if (path := Path(name)).is_relative_to(folder):
+                return path.relative_to(folder).as_posix()
+        return name
 
     @cached_property
     def _known(self) -> dict[str, list[tuple[str, Path | Location]]]:
@@ -299,115 +290,6 @@ def _members(archive: Path) -> Iterator[Found]:
         raise DataError(
             f"{archive} cannot be read as a zip file or an uncompressed tar file: {error}"
         ) from error
-
-
-def read_location(location: Location) -> bytes:
-    """Read an original image.
-
-    Raises OSError: it cannot be read, is too large, or its archive says that it is damaged.
-    """
-    if location.size > LARGEST_FILE:
-        raise OSError(f"{location.size:,} bytes are more than those of any photo")
-    if location.in_table and location.member is not None:
-        return _parquet_photo(location.path, location.member, location.offset)
-    if location.member is None:
-        with open(location.path, "rb") as file:  # noqa: PTH123 - one of a hundred thousand
-            file.seek(location.offset)
-            return file.read(location.size)
-    try:
-        with open_zip(location.path).open(location.member) as member:  # compares the checksum
-            return member.read(location.size)  # without a size, all that a bomb unpacks to
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise OSError(str(error)) from error  # RuntimeError: it is encrypted
-
-
-def split_of(path: Path) -> str | None:
-    """Give the split that the name of a file of Hugging Face's begins with."""
-    named = _PART.fullmatch(path.name)
-    return named[1] if named else None
-
-
-@contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a file, as pyarrow's ParquetFile.
-
-    Raises:
-        DataError: it is not there, or cannot be read.
-        MissingExtraError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("reading Parquet", "parquet") from error
-    if not path.is_file():
-        raise DataError(there_is_no("file", path))
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _parquet_photo(path: str, column: str, row: int) -> bytes:
-    """Read a photo inside a table; its row group is kept for the next one."""
-    ends = _group_ends(path)
-    group = next(at for at, end in enumerate(ends) if row < end)
-    first = ends[group - 1] if group else 0
-    photo: bytes = _photos(path, column, group)[row - first].as_py()["bytes"]
-    return photo
-
-
-@lru_cache(maxsize=2)
-def _photos(path: str, column: str, group: int) -> Sequence[Any]:
-    with open_parquet(Path(path)) as file:
-        # Not columns=[column]: that of a structure is called by its parts.
-        photos: Sequence[Any] = file.read_row_group(group).column(column)
-        return photos
-
-
-@lru_cache(maxsize=4)
-def _group_ends(path: str) -> list[int]:
-    with open_parquet(Path(path)) as file:
-        groups = range(file.metadata.num_row_groups)
-        return list(accumulate(file.metadata.row_group(one).num_rows for one in groups))
-
-
-def equal_images(locations: Sequence[Location]) -> list[list[int]]:
-    """Group the positions of images whose bytes are equal; nearly all groups have one.
-
-    Only images of equal size are read, and only those whose middles are equal are read whole.
-    """
-
-    def digest(location: Location) -> Hashable:
-        return hashlib.sha256(read_location(location)).digest()
-
-    groups = [list(range(len(locations)))]
-    for key in (lambda one: one.size, _middle, digest):
-        groups = [part for group in groups for part in _parted(group, locations, key)]
-    return sorted(groups)
-
-
-def _parted(
-    group: list[int], locations: Sequence[Location], key: Callable[[Location], Hashable]
-) -> Iterable[list[int]]:
-    if len(group) == 1:
-        return [group]
-    parts: dict[Hashable, list[int]] = defaultdict(list)
-    for index in group:
-        try:
-            parts[key(locations[index])].append(index)
-        except OSError:  # it is reported as a corrupt image
-            parts[index, "unreadable"].append(index)
-    return parts.values()
-
-
-def _middle(location: Location) -> Hashable:
-    if location.member is not None:
-        return location.stamp  # a zip file's checksum
-    skip = max(0, location.size - _SAMPLE) // 2
-    part = location._replace(offset=location.offset + skip, size=min(_SAMPLE, location.size))
-    return read_location(part)
 
 
 def walk(folder: Path, *, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

@@ -1,94 +1,43 @@
-"""Which of the images that a data set lists go into the prepared one, and into which split."""
+"""Select which listed images go into the prepared data set, and into which split."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
 from captioner.paths import is_web_address
-from captioner_training.prepare.listing import ListedImage, Problems, has_word
+from captioner_training.prepare.listing import ListedImage, Problems, clean_caption, has_word
+from captioner_training.prepare.locations import Location, equal_images
 from captioner_training.prepare.originals import (
     Found,
     ImageFiles,
-    Location,
     base_name,
     composed,
-    equal_images,
     folders_of,
     image_suffix,
+    slashed,
+)
+from captioner_training.prepare.splits import (
+    Fractions,
+    keep_rank,
+    split_in_folders,
+    split_named,
 )
 
-__all__ = ["SPLIT_NAMES", "Fractions", "SelectedImage", "SourceData", "select"]
+__all__ = ["SelectedImage", "Selection", "SourceData", "select"]
 
 _OTHER_NAMES = "images found by another name"
 _OTHER_REMEDY = "nothing, if it is the right photo: it is used"
-_FOR_TEST = 200  # images, from which on some are kept for a test unless the user says otherwise
 _COPIES = "copies of another photo"
-# What others call the three splits.
-_SPLITS = {
-    "training": "train",
-    "restval": "train",  # Karpathy's: COCO's validation images that are neither his val nor test
-    "validation": "val",
-    "valid": "val",
-    "dev": "val",
-    "testing": "test",
-}
-SPLIT_NAMES = frozenset({"train", "val", "test", *_SPLITS})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fractions:
-    """The shares of a data set without splits that become val and test.
-
-    test: None is a tenth from 200 images up, of which what is gained can be told, else nothing.
-    """
-
-    val: float = 0.1
-    test: float | None = None
-
-    def __post_init__(self) -> None:
-        test = self.test or 0
-        if not (0 <= self.val < 1 and 0 <= test < 1 and self.val + test < 1):
-            raise ConfigError(
-                f"--val {self.val} --test {self.test}: give fractions from 0 to 1, less than 1 "
-                "together"
-            )
-
-    def draw(self, keys: Sequence[int | str]) -> list[str]:
-        """Draw the split of each image by a hash of its id, so that others may come and go.
-
-        Chance may leave next to nothing for val where images are few. Then the images whose
-        hashes come next are taken too: half of what the fraction promises, and two of ten images
-        or more, are certain.
-        """
-        test = self.test
-        if test is None:  # val may leave less than that to train on
-            test = min(0.1, (1 - self.val) / 2) if len(keys) >= _FOR_TEST else 0.0
-        chances = [_chance(key) for key in keys]
-        vals = sum(chance < self.val for chance in chances)
-        tests = sum(chance < self.val + test for chance in chances) - vals
-        vals = max(vals, _least(self.val, len(keys)))
-        scored = vals + max(tests, _least(test, len(keys)))
-        splits = ["train"] * len(keys)
-        order = sorted(range(len(keys)), key=chances.__getitem__)
-        for rank, index in enumerate(order[:-1][:scored]):  # something is left to train on
-            splits[index] = "val" if rank < vals else "test"
-        return splits
-
-
-def _least(fraction: float, count: int) -> int:
-    return max(math.ceil(fraction * count / 2), 2 if count >= 10 else 1) if fraction else 0
-
-
-def _chance(key: int | str) -> float:
-    digest = hashlib.sha256(str(key).encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+_COPIES_REMEDY = "nothing: both are used, in the same split"
+_TWO_SPLITS = "copies in two splits, left out of one"
+_TWO_SPLITS_REMEDY = "nothing: test keeps the photo, else val; or remove one of the copies"
+_OUTSIDE = "photos outside any split, left out"
+_OUTSIDE_REMEDY = "name its split as for the others, or draw one with --val and --test"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +50,10 @@ class SelectedImage:
     captions: tuple[str, ...]
     split: str
     licence: str | None
-    row: str = ""  # where its first caption stands
+    row: str = ""  # the place of its first caption
 
     def identity(self) -> tuple[object, ...]:
-        """All that decides what is stored of it; not the folder, which may have another name."""
+        """Return all that decides what is stored of it; not the folder, which may be renamed."""
         return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
 
 
@@ -119,75 +68,130 @@ class SourceData:
     licence: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The selected images and the origin of their splits: "from folders", "drawn, 90/10/0"."""
+
+    images: list[SelectedImage]
+    split_from: str
+
+
 def select(
     listed: Iterable[ListedImage],
     files: ImageFiles,
     problems: Problems,
     *,
-    fractions: Fractions,
-    published: bool = False,
-) -> list[SelectedImage]:
+    fractions: Fractions | None = None,
+) -> Selection:
     """Check what a data set lists; keep what can be used, in its order.
 
-    `fractions` are the shares of images without a split. Splits that are `published` stay as they
-    are, images that two of them share included: scores on them must stay comparable.
+    Splits named by the data set are kept, and copies of a photo are in one split.
 
-    Raises DataError: a split has a name that cannot be a file's.
+    Args:
+        listed: the images.
+        files: the places of the original images.
+        problems: receives what cannot be used, and notes.
+        fractions: the shares to draw for images without a split. None: if no image has a split,
+            all are drawn by the default shares, else images without one are left out.
+
+    Raises:
+        ConfigError: fractions of a data set that has splits.
+        DataError: a split has a name that cannot be a file's.
     """
-    checked = list(_checked(listed, problems))
-    by_name = _find(checked, files, problems)
-    images = [image for image in checked if image.file_name in by_name and image.captions]
-    found = [by_name[image.file_name] for image in images]
-    groups = equal_images([one.location for one in found])
+    images = list(_unique(listed, problems))
+    by_name = _find(images, files, problems)
+    images = [_named_by_place(image, by_name.get(image.file_name), files) for image in images]
+    images = _without_vehicles(images, by_name.keys())
+    at = [position for position, image in enumerate(images) if image.file_name in by_name]
+    found = [by_name[images[position].file_name] for position in at]
+    groups = equal_images([original.location for original in found])
+    present = [images[position] for position in at]
+    splits, split_from = _assign(present, found, groups, fractions, problems)
+    outside = {position for position, split in zip(at, splits, strict=True) if split is None}
+    checked = {
+        position: _with_words(image, problems)
+        for position, image in enumerate(images)
+        if position not in outside
+    }
     selected = [
-        SelectedImage(
-            id=image.id,
-            file_name=_valid(image.file_name),
-            location=one.location,
-            captions=image.captions,
-            split=split,
-            licence=image.licence,
-            row=image.row(),
-        )
-        for image, one, split in zip(
-            images, found, _splits(images, found, groups, fractions), strict=True
-        )
+        _selected(checked[position], original.location, split)
+        if split is not None and checked[position].captions
+        else None
+        for position, original, split in zip(at, found, splits, strict=True)
     ]
-    left_out = _in_two_splits(selected, groups, problems, published=published)
-    _note_copies(images, found, groups, left_out, problems)
-    return _one_record_each(one for at, one in enumerate(selected) if at not in left_out)
+    _keep_copies_together(selected, groups, problems)
+    return Selection(images=_merge(filter(None, selected)), split_from=split_from)
 
 
-def _checked(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
-    """Yield each image once, its captions in one line each, its split under our name."""
+def _selected(image: ListedImage, location: Location, split: str) -> SelectedImage:
+    return SelectedImage(
+        id=image.id,
+        file_name=_valid(image.file_name),
+        location=location,
+        captions=image.captions,
+        split=split,
+        licence=image.licence,
+        row=image.row(),
+    )
+
+
+def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
+    """Yield each image of a split once, its split under our name."""
     ids: set[tuple[str | None, int | str]] = set()
     for image in listed:
         split = image.split and _split_name(image.split, image.file_name)
-        name = image.file_name
         if (split, image.id) in ids:
             example = f"{image.id} in {split}" if split else str(image.id)
-            problems.add("duplicate id", example, file=name, row=image.row())
+            problems.add("duplicate id", example, file=image.file_name, row=image.row())
             continue
         ids.add((split, image.id))
-        captions = [" ".join(_valid(caption).split()) for caption in image.captions]
-        worded = [at for at, caption in enumerate(captions) if has_word(caption)]
-        if not captions:
-            problems.add("image without caption", name, row=image.row())
-        for at in sorted({*range(len(captions))} - {*worded}):
-            problems.add("empty caption", name, row=image.row(at))
-        yield image._replace(
-            captions=tuple(captions[at] for at in worded),
-            split=split,
-            rows=tuple(image.row(at) for at in worded) or image.rows,
-        )
+        yield image._replace(split=split)
 
 
 def _split_name(name: str, file_name: str) -> str:
-    ours = name.strip().lower()
-    ours = _SPLITS.get(ours, ours)
+    ours = split_named(name) or name.strip().lower()
     if not re.fullmatch(r"[a-z0-9_]+", ours):
         raise DataError(f"{file_name} is in split {name!r}: name splits like train, val, test")
     return ours
+
+
+def _named_by_place(image: ListedImage, found: Found | None, files: ImageFiles) -> ListedImage:
+    """Give an image without a split the one that its folder or archive is named for."""
+    if image.split or not found:
+        return image
+    names = (slashed(image.file_name), found.name)
+    for split in map(split_in_folders, (name for name in names if not name.startswith("/"))):
+        if split:
+            return image._replace(split=split, split_from="folders")
+    if of_place := files.split_of(found.location):
+        return image._replace(split=of_place[0], split_from=of_place[1])
+    return image
+
+
+def _without_vehicles(images: Sequence[ListedImage], present: Container[str]) -> list[ListedImage]:
+    """Take a folder `train` for photos of trains where others lie beside it: bus, car, train."""
+    named = {image.split for image in images if image.split_from == "folders" and image.split}
+    outside = [image for image in images if not image.split and image.file_name in present]
+    if named == {"train"} and any(folders_of(image.file_name) for image in outside):
+        return [
+            image._replace(split=None) if image.split_from == "folders" else image
+            for image in images
+        ]
+    return list(images)
+
+
+def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
+    """Return an image with its captions in one line each; report those without words."""
+    captions = [clean_caption(caption) for caption in image.captions]
+    worded = [at for at, caption in enumerate(captions) if has_word(caption)]
+    if not captions:
+        problems.add("image without caption", image.file_name, row=image.row())
+    for at in sorted({*range(len(captions))} - {*worded}):
+        problems.add("empty caption", image.file_name, row=image.row(at))
+    return image._replace(
+        captions=tuple(captions[at] for at in worded),
+        rows=tuple(image.row(at) for at in worded) or image.rows,
+    )
 
 
 def _valid(text: str) -> str:
@@ -196,7 +200,7 @@ def _valid(text: str) -> str:
 
 
 def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) -> dict[str, Found]:
-    """Find the images by their names; report those that are missing, note what was not exact."""
+    """Find images by name; report missing ones, note those that have another name."""
     rows = {image.file_name: image.row() for image in images}
     found = {
         image.file_name: Found(image.file_name, image.location)
@@ -205,114 +209,128 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
         for image in images
     }
     claims = Counter(
-        place for _, place in {(composed(name), one.location) for name, one in found.items() if one}
+        place
+        for _, place in {
+            (composed(name), original.location) for name, original in found.items() if original
+        }
     )
-    for name, one in found.items():
-        moved = one and folders_of(name) != folders_of(one.name)
+    for name, original in found.items():
+        moved = original and folders_of(name) != folders_of(original.name)
         # In other folders than the name says it is a guess: not where another name means it too.
-        if one and moved and folders_of(name) and claims[one.location] > 1:
-            found[name] = one = None
-        if one is None:
+        if original and moved and folders_of(name) and claims[original.location] > 1:
+            found[name] = original = None
+        if original is None:
             problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
-        elif one.location.is_loose and moved:  # in archives that is usual
-            found_as = f"{name} at {one.location.path}"
+        elif original.location.is_loose and moved:  # in archives that is usual
+            found_as = f"{name} at {original.location.path}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
-        elif composed(base_name(one.name)) != composed(base_name(name)):
-            found_as = f"{name} is {one.name}"
+        elif composed(base_name(original.name)) != composed(base_name(name)):
+            found_as = f"{name} is {original.name}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
     hint = f"looked in {files}"
     if any(map(is_web_address, found)):
-        hint += "; what is named by URL has to be downloaded before"
+        hint += "; photos named by URL must be downloaded first"
     problems.explain("missing image", hint)
-    return {name: one for name, one in found.items() if one}
+    return {name: original for name, original in found.items() if original}
 
 
-def _keep_rank(split: str) -> tuple[int, str]:
-    """Order splits by who keeps an image that stands in two: what is scored before train."""
-    return {"test": 0, "val": 1}.get(split, 2), split
-
-
-def _splits(
+def _assign(
     images: Sequence[ListedImage],
     found: Sequence[Found],
     groups: Sequence[Sequence[int]],
-    fractions: Fractions,
-) -> list[str]:
-    """Take over the splits that are named, and draw the others; equal images stay together."""
-    named: list[str | None] = []
-    keys: list[int | str] = []
+    fractions: Fractions | None,
+    problems: Problems,
+) -> tuple[list[str | None], str]:
+    """Return the split of each image, None for those to leave out, and where splits come from."""
+    splits: list[str | None] = [image.split for image in images]
+    names = {split for split in splits if split}
+    origins = sorted({image.split_from for image in images if image.split})
+    split_from = f"from {' and '.join(origins)}"
     for group in groups:
-        splits = [split for index in group if (split := images[index].split)]
-        named.append(min(splits, key=_keep_rank, default=None))
-        if not splits:
-            keys.append(min((_key(images[index], found[index]) for index in group), key=str))
-    drawn = iter(fractions.draw(keys))
-    chosen = [""] * len(images)
-    for group, split in zip(groups, named, strict=True):
-        of_group = split or next(drawn)
+        named = sorted({splits[index] or "" for index in group} - {""}, key=keep_rank)
         for index in group:
-            chosen[index] = images[index].split or of_group
-    return chosen
+            if named and images[index].captions:
+                splits[index] = splits[index] or named[0]
+    drawn = [group for group in groups if not any(splits[index] for index in group)]
+    if fractions and names and not drawn:
+        drawn, fractions, split_from = _drawn_anew(groups, splits, names, fractions, split_from)
+        names = names if len(names) > 1 else set()
+    elif names and drawn and fractions:
+        shares = fractions.describe(len(drawn))
+        split_from += f"; {len(drawn):,} without one drawn, {shares}"
+    if fractions or not names:
+        shares = (fractions or Fractions()).describe(len(drawn))
+        keys = [
+            min((_key(images[index], found[index]) for index in group), key=str) for group in drawn
+        ]
+        for group, split in zip(drawn, (fractions or Fractions()).draw(keys), strict=True):
+            for index in group:
+                splits[index] = split
+        split_from = split_from if names else f"drawn, {shares}"
+    for index in (index for index, split in enumerate(splits) if split is None):
+        name, row = images[index].file_name, images[index].row()
+        problems.note(_OUTSIDE, name, file=name, row=row, remedy=_OUTSIDE_REMEDY)
+    return splits, split_from
+
+
+def _drawn_anew(
+    groups: Sequence[Sequence[int]],
+    splits: Sequence[str | None],
+    names: Collection[str],
+    fractions: Fractions,
+    split_from: str,
+) -> tuple[list[Sequence[int]], Fractions, str]:
+    """Choose what shares that were given are drawn from, if every image has a split.
+
+    One split alone is none; published train and test splits may lack val.
+    """
+    if len(names) == 1:
+        return list(groups), fractions, ""
+    if "val" in names or "train" not in names:
+        raise ConfigError(
+            f"the data set has the splits {', '.join(sorted(names))} {split_from}: --val and "
+            "--test are for data without splits"
+        )
+    train = [group for group in groups if splits[group[0]] == "train"]
+    return train, replace(fractions, test=0.0), f"{split_from}, val drawn from train"
 
 
 def _key(image: ListedImage, found: Found) -> int | str:
-    """Give what decides the split: the id; where it is a file name, composed and with a suffix."""
+    """Return what decides a drawn split: the id, or the file name, composed and with a suffix."""
     if image.id != image.file_name:
         return image.id
     name = composed(image.file_name)
     return name if image_suffix(name) else name + image_suffix(found.name)
 
 
-def _in_two_splits(
-    images: Sequence[SelectedImage],
-    groups: Sequence[Sequence[int]],
-    problems: Problems,
-    *,
-    published: bool,
-) -> set[int]:
-    """Report images of equal bytes in two splits; return the positions of those to leave out."""
-    left_out: set[int] = set()
-    for group in groups:
-        names = dict[str, str]()
-        for index in group:
-            names.setdefault(images[index].split, images[index].file_name)
-        if len(names) < 2:
-            continue
-        example = ", ".join(f"{name} in {split}" for split, name in sorted(names.items()))
-        if published:
-            problems.note("the same image in two splits, kept as published", example)
-            continue
-        problems.add("image in two splits", example, file=images[group[0]].file_name)
-        keeper = min(names, key=_keep_rank)
-        left_out.update(index for index in group if images[index].split != keeper)
-    return left_out
-
-
-def _note_copies(
-    images: Sequence[ListedImage],
-    found: Sequence[Found],
-    groups: Sequence[Sequence[int]],
-    left_out: set[int],
-    problems: Problems,
+def _keep_copies_together(
+    selected: list[SelectedImage | None], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
+    """Leave copies of a photo in one split, and note them."""
     for group in groups:
-        first, *others = [at for at in group if at not in left_out] or group
-        for at in others:
-            if found[at].location != found[first].location:
-                problems.note(
-                    _COPIES,
-                    f"{images[at].file_name} is {images[first].file_name}",
-                    file=images[at].file_name,
-                    row=images[at].row(),
-                    remedy="nothing: both are used, in the same split; or take one of them out",
-                )
+        copies = [(index, image) for index in group if (image := selected[index])]
+        if len(copies) < 2:
+            continue
+        keeper = min((image.split for _, image in copies), key=keep_rank)
+        kept = next(image for _, image in copies if image.split == keeper)
+        for index, image in copies:
+            if image.split != keeper:
+                selected[index] = None
+                example = f"{image.file_name} in {image.split} is {kept.file_name} in {keeper}"
+                kind, remedy = _TWO_SPLITS, _TWO_SPLITS_REMEDY
+            elif image.location != kept.location:
+                example = f"{image.file_name} is {kept.file_name}"
+                kind, remedy = _COPIES, _COPIES_REMEDY
+            else:
+                continue
+            problems.note(kind, example, file=image.file_name, row=image.row, remedy=remedy)
 
 
-def _one_record_each(images: Iterable[SelectedImage]) -> list[SelectedImage]:
-    """Put together what is said of an image that the data set names in several ways."""
+def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:
+    """Put together the captions of an image that the data set names in several ways."""
     records: dict[object, SelectedImage] = {}
     for image in images:
-        # Where an id is more than the file's name, somebody may ask for it.
+        # An id that is not the file's name may be asked for, and stays.
         place = image.location.path, image.location.offset, image.location.member
         key = (place if image.id == image.file_name else image.id), image.split
         if known := records.get(key):

@@ -33,7 +33,7 @@ from captioner.files import file_digest, replace_file
 from captioner.vision.header import read_header
 from captioner.vision.image import MAX_PIXELS, open_image
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
-from captioner_training.prepare.originals import read_location
+from captioner_training.prepare.locations import read_location
 from captioner_training.prepare.selection import SelectedImage
 
 __all__ = [

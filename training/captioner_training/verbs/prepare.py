@@ -70,7 +70,7 @@ def _add_own(parser: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     add("paths", metavar=kind.metavar, nargs="+" if kind.several else 1, help=kind.help)
     if name == "csv":
         add("--delimiter", metavar="CHAR", help="default: found by the first rows")
-    if kind.rows:
+    if kind.has_columns:
         add("--image-column", metavar="NAME", help="the image's file name")
         add("--caption-column", metavar="NAME", action="append", default=[],
             help="a caption or a list of them; may be given several times")  # fmt: skip
@@ -102,6 +102,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the data set; print its folder."""
     from captioner.device import cores
+    from captioner.terminal import printable
     from captioner_training.data.manifest import ImageFormat
     from captioner_training.prepare.assembly import Options
     from captioner_training.prepare.coco import prepare_coco
@@ -131,6 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         for name, split in manifest.splits.items()
     )
     print(f"{manifest.name}: {counts}", file=sys.stderr)
+    origin = manifest.source.get("splits") or f"from COCO, {manifest.source.get('split')}"
+    print(f"split: {printable(str(origin))}", file=sys.stderr)
     if manifest.skipped:
         left_out = ", ".join(f"{kind}: {count:,}" for kind, count in manifest.skipped.items())
         print(f"left out: {left_out}", file=sys.stderr)
@@ -140,12 +143,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare_own(arguments: argparse.Namespace, options: Options) -> Manifest:
     from captioner_training.prepare.assembly import assemble, claimed, clear
-    from captioner_training.prepare.selection import Fractions
+    from captioner_training.prepare.splits import Fractions
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
     request = Request(paths=arguments.paths, images=getattr(arguments, "images", ()))
-    if KINDS[arguments.kind].rows:
+    if KINDS[arguments.kind].has_columns:
         columns = Columns(
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),

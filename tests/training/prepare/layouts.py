@@ -1,0 +1,188 @@
+"""Write one data set of photos with published splits in the layouts that people publish."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import pandas
+from PIL import Image
+
+Names = Mapping[str, str]
+"""What the layout calls train, val and test."""
+
+Rows = list[tuple[str, str, str]]
+"""File name, caption and published split (ours) of each photo."""
+
+ROWS: Rows = [
+    (f"{n}.jpg", f"a scene with {n} dogs", split)
+    for n, split in enumerate(["train"] * 12 + ["val"] * 5 + ["test"] * 4)
+]
+
+
+@cache
+def photo(name: str) -> bytes:
+    """Return a small JPEG; no two names have the same."""
+    picture = Image.new("RGB", (24, 16), (40, 90, 200))
+    picture.save(data := io.BytesIO(), format="JPEG", comment=name.encode())
+    return data.getvalue()
+
+
+def write_photo(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(photo(path.name))
+
+
+def _tables(root: Path, rows: Mapping[Path, list[dict[str, str]]], suffix: str) -> None:
+    for path, lines in rows.items():
+        table = path.with_suffix(suffix)
+        table.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".csv":
+            pandas.DataFrame(lines).to_csv(table, index=False)
+        else:
+            table.write_text("\n".join(map(json.dumps, lines)))
+
+
+def metadata_above(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Hugging Face's imagefolder: one table above the folders of the splits."""
+    rows = []
+    for name, caption, split in ROWS:
+        write_photo(root / level / names[split] / name)
+        rows.append({"file_name": f"{names[split]}/{name}", "text": caption})
+    _tables(root, {root / level / "metadata": rows}, suffix)
+    return ["folder", root]
+
+
+def metadata_inside(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Hugging Face's imagefolder: a table in the folder of each split."""
+    tables: dict[Path, list[dict[str, str]]] = {}
+    for name, caption, split in ROWS:
+        folder = root / level / names[split]
+        write_photo(folder / name)
+        tables.setdefault(folder / "metadata", []).append({"file_name": name, "text": caption})
+    _tables(root, tables, suffix)
+    return ["folder", root]
+
+
+def sidecars(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Photos with their captions beside them, in the folders of the splits."""
+    for name, caption, split in ROWS:
+        path = root / level / names[split] / name
+        write_photo(path)
+        path.with_suffix(".txt").write_text(caption)
+    return ["folder", root]
+
+
+def table_of_paths(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """A table whose file names begin with the folder of the split."""
+    metadata_above(root, names, level, suffix)
+    return [suffix[1:], root / level / f"metadata{suffix}"]
+
+
+def table_of_names(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """A table of file names alone; the photos lie in the folders of the splits."""
+    rows = []
+    for name, caption, split in ROWS:
+        write_photo(root / level / names[split] / name)
+        rows.append({"image": name, "caption": caption})
+    _tables(root, {root / "captions": rows}, suffix)
+    return [suffix[1:], root / f"captions{suffix}", "--images", root]
+
+
+def split_column(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """A table with a column of splits, all photos in one folder."""
+    rows = []
+    for name, caption, split in ROWS:
+        write_photo(root / level / "photos" / name)
+        rows.append({"Image": name, "Caption": caption, "Split": names[split]})
+    _tables(root, {root / "table": rows}, suffix)
+    return [suffix[1:], root / f"table{suffix}", "--images", root]
+
+
+def table_of_each_split(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """A table for each split: captions_train.csv and so on."""
+    tables: dict[Path, list[dict[str, str]]] = {}
+    for name, caption, split in ROWS:
+        write_photo(root / level / "photos" / name)
+        table = root / f"captions_{names[split]}"
+        tables.setdefault(table, []).append({"image": name, "caption": caption})
+    _tables(root, tables, suffix)
+    return [suffix[1:], *(table.with_suffix(suffix) for table in tables), "--images", root]
+
+
+def folder_of_tables(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """The same, prepared as a folder."""
+    table_of_each_split(root, names, "", suffix)
+    return ["folder", root]
+
+
+def write_parquet(root: Path, place: Callable[[str], Path]) -> None:
+    splits: dict[Path, list[dict[str, object]]] = {}
+    for name, caption, split in ROWS:
+        cell = {"bytes": photo(name), "path": name}
+        splits.setdefault(place(split), []).append({"image": cell, "text": caption})
+    for path, rows in splits.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pandas.DataFrame(rows).to_parquet(path)
+
+
+def parquet_folders(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Parquet under train/0000.parquet and so on."""
+    write_parquet(root, lambda split: root / level / names[split] / "0000.parquet")
+    return ["folder", root]
+
+
+def parquet_files(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Parquet files that begin with the split, named on the command line."""
+    write_parquet(root, lambda split: root / level / f"{names[split]}-00000-of-00001.parquet")
+    return ["parquet", *sorted(root.rglob("*.parquet"))]
+
+
+def parquet_paths(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Parquet files in the folders of the splits, named on the command line."""
+    parquet_folders(root, names, level, suffix)
+    return ["parquet", *sorted(root.rglob("*.parquet"))]
+
+
+def shards(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """WebDataset shards in the folders of the splits, captions inside."""
+    for name, caption, split in ROWS:
+        path = root / level / names[split] / "00000.tar"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "a") as tar:
+            key = name.removesuffix(".jpg")
+            about = json.dumps({"caption": caption, "key": key}).encode()
+            text = {".csv": (".txt", caption.encode()), ".jsonl": (".json", about)}[suffix]
+            for member, data in ((name, photo(name)), (key + text[0], text[1])):
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return ["folder", root]
+
+
+def images_by_place(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """A table of file names; each split's photos are a folder on the command line."""
+    command = table_of_names(root, names, level, suffix)
+    return [*command[:-1], *(root / level / name for name in names.values())]
+
+
+def karpathy(root: Path, names: Names, level: str, suffix: str) -> list[object]:
+    """Karpathy's JSON."""
+    images = []
+    for name, caption, split in ROWS:
+        write_photo(root / level / "photos" / name)
+        sentences = [{"raw": caption, "tokens": caption.split()}]
+        images.append({"filename": name, "split": names[split], "sentences": sentences})
+    (root / "dataset_of_ours.json").write_text(json.dumps({"images": images, "dataset": "ours"}))
+    return ["coco-json", root / "dataset_of_ours.json", "--images", root]
+
+
+LAYOUTS = [
+    metadata_above, metadata_inside, sidecars, table_of_paths, table_of_names, split_column,
+    table_of_each_split, folder_of_tables, parquet_folders, parquet_files, parquet_paths, shards,
+    images_by_place, karpathy,
+]  # fmt: skip

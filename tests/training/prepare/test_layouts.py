@@ -1,0 +1,187 @@
+"""Published splits are kept in every layout, and copies of a photo stay together."""
+
+from __future__ import annotations
+
+import csv
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from captioner_training.data.manifest import Manifest
+from captioner_training.prepare.kinds import KINDS, Request, read_source
+from captioner_training.prepare.selection import SourceData
+from captioner_training.prepare.splits import Fractions
+from tests.launcher import Run
+from tests.training.prepare import layouts
+from tests.training.prepare.conftest import prepare
+from tests.training.prepare.layouts import LAYOUTS, ROWS, photo, write_photo
+
+PUBLISHED = {caption: split for _, caption, split in ROWS}
+SPELLINGS = {
+    "train": ["train", "Train", "TRAIN", "training", "Training"],
+    "val": ["val", "Val", "valid", "validation", "Validation", "VALIDATION", "dev"],
+    "test": ["test", "Test", "TEST", "testing"],
+}
+Layout = Callable[..., list[object]]
+
+
+def read(command: list[object], fractions: Fractions | None = None) -> SourceData:
+    """Read what a command line names, without resizing photos."""
+    kind, *arguments = map(str, command)
+    paths, images = arguments, []
+    if "--images" in arguments:
+        at = arguments.index("--images")
+        paths, images = arguments[:at], arguments[at + 1 :]
+    assert len(paths) == 1 or KINDS[kind].several
+    return read_source(kind, Request(paths=paths, images=images), fractions=fractions)
+
+
+def splits(data: SourceData) -> dict[str, str]:
+    return {caption: image.split for image in data.images for caption in image.captions}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    names=st.fixed_dictionaries(
+        {name: st.sampled_from(words) for name, words in SPELLINGS.items()}
+    ),
+    level=st.sampled_from(["", "data", "default", "my set/v1.0"]),
+    suffix=st.sampled_from([".csv", ".jsonl"]),
+    cover=st.booleans(),
+)
+def test_a_published_split_is_kept(
+    tmp_path_factory: pytest.TempPathFactory,
+    layout: Layout, names: dict[str, str], level: str, suffix: str, cover: bool,
+) -> None:  # fmt: skip
+    root = tmp_path_factory.mktemp("set")
+    command = layout(root, names, level, suffix)
+    is_table = layout.__name__ not in (
+        "parquet_folders",
+        "parquet_paths",
+        "parquet_files",
+        "shards",
+    )
+    if cover and is_table:
+        write_photo(root / level / "99.jpg")
+    data = read(command)
+    assert splits(data) == PUBLISHED
+    assert data.source["splits"].startswith("from ")
+    assert not data.problems
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+def test_photos_outside_any_split_are_listed_and_left_out(
+    run_main: Run, tmp_path: Path, with_text: bool
+) -> None:
+    """A cover without a caption, a copy of a photo in train, is outside too."""
+    names = {"train": "train", "val": "Val", "test": "test"}
+    root = tmp_path / "set"
+    command = layouts.sidecars(root, names, "data", "")
+    write_photo(root / "data" / "99.jpg")
+    if with_text:
+        (root / "data" / "99.txt").write_text("a cover")
+    else:
+        (root / "data" / "99.jpg").write_bytes(photo("3.jpg"))
+    stderr = prepare(run_main, tmp_path / "to", *command)
+    assert "split: from folders\n" in stderr
+    assert "note: photos outside any split, left out: 1 (data/99.jpg)\n" in stderr
+    counts = {name: split.images for name, split in Manifest.load(tmp_path / "to").splits.items()}
+    assert counts == {"train": 12, "val": 5, "test": 4}
+    with (tmp_path / "to" / "problems.csv").open(encoding="utf-8-sig", newline="") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == ["data/99.jpg"]
+    if with_text:  # asked for, it is drawn
+        data = read(command, Fractions(val=0, test=0))
+        assert splits(data) == {**PUBLISHED, "a cover": "train"}
+        assert data.source["splits"] == "from folders; 1 without one drawn, 100/0/0"
+
+
+def test_the_summary_names_drawn_splits(run_main: Run, tmp_path: Path) -> None:
+    for name, caption, _ in ROWS:
+        write_photo(tmp_path / "set" / name)
+        (tmp_path / "set" / name).with_suffix(".txt").write_text(caption)
+    for options, shares in (
+        ((), "90/10/0"),
+        (("--val", 0.2, "--test", 0.25), "55/20/25"),
+    ):
+        stderr = prepare(
+            run_main, tmp_path / f"to{shares[:2]}", "folder", tmp_path / "set", *options
+        )
+        assert f"split: drawn, {shares}\n" in stderr
+
+
+def test_val_is_drawn_from_train_where_it_is_missing(tmp_path: Path) -> None:
+    names = {"train": "train", "val": "train", "test": "test"}
+    command = layouts.metadata_above(tmp_path, names, "", ".csv")
+    data = read(command, Fractions(val=0.2))
+    found = splits(data)
+    tests = {caption for caption, split in PUBLISHED.items() if split == "test"}
+    assert {caption for caption, split in found.items() if split == "test"} == tests
+    assert {*found.values()} == {"train", "val", "test"}
+    assert data.source["splits"] == "from folders, val drawn from train"
+
+
+def test_a_folder_of_trains_is_no_split(tmp_path: Path) -> None:
+    names = {"train": "train", "val": "bus", "test": "car"}
+    data = read(layouts.sidecars(tmp_path, names, "", ""))
+    assert data.source["splits"] == "drawn, 90/10/0" and len(data.images) == len(ROWS)
+
+
+def _copies(tmp_path: Path, seed: int) -> tuple[Path, list[Any]]:
+    """Write 30 photos with two copies each: in a folder, a zip file, and under another name."""
+    folder = tmp_path / f"photos{seed}"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "more.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for n in range(30):
+            (folder / f"{n}.jpg").write_bytes(photo(f"{n}.jpg"))
+            (folder / f"again-{n}.jpg").write_bytes(photo(f"{n}.jpg"))
+            archive.writestr(f"packed-{n}.jpg", photo(f"{n}.jpg"))
+    rows = [f"{kind}{n}.jpg" for n in range(30) for kind in ("", "again-", "packed-")]
+    random.Random(seed).shuffle(rows)
+    return folder, rows
+
+
+@pytest.mark.parametrize("named", [(), (0.3, "test"), (0.5, "val"), (1.0, "any")])
+def test_copies_of_a_photo_are_in_one_split(tmp_path: Path, named: tuple[Any, ...]) -> None:
+    seen = []
+    for seed in range(3):  # listed in another order
+        folder, rows = _copies(tmp_path, seed)
+        table = folder / "captions.csv"
+        lines = ["image,caption,split"]
+        for name in rows:
+            chance = random.Random(name)
+            split = ""
+            if named and chance.random() < named[0]:
+                split = chance.choice(["train", "val", "test"]) if named[1] == "any" else named[1]
+            lines.append(f"{name},a photo called {name},{split}")
+        table.write_text("\n".join(lines))
+        data = read(["csv", table], Fractions(val=0.3, test=0.2) if named != (1.0, "any") else None)
+        of_photo: dict[str, set[str]] = {}
+        for image in data.images:
+            number = image.file_name.split("-")[-1]
+            of_photo.setdefault(number, set()).add(image.split)
+        assert len(of_photo) == 30 and all(len(found) == 1 for found in of_photo.values())
+        seen.append({image.file_name: image.split for image in data.images})
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_copies_inside_parquet_are_copies_too(tmp_path: Path) -> None:
+    names = {"train": "train", "val": "val", "test": "test"}
+    layouts.parquet_folders(tmp_path, names, "", "")
+    layouts.write_parquet(
+        tmp_path, lambda split: tmp_path / "test" / f"copy{[*names].index(split)}.parquet"
+    )
+    data = read(["folder", tmp_path])
+    assert {image.split for image in data.images} == {"test"}
+    assert data.problems.notes()[0].startswith("copies in two splits, left out of one: 17 (")

@@ -1,0 +1,114 @@
+"""WebDataset shards: tar files with KEY.jpg beside KEY.txt or KEY.json, as img2dataset writes."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from captioner.archives import tar_members
+from captioner.errors import DataError
+from captioner_training.prepare.columns import cell_captions
+from captioner_training.prepare.listing import ListedImage, Problems, read_text
+from captioner_training.prepare.locations import Location
+from captioner_training.prepare.originals import image_suffix
+from captioner_training.prepare.splits import splits_of_files
+
+__all__ = ["has_captions", "read_shards"]
+
+_TEXTS = (".txt", ".caption", ".json")
+_LARGEST_TEXT = 1 << 20  # bytes of one caption's file
+_LOOKED_AT = 20  # members
+
+
+def has_captions(path: Path) -> bool:
+    """Whether a tar file has texts beside its photos."""
+    try:
+        for number, (_, member) in enumerate(tar_members(path)):
+            if _split_name(member.name)[1] in _TEXTS:
+                return True
+            if number > _LOOKED_AT:
+                break
+    except (tarfile.TarError, OSError):
+        pass  # damage is reported when the file is read
+    return False
+
+
+def read_shards(paths: Sequence[Path], problems: Problems) -> list[ListedImage]:
+    """Read photos and captions from tar files. Raises DataError: one is damaged."""
+    listed: list[ListedImage] = []
+    for path, split in zip(paths, splits_of_files(paths), strict=True):
+        try:
+            samples = _read_samples(path)
+        except (tarfile.TarError, OSError) as error:
+            raise DataError(
+                f"{path} cannot be read as an uncompressed tar file: {error}"
+            ) from error
+        for key, (name, location, texts) in samples.items():
+            if location is None:
+                problems.add("caption of an unknown image", f"{path.name}/{key}")
+                continue
+            about = _parse(texts.get(".json", b""))
+            captions = _captions(texts, about, problems, f"{path.name}/{key}.txt")
+            own = about.get("split")
+            listed.append(
+                ListedImage(
+                    id=f"{path.stem}/{name}",
+                    file_name=f"{path.stem}/{name}",
+                    captions=tuple(captions),
+                    split=own if isinstance(own, str) else split and split[0],
+                    split_from="the photos' json files" if own else (split or ("", ""))[1],
+                    rows=(f"{path.name}/{key}",) * len(captions),
+                    location=location,
+                )
+            )
+    return listed
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Cut a member's name into its key and suffix, at the first dot of the base name."""
+    folder, _, base = name.removeprefix("./").rpartition("/")
+    key, dot, suffix = base.partition(".")
+    return (f"{folder}/{key}" if folder else key), f"{dot}{suffix}".lower()
+
+
+def _read_samples(path: Path) -> dict[str, tuple[str, Location | None, dict[str, bytes]]]:
+    samples: dict[str, tuple[str, Location | None, dict[str, bytes]]] = {}
+    stamp = path.stat().st_mtime_ns
+    for tar, member in tar_members(path):
+        key, suffix = _split_name(member.name)
+        is_photo = bool(image_suffix(member.name))
+        if not member.isfile() or not (is_photo or suffix in _TEXTS):
+            continue
+        name, location, texts = samples.get(key, ("", None, {}))
+        if is_photo and location is None:
+            name = member.name.removeprefix("./")
+            location = Location(str(path), member.offset_data, member.size, None, stamp)
+        elif not is_photo and member.size <= _LARGEST_TEXT and (file := tar.extractfile(member)):
+            texts[suffix] = file.read()
+        samples[key] = name, location, texts
+    return {key: sample for key, sample in samples.items() if sample[1] or ".json" not in sample[2]}
+
+
+def _parse(content: bytes) -> Mapping[str, Any]:
+    try:
+        about = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _captions(
+    texts: Mapping[str, bytes], about: Mapping[str, Any], problems: Problems, name: str
+) -> list[str]:
+    captions: list[str] = []
+    for suffix in (".txt", ".caption"):
+        if suffix in texts:
+            try:
+                captions += read_text(texts[suffix], problems, name=name).splitlines()
+            except DataError as error:
+                problems.add("unreadable captions", error.detail)
+    captions = [caption for caption in captions if caption.strip()]
+    return captions or [caption for caption in cell_captions(dict(about)) if caption]
