@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "decode_text",
     "read_bytes",
+    "read_json",
     "read_json_rows",
     "read_lines",
     "read_sheet",
@@ -226,6 +227,14 @@ def _workbook(data: bytes, name: str) -> list[list[str]]:
             f"{name} cannot be read as a workbook ({error}): export it as CSV"
         ) from error
     return [["" if cell is None else str(cell) for cell in row] for row in frame.to_numpy()]
+
+
+def read_json(source: Source, *, name: str) -> Any:
+    """Read a JSON file. Raises DataError: it cannot be read, or is not JSON."""
+    try:
+        return json.loads(read_text(source, name=name))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is not JSON: {error}") from error
 
 
 def read_json_rows(source: Source, *, name: str) -> list[tuple[int, Any]]:

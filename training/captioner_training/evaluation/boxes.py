@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from captioner.errors import DataError
+from captioner.tables import read_json
 from captioner.vision.transform import Box, Transform
-from captioner_training.prepare.listing import Problems, read_json
 
 __all__ = ["BoxedObject", "Boxes", "box_coverage", "check_boxes", "read_boxes"]
 
@@ -45,7 +45,7 @@ def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedOb
 
     Raises DataError: the file cannot be read, or is not in COCO's instances format.
     """
-    content = read_json(path, Problems())
+    content = read_json(path, name=str(path))
     lists = content if isinstance(content, dict) else {}
     if lacks := [one for one in ("images", "annotations") if not isinstance(lists.get(one), list)]:
         lacks_lists = " and no list ".join(lacks)
