@@ -10,6 +10,7 @@ from pathlib import Path
 from captioner.errors import CheckpointNotFoundError
 
 __all__ = [
+    "HUGGING_FACE",
     "bundled_checkpoint",
     "checkpoint_file",
     "did_you_mean",
@@ -18,6 +19,9 @@ __all__ = [
     "sample_photos",
     "there_is_no",
 ]
+
+HUGGING_FACE = "hf:"
+"""Begins the name of a checkpoint that is a Hugging Face model."""
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:

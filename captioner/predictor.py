@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import islice
 from math import exp
 from typing import Any, Literal, NamedTuple, cast, overload
@@ -24,7 +25,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.generation.hypothesis import Hypothesis
 from captioner.model import prepare_model
-from captioner.paths import bundled_checkpoint
+from captioner.paths import HUGGING_FACE, bundled_checkpoint
 from captioner.sources import ImageSource, as_source, image_name, is_many, split_batch
 from captioner.trust.familiarity import pool
 from captioner.trust.trust import Judgement, Trust
@@ -69,6 +70,9 @@ class Captioner:
         trust: what is known of when the checkpoint is right, and of its photos.
     """
 
+    source: str | None = None
+    """The name that loads the same model elsewhere; None: `checkpoint` is all that is needed."""
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -102,13 +106,24 @@ class Captioner:
         dtype: str | torch.dtype = "auto",
         max_pixels: int = MAX_PIXELS,
     ) -> Captioner:
-        """Load a checkpoint file, or the one that comes with Captioner; arguments as above.
+        """Load a checkpoint; arguments as above.
+
+        Args:
+            path: a file, the folder of a run, or "hf:" and a Hugging Face model or its folder;
+                None: the checkpoint that comes with Captioner.
 
         Raises:
             CheckpointError: the file is missing, damaged or of another kind.
             ConfigError: there is no such dtype.
             DeviceError: this machine has no such device.
         """
+        if path is not None and os.fspath(path).startswith(HUGGING_FACE):
+            # Imported by name, because that module subclasses this class.
+            module = import_module("captioner.huggingface.captioner")
+            loaded: Captioner = module.HuggingFaceCaptioner.load(
+                os.fspath(path), device=device, dtype=dtype, max_pixels=max_pixels
+            )
+            return loaded
         path = bundled_checkpoint() if path is None else path
         return cls(
             load_checkpoint(path),
@@ -156,6 +171,22 @@ class Captioner:
             start = self.vocabulary.start(config.style)
             effects = sentence_effects(self.model.decoder, grid.features, sentences, start=start)
         return DecodedBatch(hypotheses, effects, *grid)
+
+    def word_effects(
+        self, pixels: NDArray[np.uint8], words: Sequence[str], *, style: str = ""
+    ) -> list[list[float] | None]:
+        """Run the deletion test on one sentence for each of B squares, uint8 (B, 3, size, size).
+
+        Returns for each square the effects of the words, or None where the decoder does not attend.
+        """
+        sentences = [[self.vocabulary.encode(words)]] * len(pixels)
+        effects = sentence_effects(
+            self.model.decoder,
+            self.encode(pixels).features,
+            sentences,
+            start=self.vocabulary.start(style),
+        )
+        return [sentence for (sentence,) in effects]
 
     @overload
     def caption(  # a str is iterable, but here a path

@@ -19,7 +19,7 @@ from captioner.vision.bounds import EXPLAINED, PositiveFloat, check_bounds
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Box", "Mode", "Transform", "TransformConfig"]
+__all__ = ["BicubicTransformConfig", "Box", "Mode", "Transform", "TransformConfig"]
 
 Mode = Literal["crop", "pad", "squash"]
 
@@ -57,6 +57,7 @@ class TransformConfig:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = EXPLAINED
+    resampling: ClassVar[Image.Resampling] = Image.Resampling.BILINEAR
 
     mode: Mode = "crop"
     """crop: the middle of the photo, shape kept; pad: all of it, shape kept, bars in the mean
@@ -83,6 +84,13 @@ class TransformConfig:
             yield f"resize {self.resize} with mode {self.mode!r}: only crop has a resize"
         elif self.resize < self.size:
             yield f"resize {self.resize} is out of range: it is at least size, {self.size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BicubicTransformConfig(TransformConfig):
+    """The same with bicubic resampling, as CLIP's kin are trained with."""
+
+    resampling: ClassVar[Image.Resampling] = Image.Resampling.BICUBIC
 
 
 class Transform:
@@ -121,11 +129,13 @@ class Transform:
         if self.config.mode == "pad":
             left, top, width, height = self._inner(*image.size)
             square = Image.new("RGB", (side, side), self._fill)
-            square.paste(_resized(image, (width, height), (0.0, 0.0, *image.size)), (left, top))
+            square.paste(
+                self._resized(image, (width, height), (0.0, 0.0, *image.size)), (left, top)
+            )
             return square
         (width, height), box = image.size, self.box(*image.size)
         part = (box.left * width, box.top * height, box.right * width, box.bottom * height)
-        return _resized(image, (side, side), part)
+        return self._resized(image, (side, side), part)
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB image of any size into the encoder's square: uint8 (3, size, size)."""
@@ -187,8 +197,7 @@ class Transform:
         inner_height = max(1, round(height * side / longer))
         return (side - inner_width) // 2, (side - inner_height) // 2, inner_width, inner_height
 
-
-def _resized(
-    image: Image.Image, size: tuple[int, int], part: tuple[float, float, float, float]
-) -> Image.Image:
-    return image.resize(size, Image.Resampling.BILINEAR, box=part, reducing_gap=_REDUCING_GAP)
+    def _resized(
+        self, image: Image.Image, size: tuple[int, int], part: tuple[float, float, float, float]
+    ) -> Image.Image:
+        return image.resize(size, self.config.resampling, box=part, reducing_gap=_REDUCING_GAP)

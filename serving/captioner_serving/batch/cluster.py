@@ -41,7 +41,7 @@ class CaptionActor:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | str,
         generation: GenerationConfig,
         config: BatchConfig,
         *,
@@ -49,7 +49,10 @@ class CaptionActor:
         trust: Trust | None,
         **options: Any,
     ) -> None:
-        captioner = Captioner(checkpoint, **options, trust=trust)
+        if isinstance(checkpoint, str):  # a Hugging Face model, which each node loads by itself
+            captioner = Captioner.from_pretrained(checkpoint, **options)
+        else:
+            captioner = Captioner(checkpoint, **options, trust=trust)
         self._engine = LocalEngine(captioner, generation, config, share=share)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Outcome]]:
@@ -141,7 +144,11 @@ class RayEngine:
             override_num_blocks=-(-len(window) // together),
         ).map_batches(
             CaptionActor,
-            fn_constructor_args=(captioner.checkpoint, self._generation, self._config),
+            fn_constructor_args=(
+                captioner.source or captioner.checkpoint,
+                self._generation,
+                self._config,
+            ),
             fn_constructor_kwargs={
                 "share": self._share,
                 "trust": captioner.trust,

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.deletion import sentence_effects
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.generation.config import GenerationConfig
 from captioner.predictor import Captioner
@@ -329,8 +328,7 @@ def _require_known(caption: Caption, vocabulary: Vocabulary) -> None:
     """
     if not caption.words:
         raise ConfigError("the record has no words: there is nothing to check")
-    known = set(vocabulary.ordinary_words)
-    if unknown := [word.text for word in caption.words if word.text not in known]:
+    if unknown := [word.text for word in caption.words if not vocabulary.knows(word.text)]:
         raise ConfigError(f"the model does not know the word {unknown[0][:40]!r}")
 
 
@@ -341,13 +339,13 @@ def check_sentence(
 
     Where the decoder does not attend, they have none.
     """
-    grid = captioner.encode(np.stack([image.pixels for image in images]))
-    tokens = captioner.vocabulary.encode(word.text for word in caption.words)
-    start = captioner.vocabulary.start(caption.style or "")
-    sentences = [[tokens]] * len(images)
-    found = sentence_effects(captioner.model.decoder, grid.features, sentences, start=start)
+    found = captioner.word_effects(
+        np.stack([image.pixels for image in images]),
+        [word.text for word in caption.words],
+        style=caption.style or "",
+    )
     checked = []
-    for (effects,) in found:
+    for effects in found:
         known: Sequence[float | None] = effects or [None] * len(caption.words)
         pairs = zip(caption.words, known, strict=True)
         words = tuple(replace(word, effect=effect) for word, effect in pairs)

@@ -1,0 +1,1 @@
+"""Hugging Face captioning models behind the interface of `Captioner`."""

@@ -1,0 +1,140 @@
+"""Load a model from the Hub, its cache or a folder, and describe its image processor."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from captioner.errors import (
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    MissingExtraError,
+)
+from captioner.huggingface.families import class_name
+from captioner.paths import HUGGING_FACE, expanded
+from captioner.vision.transform import BicubicTransformConfig, TransformConfig
+
+__all__ = ["load_model", "transform_of"]
+
+_RESAMPLING = {2: TransformConfig, 3: BicubicTransformConfig}  # by Pillow's numbers
+
+
+def load_model(name: str) -> dict[str, Any]:
+    """Load a model and return the arguments of HuggingFaceCaptioner.
+
+    Args:
+        name: OWNER/MODEL, OWNER/MODEL@REVISION or a folder; "hf:" may stand in front.
+
+    Raises:
+        CheckpointError: it is missing, gated, of another class, or has no safetensors.
+        MissingExtraError: transformers is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("a checkpoint hf:...", "huggingface") from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    name = name.removeprefix(HUGGING_FACE)
+    source, revision = str(expanded(name)), None
+    if is_folder := expanded(name).is_dir():
+        name = expanded(name).name
+    else:
+        source, _, revision = name.partition("@")
+    options: dict[str, Any] = {"revision": revision or None}
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+        model, report = getattr(transformers, class_name(config)).from_pretrained(
+            source, use_safetensors=True, output_loading_info=True, **options
+        )
+        # Some are published without the pooler, which captioning does not use.
+        if missing := [key for key in report["missing_keys"] if ".pooler." not in key]:
+            raise CheckpointMismatchError(f"its weights lack {min(missing)}: download it again.")
+        processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
+        return {
+            "model": model,
+            "tokenizer": transformers.AutoTokenizer.from_pretrained(source, **options),
+            "transform": transform_of(processor),
+            "name": name,
+            "version": "local" if is_folder else _commit(source, revision),
+            "source": HUGGING_FACE + (source if is_folder else name),
+        }
+    except CheckpointError as error:
+        raise type(error)(f"{name}: {error.detail}") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise _explain(name, error) from error
+
+
+def _commit(name: str, revision: str | None) -> str:
+    """Return the first digits of the commit that the cache holds."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(name, "config.json", revision=revision or None)
+    return Path(path).parent.name[:8] if isinstance(path, str) else "unknown"
+
+
+def transform_of(processor: Any) -> TransformConfig:
+    """Describe an image processor of transformers as a transform.
+
+    Raises CheckpointFormatError: it does what no transform does.
+    """
+    size, crop = dict(processor.size or {}), dict(processor.crop_size or {})
+    height, width, shortest = (size.get(key) for key in ("height", "width", "shortest_edge"))
+    shape: dict[str, Any] = {}
+    if not processor.do_center_crop and height and height == width:
+        shape = {"mode": "squash", "size": height}
+    elif processor.do_center_crop and shortest:
+        height, width = crop.get("height"), crop.get("width")
+        if height and height == width and height <= shortest:
+            shape = {"mode": "crop", "size": height, "resize": shortest}
+    kind = _RESAMPLING.get(int(processor.resample))
+    scaled = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
+    padded = getattr(processor, "do_pad", None)
+    if not (shape and kind and scaled and processor.do_resize) or padded:
+        raise CheckpointFormatError(
+            f"its image processor (size {size}, crop {crop}) is not supported: it must resize to "
+            "a square, or crop one from the middle, bilinear or bicubic."
+        )
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if processor.do_normalize:
+        mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+    return kind(**shape, mean=mean, std=std)
+
+
+def _explain(name: str, error: Exception) -> CheckpointError:
+    """Say why a model could not be loaded, and what to do."""
+    from huggingface_hub import errors
+
+    chain: list[BaseException] = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+
+    def has(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    if has(errors.GatedRepoError):
+        return CheckpointNotFoundError(
+            f"{name} is gated: accept its terms at https://huggingface.co/{name}, then run "
+            "`hf auth login`."
+        )
+    if has(errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
+        return CheckpointNotFoundError(
+            f"{name} is neither a folder nor a model on huggingface.co: check the name."
+        )
+    if has(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        return CheckpointNotFoundError(
+            f"{name} is not in the local cache, and huggingface.co cannot be reached: go online "
+            "once, or name a folder."
+        )
+    if "model.safetensors" in str(error):
+        return CheckpointFormatError(
+            f"{name} has no model.safetensors: weights in pickle files could run code and are not "
+            "read."
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return CheckpointFormatError(f"{name} cannot be loaded: {reason}")

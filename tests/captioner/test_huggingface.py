@@ -1,0 +1,336 @@
+"""Hugging Face models: what transformers itself generates, with attention for each word.
+
+The models are tiny, with random weights. Expected tokens, scores and attention come from
+transformers' own `generate`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from captioner import Captioner, CheckpointError
+from captioner.errors import CheckpointFormatError, CheckpointNotFoundError, MissingExtraError
+from captioner.huggingface.captioner import HuggingFaceCaptioner
+from tests.captioner.hugging_face import SIZE, save_tiny
+from tests.launcher import Run
+
+transformers: Any = pytest.importorskip("transformers")
+
+KINDS = ("blip", "vit-gpt2", "git")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return {kind: save_tiny(kind, place / kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def captioners(folders: dict[str, Path]) -> dict[str, Any]:
+    return {
+        kind: Captioner.from_pretrained(f"hf:{folder}", dtype="float32", device="cpu")
+        for kind, folder in folders.items()
+    }
+
+
+def noise(count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, (count, 3, SIZE, SIZE), dtype=np.uint8)
+
+
+def reference(folder: Path) -> Any:
+    """Load the model as transformers' documentation does."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder)
+    if config.model_type == "vision-encoder-decoder":
+        model.decoder.set_attn_implementation("eager")  # attention weights are asked for
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_sentences_and_scores_are_those_of_generate(
+    kind: str, beam_size: int, folders: dict[str, Path], captioners: dict[str, Any]
+) -> None:
+    captioner, squares = captioners[kind], noise(3)
+    config = captioner.generation.changed(beam_size=beam_size, maximum_length=12)
+    decoded = captioner.decode_batch(squares, config)
+    said = reference(folders[kind]).generate(
+        pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
+        num_beams=beam_size,
+        max_new_tokens=12,
+        length_penalty=1.0 if beam_size > 1 else None,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    texts = captioner.tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
+    for hypotheses, text in zip(decoded.hypotheses, texts, strict=True):
+        words = captioner.vocabulary.decode(hypotheses[0].tokens)
+        assert words == text.split() and len(text) > 2
+    if beam_size > 1:
+        scores = [hypotheses[0].score for hypotheses in decoded.hypotheses]
+        assert scores == pytest.approx(said.sequences_scores.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vit-gpt2", "git"])  # BLIP's `generate` returns none
+def test_attention_is_that_of_the_steps_of_generate(
+    kind: str, folders: dict[str, Path], captioners: dict[str, Any]
+) -> None:
+    captioner, squares = captioners[kind], noise(8)
+    config = captioner.generation.changed(beam_size=1, maximum_length=6)
+    beams = captioner.decode_batch(squares, config).hypotheses
+    said = reference(folders[kind]).generate(
+        pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
+        num_beams=1,
+        max_new_tokens=6,
+        return_dict_in_generate=True,
+        output_attentions=True,
+    )
+    steps = said.attentions if kind == "git" else said.cross_attentions
+    tokens = 1 + (SIZE // 8) ** 2  # with the class token
+    compared = 0
+    for image, (hypothesis,) in enumerate(beams):
+        ids = said.sequences[image, 1:].tolist()
+        words = captioner.tokenizer.decode(ids, skip_special_tokens=True).split()
+        if len(words) != len(ids):  # sub-words, or it ended
+            continue
+        looks = [torch.stack(layers)[:, image, :, -1, 1:tokens].mean((0, 1)) for layers in steps]
+        expected = torch.stack([look / look.sum() for look in looks])
+        torch.testing.assert_close(hypothesis.attention, expected, atol=1e-5, rtol=1e-4)
+        compared += 1
+    assert compared
+
+
+def test_sub_words_become_words(captioners: dict[str, Any], monkeypatch: Any) -> None:
+    captioner = captioners["blip"]
+    ids = captioner.tokenizer("a dogs running", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 5  # a dog ##s run ##ning
+    tokens = torch.tensor([[2, *ids, 3]])
+    monkeypatch.setattr(captioner.family, "generate", lambda *_, **__: tokens)
+    squares = noise(1)
+    (hypotheses,) = captioner.decode_batch(squares, captioner.generation).hypotheses
+    pixels = captioner.transform.normalize(torch.as_tensor(squares))
+    model = captioner.family.model
+    with torch.no_grad():
+        output = model(pixels, tokens[:, :-1], output_attentions=True)
+        seen = model.vision_model(pixels).last_hidden_state
+        crossed = model.text_decoder(
+            tokens[:, :-1], encoder_hidden_states=seen, output_attentions=True
+        ).cross_attentions
+    logs = output.logits.log_softmax(-1)[0].gather(-1, tokens[0, 1:, None])[:, 0]
+    assert captioner.vocabulary.decode(hypotheses[0].tokens) == ["a", "dogs", "running"]
+    expected = [logs[0], logs[1:3].sum(), logs[3:5].sum(), logs[5]]
+    torch.testing.assert_close(hypotheses[0].log_probabilities, torch.stack(expected))
+    look = torch.stack(crossed)[:, 0, :, 3:5, 1:].mean((0, 1))
+    look = (look / look.sum(-1, keepdim=True)).mean(0)  # run ##ning
+    torch.testing.assert_close(hypotheses[0].attention[2], look)
+
+
+class _Bright(torch.nn.Module):
+    """A vision model whose patches tell their brightness, and nothing else."""
+
+    def forward(self, pixels: torch.Tensor, **_: Any) -> Any:
+        cells = torch.nn.functional.avg_pool2d(pixels.mean(1, keepdim=True), 8).flatten(1)
+        features = torch.zeros(len(pixels), 1 + cells.shape[1], 32)
+        features[:, 1:, 0] = cells
+        return SimpleNamespace(last_hidden_state=features)
+
+
+@pytest.mark.parametrize("mode", ["squash", "crop"])
+def test_attention_lands_on_the_right_place_of_the_photo(
+    folders: dict[str, Path], mode: str
+) -> None:
+    """Planted: every word looks at the brightest patch."""
+    captioner: Any = HuggingFaceCaptioner.load(str(folders["blip"]), dtype="float32", device="cpu")
+    if mode == "crop":
+        crop = HuggingFaceCaptioner.load(str(folders["git"]), dtype="float32", device="cpu")
+        captioner.transform = crop.transform
+    captioner.family.model.vision_model = _Bright()
+    for layer in captioner.family.model.text_decoder.bert.encoder.layer:
+        attention = layer.crossattention.self
+        for part in (attention.query, attention.key):
+            torch.nn.init.zeros_(part.weight)
+            torch.nn.init.zeros_(part.bias)
+        torch.nn.init.ones_(attention.query.bias)
+        attention.key.weight.data[:, 0] = 10
+    photo = Image.new("RGB", (240, 120))
+    photo.paste("white", (90, 30, 120, 60))  # a whole patch of the crop, half of one squashed
+    caption = captioner.caption(photo, maximum_length=4)
+    heat = np.asarray(caption.words[0].attention)
+    row, column = np.unravel_index(heat.argmax(), heat.shape)
+    assert heat.max() > 0.9 and heat.shape == (4, 4)
+    left, top, right, bottom = caption.box
+    x = 240 * (left + (right - left) * (column + 0.5) / 4)
+    y = 120 * (top + (bottom - top) * (row + 0.5) / 4)
+    assert 90 <= x <= 120 and 30 <= y <= 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_squares_are_those_of_the_processor(
+    kind: str, folders: dict[str, Path], captioners: dict[str, Any]
+) -> None:
+    smooth = np.random.default_rng(1).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    photo = Image.fromarray(smooth).resize((180, 120), Image.Resampling.BICUBIC)
+    processor = transformers.AutoImageProcessor.from_pretrained(folders[kind])
+    wanted = processor(photo, return_tensors="pt")["pixel_values"][0]
+    square = np.asarray(captioners[kind].transform.square(photo)).transpose(2, 0, 1)
+    got = captioners[kind].transform.normalize(torch.as_tensor(square.copy()))
+    assert (got - wanted).abs().max() < 0.06  # four of 255 levels
+    assert (got - wanted).abs().mean() < 0.01
+
+
+def test_the_deletion_test_replaces_the_patches_that_a_word_looked_at(
+    captioners: dict[str, Any],
+) -> None:
+    """The effect, computed again with transformers alone for the first word."""
+    from captioner.deletion import attended_cells, repeated_cells
+
+    captioner, squares = captioners["blip"], noise(1)
+    config = captioner.generation.changed(maximum_length=5)
+    decoded = captioner.decode_batch(squares, config, check_attention=True)
+    model = captioner.family.model
+    pixels = captioner.transform.normalize(torch.as_tensor(squares))
+    cells = attended_cells(decoded.hypotheses[0][0].attention)
+    masks = torch.cat([cells[None], repeated_cells()(cells.sum(-1), 16)])[:, 0]
+    word = captioner.vocabulary.decode(decoded.hypotheses[0][0].tokens)[0]
+    token = captioner.tokenizer(word, add_special_tokens=False)["input_ids"][0]
+    with torch.no_grad():
+        seen = model.vision_model(pixels).last_hidden_state.repeat(len(masks), 1, 1)
+        mean = seen[0, 1:].mean(0)
+        seen[:, 1:][masks] = mean
+        start = torch.full((len(masks), 1), 2)
+        logits = model.text_decoder(start, encoder_hidden_states=seen).logits[:, -1]
+    logs = logits.log_softmax(-1)[:, token]
+    wanted = float(logs[1:].mean() - logs[0])
+    assert decoded.effects[0][0][0] == pytest.approx(wanted, abs=1e-4)
+    again = captioner.word_effects(
+        squares, captioner.vocabulary.decode(decoded.hypotheses[0][0].tokens)
+    )
+    assert again[0] == pytest.approx(decoded.effects[0][0], abs=1e-4)
+
+
+def test_seeded_sampling_repeats(captioners: dict[str, Any], photo: Path) -> None:
+    first, second = (
+        captioners["git"].caption(photo, sample=True, seed=3, captions=4) for _ in range(2)
+    )
+    texts = [first.text, *(other.text for other in first.alternatives)]
+    assert texts == [second.text, *(other.text for other in second.alternatives)]
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_captions(
+    kind: str, folders: dict[str, Path], photo: Path, run_main: Run, captioners: dict[str, Any]
+) -> None:
+    checkpoint = f"hf:{folders[kind]}"
+    done = run_main(
+        "caption", "--checkpoint", checkpoint, "--dtype", "float32", photo, "--json", "--attention",
+        "--beam-size", "3", "--captions", "2", "--overlay", photo.parent / "heat.png",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    expected = captioners[kind].caption(photo, beam_size=3, captions=2)
+    assert record["caption"] == expected.text and len(record["alternatives"]) == 1
+    attention = record["words"][0]["attention"]
+    assert (attention["rows"], attention["columns"]) == (4, 4)
+    assert math.fsum(attention["weights"]) == pytest.approx(1, abs=1e-4)
+    assert record["model"]["name"] == kind and record["model"]["version"] == "local"
+    assert "trust" not in record or record["trust"] is None
+    assert (photo.parent / "heat.png").is_file()
+
+
+def test_what_cannot_be_loaded_is_explained(tmp_path: Path, monkeypatch: Any) -> None:
+    gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "text")
+    with pytest.raises(CheckpointFormatError, match=r"GPT2LMHeadModel model; supported are Blip"):
+        Captioner.from_pretrained(f"hf:{tmp_path / 'text'}")
+    pickled = save_tiny("git", tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    with pytest.raises(CheckpointFormatError, match=r"has no model\.safetensors"):
+        Captioner.from_pretrained(f"hf:{pickled}")
+    cut = save_tiny("git", tmp_path / "cut")
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cut cannot be loaded"):
+        Captioner.from_pretrained(f"hf:{cut}")
+    lacks = save_tiny("git", tmp_path / "lacks")
+    tensors = load_file(lacks / "model.safetensors")
+    del tensors["git.visual_projection.visual_projection.0.weight"]
+    save_file(tensors, lacks / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks: its weights lack git\.visual"):
+        Captioner.from_pretrained(f"hf:{lacks}")
+    pads = save_tiny("vit-gpt2", tmp_path / "pads")
+    settings = json.loads((pads / "preprocessor_config.json").read_text())
+    settings["size"] = {"height": 32, "width": 48}
+    (pads / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointFormatError, match="must resize to a square"):
+        Captioner.from_pretrained(f"hf:{pads}")
+
+
+def test_errors_of_the_hub_are_explained(monkeypatch: Any) -> None:
+    import httpx
+    from huggingface_hub import errors
+
+    answer = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+    for cause, text in (
+        (errors.GatedRepoError("gated", response=answer), "accept its terms at https://hugg"),
+        (errors.RepositoryNotFoundError("none", response=answer), "check the name"),
+        (errors.LocalEntryNotFoundError("offline"), "not in the local cache"),
+    ):
+
+        def fail(*_: Any, cause: Exception = cause, **__: Any) -> None:
+            raise OSError("transformers' own words") from cause
+
+        monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
+        with pytest.raises(CheckpointNotFoundError, match=f"someone/model .*{text}"):
+            Captioner.from_pretrained("hf:someone/model")
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtraError, match=r"captioner\[huggingface\]"):
+        Captioner.from_pretrained("hf:someone/model")
+
+
+@pytest.mark.slow
+def test_a_filled_cache_is_enough_offline(folders: dict[str, Path], tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--someone--model"
+    commit = "0123456789" * 4
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / commit).symlink_to(folders["blip"])
+    program = (
+        "import sys, captioner; c = captioner.Captioner.from_pretrained('hf:someone/model');"
+        "print(c.name, c.version)"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["someone/model", "01234567"]
+
+
+@pytest.mark.slow
+def test_our_own_model_does_not_import_transformers(saved_tiny: Path, photo: Path) -> None:
+    program = (
+        "import sys; from captioner import Captioner;"
+        f"Captioner.from_pretrained({str(saved_tiny)!r}).caption({str(photo)!r});"
+        "print('transformers' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
