@@ -74,7 +74,7 @@ def test_a_lie_about_a_checksum_is_found_out(
     to = tmp_path / "coco"
     result = prepare(run_main, to, serve(www).url)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "val2014.zip is not the file that was published: its sha256 is" in result.stderr
+    assert "val2014.zip is not the published file: its checksum is not sha256:000" in result.stderr
     assert not (to / "manifest.json").exists() and "Traceback" not in result.stderr
     # Without a list of its own, a mirror's files must be the published ones.
     (www / "SHA256SUMS").unlink()

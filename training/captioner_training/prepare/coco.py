@@ -1,7 +1,6 @@
-"""COCO: what is downloaded, and how its captions and splits are read from the zip files.
+"""Download COCO and read its captions, splits and photos.
 
-The images are read from inside the zip files, which are never unpacked: every image is compared
-with the zip file's own checksum of it, and decoded.
+Photos are read from inside the zip files, which are never unpacked and have a checksum of each.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from captioner.errors import DataError, OutputError
 from captioner_training.data.manifest import Manifest
 from captioner_training.prepare.assembly import Options, assemble, claimed, clear, find_finished
 from captioner_training.prepare.caption_files import coco_images
-from captioner_training.prepare.download import Downloader, RemoteFile
+from captioner_training.prepare.download import fetch, fetch_text, remote_size
 from captioner_training.prepare.listing import ListedImage, Problems
 from captioner_training.prepare.originals import ImageFiles
 from captioner_training.prepare.selection import SourceData, select
@@ -54,24 +52,36 @@ _PREPARED_SHARE: Final = 0.25
 _LARGEST_JSON: Final = 1 << 30  # bytes; Karpathy's, the largest, has 150 million
 
 
+class RemoteFile(NamedTuple):
+    """A published file: its address, its size in bytes, and its checksum, if known."""
+
+    url: str
+    size: int | None
+    checksum: str | None
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.url.rsplit("/", 1)[-1]
+
+
 def remote_files(
     year: int, *, karpathy: bool, mirror: str | None = None, sums: str | None = None
 ) -> list[RemoteFile]:
-    """List the zip files of 2014 or 2017, the small ones first: what is wrong shows early.
+    """List the zip files of 2014 or 2017, the small ones first: an error shows early.
 
-    A mirror has them as MIRROR/zips/train2014.zip and so on; they are checked by `sums`, what its
-    SHA256SUMS says.
+    A mirror has them as MIRROR/zips/train2014.zip and so on; `sums` is its SHA256SUMS.
     """
     paths = [f"annotations/annotations_trainval{year}.zip", *([_KARPATHY_FILE] * karpathy)]
-    found = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
-    known = {name: f"sha256:{digest.lower()}" for digest, name in found}
+    lines = re.findall(r"^([0-9a-fA-F]{64})\s+\*?(?:\S*/)?(\S+)\s*$", sums or "", re.MULTILINE)
+    known = {name: f"sha256:{digest.lower()}" for digest, name in lines}
     files = []
     for path in (*paths, f"zips/val{year}.zip", f"zips/train{year}.zip"):
         host = mirror or (_KARPATHY if path == _KARPATHY_FILE else _HOST)
         size, checksum = _PUBLISHED[path]
-        file = RemoteFile(url=f"{host.rstrip('/')}/{path}", size=size, checksum=checksum)
+        file = RemoteFile(f"{host.rstrip('/')}/{path}", size, checksum)
         if file.name in known:
-            file = replace(file, size=None, checksum=known[file.name])
+            file = file._replace(size=None, checksum=known[file.name])
         files.append(file)
     return files
 
@@ -100,22 +110,24 @@ def _fetch(
 ) -> dict[str, Path]:
     """Download what is missing; return the places of the files by their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Downloader(folder) as downloader:
-        sums = downloader.read_text(f"{mirror.rstrip('/')}/SHA256SUMS") if mirror else None
-        karpathy = source["split"] == "karpathy"
-        files = remote_files(source["year"], karpathy=karpathy, mirror=mirror, sums=sums)
-        # Refuse to begin what would end, hours later, in a full disk.
-        sizes = {file.url: downloader.sizes(file) for file in files}
-        downloads = sum(missing for _, missing in sizes.values())
-        images = sum(size for url, (size, _) in sizes.items() if "/zips/" in url)
-        prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
-        free = shutil.disk_usage(options.to).free
-        if downloads + prepared > free:
-            raise OutputError(
-                f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
-                f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
-            )
-        return {file.name: downloader.fetch(file) for file in files}
+    sums = fetch_text(f"{mirror.rstrip('/')}/SHA256SUMS") if mirror else None
+    karpathy = source["split"] == "karpathy"
+    files = remote_files(source["year"], karpathy=karpathy, mirror=mirror, sums=sums)
+    # Refuse before the download what would fill the disk hours later.
+    downloads = images = 0
+    for file in files:
+        size = file.size or remote_size(file.url)
+        places = (folder / file.name, folder / f"{file.name}.part")
+        downloads += max(0, size - sum(path.stat().st_size for path in places if path.exists()))
+        images += size if "/zips/" in file.url else 0
+    prepared = images * min(1.0, _PREPARED_SHARE * (options.image.short_side / 256) ** 2)
+    free = shutil.disk_usage(options.to).free
+    if downloads + prepared > free:
+        raise OutputError(
+            f"not enough room in {options.to}: {downloads / 1e9:.1f} GB to download and about "
+            f"{prepared / 1e9:.1f} GB to prepare, but only {free / 1e9:.1f} GB are free"
+        )
+    return {file.name: fetch(file.url, folder, checksum=file.checksum) for file in files}
 
 
 def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
