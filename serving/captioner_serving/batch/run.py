@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +21,10 @@ from captioner.trust.familiarity import UNFAMILIAR
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.engine import Engine, LocalEngine, Outcome
 from captioner_serving.batch.files import RunFiles, with_remedy
-from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.photos import MemoryPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs, LeftOut
 from captioner_serving.batch.journal import ERRORS, RECORDS, REVIEW, Journal
+from captioner_serving.batch.outputs.coco import image_ids
 from captioner_serving.batch.outputs.maps import MapWriter, check_maps_folder
 from captioner_serving.batch.outputs.records import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
@@ -112,7 +114,10 @@ class BatchRun(Closing):
         if not first and (files is None or config.restart or not files.state.exists()):
             known = filter(None, ("the inputs hold no photo", str(self._left_out)))
             raise DataError("; ".join(known))
-        self._photos, self._config = chain(first, photos), config
+        photos = chain(first, photos)
+        if files is not None and files.output.suffix == ".json":
+            photos = _with_ids(photos, files, config)
+        self._photos, self._config = photos, config
         captioner = load()
         captioner.check_trust(config.minimum_trust)
         generation = config.asked_of(captioner.generation)
@@ -190,15 +195,17 @@ class BatchRun(Closing):
             lines.append(self._engine.description)
         journal, (captioned, _, unsure) = self._journal, self.counts
         kept = self._sidecars.kept if self._sidecars else 0
-        apart = self._sidecars.apart if self._sidecars else 0
+        renamed = self._sidecars.renamed if self._sidecars else 0
+        replaced = self._sidecars.replaced if self._sidecars else 0
         gone = len(self._failed_before - self._again)
         counts = {
             f"{'caption' if captioned == 1 else 'captions'} in all": captioned,
             f"unsure, in {self._config.review}": unsure,
             "done before": self._resumed,
             f"{'sidecar' if kept == 1 else 'sidecars'} left as found": kept,
-            f"{'sidecar' if apart == 1 else 'sidecars'} named photo.jpg.*, as two photos share a "
-            "stem": apart,
+            f"{'sidecar' if replaced == 1 else 'sidecars'} overwritten": replaced,
+            f"{'sidecar' if renamed == 1 else 'sidecars'} named photo.jpg.*, as photos share a "
+            "stem": renamed,
             f"failed, in {journal.files.errors}" if journal else "failed": self.failed,
         }
         said = [f"{n:,} {what}" for what, n in counts.items() if n]
@@ -275,6 +282,31 @@ class BatchRun(Closing):
             self.counts[file] += 1
             self.counts[ERRORS] += failure is not None
         return {**record, **problem}
+
+
+def _with_ids(photos: Iterator[Photo], files: RunFiles, config: BatchConfig) -> Iterator[Photo]:
+    """Refuse photos that share a COCO id before the first is captioned.
+
+    Photos that carry their bytes are not kept in memory: theirs are checked at the end.
+    """
+    names = [] if config.restart else list(_names(files.records))
+    listed: list[Photo] = []
+    for photo in photos:
+        listed.append(photo)
+        if isinstance(photo, MemoryPhoto):
+            break
+        if config.shard is None or digest(photo.name) in config.shard:
+            names.append(photo.name)
+    image_ids(names, str(files.output))
+    return chain(listed, photos)
+
+
+def _names(records: Path) -> Iterator[str]:
+    """Read the names in records that may end with a torn line."""
+    with suppress(FileNotFoundError), records.open("rb") as file:
+        for line in file:
+            with suppress(ValueError, TypeError, KeyError):
+                yield json.loads(line)["image"]
 
 
 def _journal(

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {**given_fields(BatchConfig, arguments), "shard": shard}
     config = BatchConfig(**settings, wording=read_wording(arguments))
     inputs = Inputs(**given_fields(Inputs, arguments))
-    english = arguments.language.lower().startswith("en")
+    english = arguments.language.lower().split("-")[0] == "en"
     if not (english or is_worded(arguments) or arguments.checkpoint):
         raise ConfigError(
             f"--language {arguments.language}: the bundled model writes English; name a "

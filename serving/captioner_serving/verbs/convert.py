@@ -53,11 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.terminal import printable
     from captioner_serving.batch.config import BatchConfig
     from captioner_serving.batch.files import RunFiles
-    from captioner_serving.batch.outputs.records import (
-        read_captions,
-        read_record_table,
-        write_records,
-    )
+    from captioner_serving.batch.inputs.edited import read_record_table
+    from captioner_serving.batch.outputs.records import read_captions, write_records
 
     config = BatchConfig(
         sidecar=arguments.sidecar,

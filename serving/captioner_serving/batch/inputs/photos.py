@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from captioner.errors import ImageNotFoundError, ImageTooLargeError
 from captioner.vision.image import LARGEST_FILE
 
-__all__ = ["LostPhoto", "MemoryPhoto", "Photo", "PhotoFile", "check_size", "unreadable"]
+__all__ = [
+    "LostPhoto",
+    "MemoryPhoto",
+    "Photo",
+    "PhotoFile",
+    "check_size",
+    "name_on_disk",
+    "unreadable",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,21 @@ class LostPhoto(Photo):
     def read(self) -> bytes:
         """Say why, always."""
         raise ImageNotFoundError(self.reason)
+
+
+def name_on_disk(name: str, root: str | None) -> str:
+    """Return a name as the file system has it.
+
+    Bytes that are not UTF-8 stand as surrogates. They are a name on disk, or a name in Windows-1252
+    that a list from Windows has.
+    """
+    if name.isascii() or os.path.lexists(os.path.join(root or "", name)):
+        return name
+    try:
+        windows = os.fsencode(name).decode("cp1252")
+    except UnicodeDecodeError:
+        return name
+    return windows if os.path.lexists(os.path.join(root or "", windows)) else name
 
 
 def check_size(name: str, size: int) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from captioner.errors import CaptionerError, ConfigError, DataError
 from captioner.paths import is_web_address, there_is_no
+from captioner.tables import TABLES
+from captioner.terminal import in_a_line
 from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_serving.batch.inputs.archives import (
     ARCHIVES,
@@ -28,28 +30,29 @@ from captioner_serving.batch.inputs.links import (
     reason_of,
 )
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
-from captioner_serving.batch.inputs.tables import TABLES, list_names, table_names
+from captioner_serving.batch.inputs.tables import list_names, table_names
 
 __all__ = ["Inputs", "LeftOut"]
 
 _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
-_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_NAMED = 10  # links in the summary
 
 
 class LeftOut:
-    """Counts, by suffix, files of folders that are not taken for photos.
+    """Counts what is left out of folders: files that are not images, and folders behind links.
 
-    A sidecar belongs to the photo beside it, and is not counted; nor are the run's `own` files.
+    Sidecars and the run's `own` files are not counted.
     """
 
     def __init__(self, own: Iterable[str | os.PathLike[str]] = ()) -> None:
         self._own = {os.path.realpath(path) for path in own}
         self._counts: Counter[str] = Counter()
+        self._links: set[str] = set()
 
-    def see(self, folder: str, others: Iterable[str], images: Iterable[str]) -> None:
-        """Take in the files of a folder that are no images, and those that are."""
+    def add_files(self, folder: str, others: Iterable[str], images: Iterable[str]) -> None:
+        """Count the files of a folder that are not images."""
         real = os.path.realpath(folder)
         owners = {*images, *(os.path.splitext(name)[0] for name in images)}
         for name in others:
@@ -58,12 +61,23 @@ class LeftOut:
             if not sidecar and os.path.join(real, name) not in self._own:
                 self._counts[suffix.lower() or "no suffix"] += 1
 
+    def add_link(self, folder: str) -> None:
+        """Count a link to a folder."""
+        self._links.add(folder)
+
     def __str__(self) -> str:
-        """Say it in a line; nothing where nothing was left out."""
-        if not self._counts:
-            return ""
-        others = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
-        return f"left out, as these are not images: {others}"
+        """Return one line for the files and one for the links."""
+        lines = []
+        if self._counts:
+            others = ", ".join(f"{n:,} {suffix}" for suffix, n in self._counts.most_common(8))
+            lines.append(f"left out, as these are not images: {others}")
+        if self._links:
+            number = len(self._links)
+            more = f" and {number - _NAMED:,} more" if number > _NAMED else ""
+            noun = "folder behind a link" if number == 1 else "folders behind links"
+            names = ", ".join(map(in_a_line, sorted(self._links)[:_NAMED]))
+            lines.append(f"left out: {number:,} {noun}; to caption them, name them: {names}{more}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +136,21 @@ class Inputs:
                 raise DataError(there_is_no("list", Path(path)))
             if os.path.isdir(path):
                 raise DataError(f"{path} is a folder and no list: name it without --list")
-        sources, missing = list(self._expanded()), []
-        for source in sources:
+        missing = []
+        for source in self.sources:
             if source == "-" or is_url(source):
                 continue
             if os.path.lexists(source):
                 if _is_table(source) and not _is_pipe(source):
-                    next(table_names(source, self.column or ""), None)  # or it has no such column
+                    next(self._in_table(source), None)  # or it has no such column
             elif glob.has_magic(source):
-                next(_matches(source))
+                next(_matches(source, LeftOut()))
             elif source.lower().endswith((*IMAGE_SUFFIXES, *ARCHIVES)):
                 missing.append(source)
             else:
                 what = "file" if os.path.splitext(source)[1] else "folder"
                 raise DataError(there_is_no(what, Path(source)))
-        if missing and len(missing) == len(sources) and not self.lists:
+        if missing and len(missing) == len(self.sources) and not self.lists:
             raise DataError(there_is_no("file", Path(missing[0])))
 
     def without_folder(self) -> str | None:
@@ -153,26 +167,23 @@ class Inputs:
         Raises DataError: a list or table cannot be read, or a source names nothing.
         """
         left_out = left_out or LeftOut()
-        for source in self._expanded():
+        for source in self.sources:
             if source == "-":
                 yield from self._listed("-")
             elif is_url(source):
                 yield from self._behind(source)
             elif _is_table(source):
-                yield from self._named(table_names(source, self.column or ""))
+                yield from self._named(self._in_table(source))
             elif os.path.lexists(source) or not glob.has_magic(source):
                 yield from self._at(source, left_out, search=True)
             else:
-                for path in _matches(source):
-                    # ** goes into folders by itself, and not by links.
-                    search = "**" not in source and not os.path.islink(path)
-                    yield from self._at(path, left_out, search=search)
+                for path in _matches(source, left_out):
+                    if os.path.islink(path) and os.path.isdir(path):
+                        left_out.add_link(path)
+                    else:  # ** searches folders by itself
+                        yield from self._at(path, left_out, search="**" not in source)
         for path in self.lists:
             yield from self._listed(path)
-
-    def _expanded(self) -> Iterator[str]:
-        for source in self.sources:
-            yield from _expand_braces(source)
 
     def _at(self, path: str, left_out: LeftOut, *, search: bool) -> Iterator[Photo]:
         """List what lies at a path."""
@@ -182,19 +193,22 @@ class Inputs:
             else:
                 yield PhotoFile(name=path, file=path)
         elif search:
-            for folder, names, problem in _walk(path, recursive=self.recursive):
+            for folder, names, problem in _walk(path, left_out, recursive=self.recursive):
                 if problem is not None:
                     reason = f"{folder} cannot be listed ({problem})"
                     yield LostPhoto(name=folder, reason=reason)
                 images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
                 if len(images) < len(names):
-                    left_out.see(folder, sorted({*names} - {*images}), images)
+                    left_out.add_files(folder, sorted({*names} - {*images}), images)
                 for name in images:
                     file = os.path.join(folder, name)
                     yield PhotoFile(name=file, file=file)
 
     def _listed(self, path: str) -> Iterator[Photo]:
-        return self._named(list_names(path, null=self.null))
+        return self._named(list_names(path, null=self.null, root=self.root))
+
+    def _in_table(self, path: str) -> Iterator[str | LostPhoto]:
+        return table_names(path, self.column or "", root=self.root)
 
     def _named(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
         for name in names:
@@ -242,72 +256,62 @@ class Inputs:
             yield LostPhoto(name=url, reason=reason)
 
     def _in_bucket(self, url: str, *, matching: bool) -> Iterator[Photo]:
+        """List the photos that match, or that lie below a prefix."""
         system, path = file_system(url)
-        found: Iterable[str]
-        if matching:
-            found = sorted(system.glob(path))
-            if not found:
-                raise FileNotFoundError(url)
-        else:
-            depth = None if self.recursive else 1
-            found = (
-                f"{folder.rstrip('/')}/{name}"
-                for folder, _, files in system.walk(path, maxdepth=depth, on_error="raise")
-                for name in sorted(files)
-                if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-            )
-        for each in found:
-            link = system.unstrip_protocol(each)
-            yield RemotePhoto(name=link, url=link)
+        base = path.rstrip("/")
+        pattern = path if matching else f"{base}/**" if self.recursive else f"{base}/*"
+        names: list[str] = sorted(system.glob(pattern))
+        if not names and (matching or not system.exists(path)):
+            raise FileNotFoundError(url)
+        for name in names:
+            hidden = "/." in name.removeprefix(base)
+            if matching or (name.lower().endswith(IMAGE_SUFFIXES) and not hidden):
+                link = system.unstrip_protocol(name)
+                yield RemotePhoto(name=link, url=link)
 
 
-def _walk(folder: str, *, recursive: bool) -> Iterator[tuple[str, list[str], str | None]]:
-    """Give folder by folder its files, sorted, or why it cannot be listed; hidden ones left out."""
+def _walk(
+    folder: str, left_out: LeftOut, *, recursive: bool
+) -> Iterator[tuple[str, list[str], str | None]]:
+    """Yield each folder with its sorted files, or why it cannot be listed.
+
+    Hidden files and folders are skipped; links to folders are not followed.
+    """
     problems: list[OSError] = []
     for here, folders, files in os.walk(folder, onerror=problems.append):
         while problems:
             problem = problems.pop(0)
             yield str(problem.filename), [], problem.strerror
-        # os.walk goes on with what is left here, and follows no link to a folder.
         folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        for path in (os.path.join(here, name) for name in folders):
+            if os.path.islink(path):
+                left_out.add_link(path)
         yield here, sorted(name for name in files if not name.startswith(".")), None
     for problem in problems:
         yield str(problem.filename), [], problem.strerror
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _matches(pattern: str, left_out: LeftOut) -> Iterator[str]:
     """Match as a shell with globstar does, folder by folder; ** follows no link to a folder.
 
     Raises DataError: nothing matches.
     """
     path = None
-    for path in _matches_of(pattern):
+    for path in _matches_of(pattern, left_out):
         yield path
     if path is None:
         raise DataError(f"nothing matches {pattern}: check the folder, and quote the pattern")
 
 
-def _matches_of(pattern: str) -> Iterator[str]:
+def _matches_of(pattern: str, left_out: LeftOut) -> Iterator[str]:
     before, *behind = _STARS.split(pattern, maxsplit=1)
     if not behind:
         yield from sorted(glob.glob(pattern))
         return
     for top in sorted(glob.glob(before)) if before else [""]:
-        for folder, _, _ in _walk(top or ".", recursive=True):
+        for folder, _, _ in _walk(top or ".", left_out, recursive=True):
             way = glob.escape(folder if top else folder[2:])  # without the ./ in front
-            yield from _matches_of(os.path.join(way, behind[0] or "*"))
-
-
-def _expand_braces(source: str) -> Iterator[str]:
-    """Turn "shard-{000..012}.tar", as WebDataset writes it, into the names it stands for."""
-    match = _BRACES.search(source)
-    if match is None or os.path.lexists(source):
-        yield source
-        return
-    first, last = match.groups()
-    before, behind = source[: match.start()], source[match.end() :]
-    for number in range(int(first), int(last) + 1):
-        yield from _expand_braces(f"{before}{number:0{len(first)}d}{behind}")
+            yield from _matches_of(os.path.join(way, behind[0] or "*"), left_out)
 
 
 def _is_table(source: str) -> bool:

@@ -1,52 +1,24 @@
-r"""Records as files: .jsonl, .csv, .parquet and COCO's results, written, and read back.
-
-Texts in cells of CSV are run by no spreadsheet, steer no terminal, and come back as they were. A
-program that separates by semicolons sees other cells than one that separates by commas: a formula
-may begin behind any separator.
-"""
+"""Records as files: .jsonl, .csv, .parquet and COCO's results; and reading .jsonl."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from captioner.errors import ConfigError, DataError, MissingExtraError, OutputError
-from captioner.terminal import json_line, printable
+from captioner.terminal import json_line
+from captioner_serving.batch.outputs.cells import ADDED_COLUMNS, COLUMNS, cell_of
+from captioner_serving.batch.outputs.coco import image_ids
 from captioner_serving.batch.wording import CONTROL
 
-__all__ = [
-    "cell_of",
-    "check_output",
-    "read_captions",
-    "read_record_table",
-    "read_rows",
-    "text_of",
-    "write_records",
-]
+__all__ = ["check_output", "is_name", "is_sentence", "read_captions", "write_records"]
 
 Record = dict[str, Any]
-
-_COLUMNS = ("image", "caption", "score", "alternatives", "model")
-"""A table that has these was written here; those of _LATER were added later."""
-_LATER = ("familiarity", "trust")
-
-# What a spreadsheet takes a cell for a formula by; the wide ones are those of Japanese keyboards.
-_SIGN = "[=+@\uff1d\uff0b\uff0d\uff20-]"
-# What may stand before it and is not seen: soft hyphens, joiners, marks, selectors.
-_UNSEEN = "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f"
-_UNSEEN += "\u3164\ufe00-\ufe0f\ufeff\uffa0"
-_BEGIN = rf'((?:^|[,;|\n])[\s"{_UNSEEN}]*)'  # of a cell; tabs are written out
-_FORMULA = re.compile(rf"{_BEGIN}(?='*{_SIGN})")
-_DEFUSED = re.compile(rf"{_BEGIN}'(?='*{_SIGN})")
-_WRITTEN_OUT = re.compile(r"\\(x[0-9a-f]{2}|u20[0-9a-f]{2}|t|r)")  # a sign, by `printable`
 
 _ROWS = 10_000  # of Parquet written together
 
@@ -79,7 +51,7 @@ def write_records(file: BinaryIO, suffix: str, records: Iterator[Record]) -> Non
         records: of captioned photos.
 
     Raises:
-        OutputError: two photos have one COCO id.
+        OutputError: photos share a COCO id.
         OSError: the disk is full, or the like.
     """
     _WRITERS[suffix](Path(file.name), records)
@@ -92,7 +64,7 @@ def _row(record: Record) -> Record:
         "score": record["score"],
         "alternatives": [other["caption"] for other in record["alternatives"]],
         "model": f"{record['model']['name']} {record['model']['version']}",
-        **{name: record.get(name) for name in _LATER},
+        **{name: record.get(name) for name in ADDED_COLUMNS},
     }
 
 
@@ -104,7 +76,7 @@ def _write_lines(path: Path, records: Iterator[Record]) -> None:
 def _write_csv(path: Path, records: Iterator[Record]) -> None:
     """A row a photo; alternatives in a cell, one a line. Odd bytes of a name stay as they are."""
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.DictWriter(file, [*_COLUMNS, *_LATER])
+        writer = csv.DictWriter(file, [*COLUMNS, *ADDED_COLUMNS])
         writer.writeheader()
         for record in records:
             row = _row(record)
@@ -119,7 +91,7 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
 
     text, number = pyarrow.string(), pyarrow.float32()
     kinds = (text, text, number, pyarrow.list_(text), text, number, number)
-    schema = pyarrow.schema(list(zip((*_COLUMNS, *_LATER), kinds, strict=True)))
+    schema = pyarrow.schema(list(zip((*COLUMNS, *ADDED_COLUMNS), kinds, strict=True)))
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         rows = map(_row, records)
         while part := list(islice(rows, _ROWS)):
@@ -130,22 +102,11 @@ def _write_parquet(path: Path, records: Iterator[Record]) -> None:
 
 
 def _write_coco(path: Path, records: Iterator[Record]) -> None:
-    """COCO's results format; the id is the number that a COCO file name ends with, or its stem."""
+    captions = {record["image"]: record["caption"] for record in records}
+    ids = image_ids(captions, "the output")
+    results = [{"image_id": ids[name], "caption": text} for name, text in captions.items()]
     with path.open("w", encoding="utf-8") as file:
-        file.write("[")
-        known: dict[int | str, str] = {}
-        for number, record in enumerate(records):
-            name, stem = record["image"], Path(record["image"]).stem
-            found = re.search(r"(?:^|_)([0-9]{1,18})$", stem)  # COCO_val2014_000000391895
-            identity = int(found[1]) if found else stem
-            if (other := known.setdefault(identity, name)) != name:
-                raise OutputError(
-                    f"{other} and {name} would both have the COCO id {identity!r}: rename one, or "
-                    "write .jsonl, .csv or .parquet"
-                )
-            result = {"image_id": identity, "caption": record["caption"]}
-            file.write((",\n" if number else "\n") + json_line(result))
-        file.write("\n]\n")
+        file.write("[" + ",".join("\n" + json_line(result) for result in results) + "\n]\n")
 
 
 _WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
@@ -154,37 +115,6 @@ _WRITERS: dict[str, Callable[[Path, Iterator[Record]], None]] = {
     ".parquet": _write_parquet,
     ".json": _write_coco,
 }
-
-
-def cell_of(text: str) -> str:
-    r"""Write a text for a cell.
-
-    >>> print(cell_of("x;=1+1;.jpg"), cell_of("a\x1b.jpg"), cell_of(r"a\x1b.jpg"))
-    x;'=1+1;.jpg a\x1b.jpg a\x5cx1b.jpg
-    """
-    text = printable(_WRITTEN_OUT.sub(r"\\x5c\1", text))
-    return _FORMULA.sub(r"\1'", text)
-
-
-def text_of(cell: str) -> str:
-    r"""Read a cell that `cell_of` wrote.
-
-    >>> text_of("x;'=1+1;.jpg"), text_of(r"a\x5cx1b.jpg")
-    ('x;=1+1;.jpg', 'a\\x1b.jpg')
-    """
-
-    def sign(found: re.Match[str]) -> str:
-        return {"t": "\t", "r": "\r"}.get(found[1]) or chr(int(found[1][1:], 16))
-
-    return _WRITTEN_OUT.sub(sign, _DEFUSED.sub(r"\1", cell))
-
-
-def read_rows(lines: Iterable[str], *, delimiter: str) -> tuple[csv.DictReader[str], bool]:
-    """Read a table with cells of any size; whether its texts went through `cell_of`."""
-    csv.field_size_limit(sys.maxsize)
-    rows = csv.DictReader(lines, delimiter=delimiter)
-    names = set(rows.fieldnames or ())
-    return rows, names.issuperset(_COLUMNS)
 
 
 def read_captions(path: Path) -> Iterator[Record | None]:
@@ -200,51 +130,6 @@ def read_captions(path: Path) -> Iterator[Record | None]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def read_record_table(path: Path) -> Iterator[Record]:
-    """Read a .csv of captions, edited or not, as records of an image, a caption and its score.
-
-    Spreadsheets save it with semicolons or tabs, decimal commas, and a mark at its beginning.
-
-    Raises DataError: it cannot be read, lacks a column, or has a row without an image, a caption of
-    text or a score.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = file.readline()
-            file.seek(0)
-            rows, _ = read_rows(file, delimiter=max(",;\t", key=first.count))
-            names = set(rows.fieldnames or ())
-            if missing := {"image", "caption", "score"} - names:
-                raise DataError(
-                    f"{path} has no column {', '.join(sorted(missing))}: name a .csv that "
-                    "captioner batch wrote, with its first line"
-                )
-            for row in rows:
-                if any(row.values()):  # a spreadsheet may leave empty rows at the end
-                    yield _of_row(row, f"{path}, line {rows.line_num}")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except csv.Error as error:
-        raise DataError(f"{path} cannot be read as a table: {error}") from error
-
-
-def _of_row(row: dict[str, str | None], place: str) -> Record:
-    image, caption = (text_of(row[column] or "") for column in ("image", "caption"))
-    if not image or not _is_name(image):
-        raise DataError(f"{place} has no image")
-    try:
-        score = float((row["score"] or "").replace(",", "."))
-    except ValueError:
-        score = math.nan
-    record = {"image": image, "caption": caption, "score": score, "alternatives": []}
-    if not _is_sentence(record):
-        raise DataError(
-            f"{place} has no caption in UTF-8 with a score that is a number: save the table as CSV "
-            "UTF-8, or mend the row"
-        )
-    return record
-
-
 def _record(line: bytes, place: str) -> Record | None:
     try:
         record = json.loads(line)
@@ -252,19 +137,20 @@ def _record(line: bytes, place: str) -> Record | None:
         raise DataError(
             f"{place} is an incomplete record: continue the run that writes it, or remove the line"
         ) from error
-    if not isinstance(record, dict) or not _is_name(record.get("image")):
+    if not isinstance(record, dict) or not is_name(record.get("image")):
         raise DataError(f"{place} is not a caption record: it has no image")
     if "error" in record and "caption" not in record:
         return None
     alternatives, model = record.get("alternatives"), record.get("model")
-    if not (isinstance(alternatives, list) and all(map(_is_sentence, (record, *alternatives)))):
+    if not (isinstance(alternatives, list) and all(map(is_sentence, (record, *alternatives)))):
         raise DataError(f"{place} is not a caption record: caption, score or alternatives")
     if not (isinstance(model, dict) and all(_is_text(model.get(k)) for k in ("name", "version"))):
         raise DataError(f"{place} is not a caption record: it names no model")
     return record
 
 
-def _is_sentence(value: object) -> bool:
+def is_sentence(value: object) -> bool:
+    """Whether a record or alternative has a caption of text and a score."""
     if not isinstance(value, dict):
         return False
     score = value.get("score")
@@ -277,8 +163,8 @@ def _is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
-def _is_name(value: object) -> bool:
-    """Whether this may be a file name: bytes that are no text stand as surrogates in it."""
+def is_name(value: object) -> bool:
+    """Whether a value may be a file name, with surrogates for bytes that are not UTF-8."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

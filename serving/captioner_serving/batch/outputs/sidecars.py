@@ -1,20 +1,23 @@
-"""Sidecars: a file with the caption beside each photo, which is never opened for writing itself.
+"""Sidecars: a file with the caption beside each photo.
 
-A sidecar is the old one or wholly the new one; and writing it twice, as a run that was killed and
-goes on may, changes nothing.
+A sidecar is replaced as a whole. Writing it twice, as a resume may, changes nothing.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 from captioner.errors import OutputError
 from captioner.terminal import json_line
 from captioner.vision.header import IMAGE_SUFFIXES
+from captioner.vision.image import LARGEST_FILE
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import Photo, PhotoFile
+from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
 from captioner_serving.batch.wording import combine
@@ -23,26 +26,35 @@ __all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _LARGEST = 1 << 26  # bytes; a sidecar is read into memory
+_SIDECARS = (".txt", ".caption", ".json", ".xmp")
+# The first bytes of JPEG, PNG, WebP, GIF, BMP, AVIF and HEIF. Raw formats are no photos here.
+_PHOTO = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
+)
 
 
 class SidecarWriter:
     """Writes PHOTO's sidecar: photo.jpg -> photo.txt, photo.caption, photo.json or photo.xmp.
 
-    A photo.jpg.xmp, as darktable names it, is used where there is one. `kept` counts the sidecars
-    that were there already and stayed as they were. Photos that differ only in their suffix
-    (photo.jpg, photo.png) have sidecars named by both, photo.jpg.txt; `apart` counts those.
+    An existing photo.jpg.xmp, darktable's name, is used. Photos whose sidecars would have the same
+    name (photo.jpg, photo.png) have longer ones, photo.jpg.txt.
+
+    Attributes:
+        kept: sidecars that were there and stayed as they were.
+        replaced: texts that `existing="overwrite"` replaced.
+        renamed: sidecars with a longer name.
     """
 
     def __init__(self, config: BatchConfig, write: Write) -> None:
         self._config = config
         self._write = write
-        self.kept = self.apart = 0
+        self._folder = _Folder("")
+        self.kept = self.replaced = self.renamed = 0
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
         """Write the sidecar of a photo, or raise the OutputError that is the photo's."""
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file of its own: it can have no sidecar")
-        # A link is written through, not replaced.
         place = self._path(photo.path)
         path = os.path.realpath(place)
         if _is_same(path, photo.path):
@@ -58,25 +70,30 @@ class SidecarWriter:
                 "written there; put a file in the place of the link"
             )
         self._write(path, new, old=old)
+        self.replaced += self._config.existing == "overwrite" and bool((old or b"").strip())
 
     def _path(self, photo: str) -> str:
-        """Name the sidecar: by the photo's stem, or by its whole name where a sibling shares it."""
+        """Name the sidecar by the photo's stem, or by its whole name if another photo shares it."""
         kind = self._config.sidecar
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):
             return f"{photo}.xmp"
-        if _has_sibling(photo):
-            self.apart += 1
+        folder, name = os.path.split(photo)
+        if self._folder.path != folder:
+            self._folder = _Folder(folder)
+        stem, suffix = os.path.splitext(photo)
+        if suffix and self._folder.has_sibling(name):
+            self.renamed += 1
             return f"{photo}.{kind}"
-        return f"{os.path.splitext(photo)[0]}.{kind}"
+        return f"{stem}.{kind}"
 
     def _content(self, path: str, old: bytes | None, record: dict[str, Any]) -> bytes | None:
-        """Make what the sidecar shall hold; None leaves the one that is there alone."""
+        """Return the new content; None keeps the existing sidecar."""
         config, caption = self._config, record["caption"]
         if config.sidecar == "xmp":
             return merge_xmp(
                 old, caption, language=config.language, existing=config.existing, path=path
             )
-        if old is not None and config.existing == "skip":
+        if old is not None and old.strip(b" \t\r\n\xef\xbb\xbf") and config.existing == "skip":
             return None
         if old is not None and b"\0" in old:
             raise OutputError(f"{path} is not text: it was left as it is")
@@ -92,13 +109,13 @@ class SidecarWriter:
 
 
 def is_fatal(error: OutputError) -> bool:
-    """Whether what happened to a file will happen to the next one too."""
+    """Whether the next file will fail too: the disk is full or broken."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FATAL
 
 
 def find_photo(name: str, root: str | None) -> PhotoFile:
-    """Find the photo of a record, which has to be there, and below the root."""
-    file = os.path.join(root or "", name)
+    """Find the photo of a record. Raises OutputError: it is missing, or outside of the root."""
+    file = os.path.join(root or "", name_on_disk(name, root))
     # Records may be another person's, and a folder on the way be a link.
     if root is not None and not _is_inside(os.path.dirname(file), root):
         raise OutputError(
@@ -118,17 +135,40 @@ def _is_inside(path: str | os.PathLike[str], folder: str) -> bool:
     return os.path.commonpath((os.path.realpath(path), real)) == real
 
 
-def _has_sibling(photo: str) -> bool:
-    """Whether another photo beside this one has the same name but for the suffix."""
-    stem, own = os.path.splitext(photo)
-    return own.lower() in IMAGE_SUFFIXES and any(
-        os.path.lexists(sibling := f"{stem}{suffix}")
-        # Where case makes no difference, photo.jpg is found as photo.JPG too.
-        and not (known == own.lower() and _is_same(sibling, photo))
-        for known in IMAGE_SUFFIXES
-        for suffix in (known, known.upper())
-        if suffix != own
-    )
+class _Folder:
+    """The names in a folder, listed once, that share their stem with another."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._names: set[str] = set()
+        self._by_stem: dict[str, list[str]] = defaultdict(list)
+        with suppress(OSError):
+            self._names.update(os.listdir(path or "."))
+        for name in self._names:
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in _SIDECARS:
+                self._by_stem[stem].append(name)
+        self._by_stem = {stem: of for stem, of in self._by_stem.items() if len(of) > 1}
+
+    def has_sibling(self, name: str) -> bool:
+        """Whether the sidecar of another photo would have the same name."""
+        stem = os.path.splitext(name)[0]
+        siblings = {*self._by_stem.get(stem, ()), *self._names.intersection((stem,))}
+        photo = os.path.join(self.path, name)
+        return any(
+            _is_photo(path) and not _is_same(path, photo)
+            for path in (os.path.join(self.path, sibling) for sibling in siblings - {name})
+        )
+
+
+def _is_photo(path: str) -> bool:
+    if path.lower().endswith(IMAGE_SUFFIXES):
+        return True
+    try:
+        head = read_existing(path, kind="a photo", largest=LARGEST_FILE, head=32)
+    except OutputError:
+        return False
+    return _PHOTO.match(head or b"") is not None
 
 
 def _is_same(path: str, other: str) -> bool:

@@ -108,8 +108,10 @@ class WrittenFiles:
                     yield json.loads(file.readline())
 
 
-def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> bytes | None:
-    """Read a file without waiting for a pipe; None if there is none.
+def read_existing(
+    path: str | os.PathLike[str], *, kind: str, largest: int, head: int = -1
+) -> bytes | None:
+    """Read a file, or `head` bytes of it, without waiting for a pipe; None if there is none.
 
     Raises OutputError: it cannot be read, is not a file, or has more than `largest` bytes, the
         limit for this `kind` of file.
@@ -122,7 +124,7 @@ def read_existing(path: str | os.PathLike[str], *, kind: str, largest: int) -> b
             if status.st_size > largest:
                 has = f"it has {status.st_size:,} bytes, too many for {kind}"
                 raise OutputError(f"{path} cannot be read: {has}")
-            return file.read()
+            return file.read(head)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -8,6 +8,7 @@ comments and other programs' settings included; what lies between the tags may b
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lxml import etree
@@ -94,8 +95,9 @@ def merge_xmp(
 def _fill(element: Any, caption: str, *, language: str, existing: Existing, path: str) -> None:
     """Bring the caption into a property, in its language and as default.
 
-    A default that repeats the text of another language is that language's, and no reason to leave
-    this one out; any other default stands for this language where that has no text.
+    A text in "en-US" is one in "en", and the other way round. A default that repeats the text of
+    another language belongs to that language; any other default is the text in this language if it
+    has none.
     """
     alternatives = element.find(_tag("rdf:Alt"))
     items = [] if alternatives is None else alternatives.findall(_tag("rdf:li"))
@@ -106,7 +108,7 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
             "some languages: it stays as it is"
         )
     named = {item.get(_LANGUAGE, "").lower(): item for item in items}
-    own, default = named.get(language.lower()), named.get(_DEFAULT)
+    own, default = _in_language(named, language.lower()), named.get(_DEFAULT)
     others = [item.text for item in items if item not in (own, default)]
     current = (element.text or "").strip() if alternatives is None else None
     if own is not None:
@@ -123,13 +125,23 @@ def _fill(element: Any, caption: str, *, language: str, existing: Existing, path
         default = _add(alternatives, "rdf:li", at=items[0] if items else None)
         default.set(_LANGUAGE, _DEFAULT)
         default.text = text
-    elif default.text == current or existing == "overwrite":
+    elif default.text == current or not (default.text or "").strip() or existing == "overwrite":
         default.text = text
     if own is None:
         own = _add(alternatives, "rdf:li")
         own.set(_LANGUAGE, language)
     if own.text != text:
         own.text = text
+
+
+def _in_language(named: Mapping[str, Any], language: str) -> Any:
+    """Return the item in a language; "en-US" counts as "en", and the other way round."""
+    if language in named:
+        return named[language]
+    for tag, item in named.items():
+        if tag.startswith(f"{language}-") or (tag and language.startswith(f"{tag}-")):
+            return item
+    return None
 
 
 def _add(parent: Any, name: str, *, at: Any = None) -> Any:
