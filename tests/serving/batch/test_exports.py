@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
-from captioner import OutputError
+from captioner import Captioner, OutputError
+from captioner_serving.batch import caption_batch
 from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.inputs.edited import read_record_table
 from captioner_serving.batch.inputs.tables import table_names
 from captioner_serving.batch.journal import RECORDS, Journal
-from captioner_serving.batch.outputs.records import read_record_table, write_records
+from captioner_serving.batch.outputs.records import write_records
+from tests.conftest import read_tree
+from tests.serving.batch.conftest import draw
 
 
 def record(name: str, caption: str) -> dict[str, Any]:
@@ -88,10 +92,38 @@ def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path) -> N
         assert list(table_names(str(output), "image")) == [name]
 
 
-def test_two_photos_of_one_coco_id_are_refused_by_name(tmp_path: Path) -> None:
+def test_photos_of_one_coco_id_are_refused_before_the_first_is_captioned(
+    tiny: Captioner, tmp_path: Path
+) -> None:
+    """Two cameras count from 1; ids that are no numbers are the whole names."""
     output = tmp_path / "c.json"
-    with pytest.raises(OutputError, match=r"x/0007\.jpg and y/7\.jpg would both have .* 7"):
-        write(output, "x/0007.jpg", "y/7.jpg")
-    assert not output.exists()
+    folders = [tmp_path / name for name in ("100CANON", "101CANON")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        for name in ("IMG_0001.JPG", "cat.JPG", f"dog{number}.JPG", "00000007.JPG"):
+            draw(number).save(folder / name, "JPEG")
+    pairs = [", ".join(f"{f}/{name}.JPG" for f in folders) for name in ("00000007", "IMG_0001")]
+    before = read_tree(tmp_path)
+    with pytest.raises(OutputError) as refused:
+        next(caption_batch(tmp_path, output=output, captioner=tiny))
+    assert all(pair in str(refused.value) for pair in pairs) and "cat" not in str(refused.value)
+    assert read_tree(tmp_path) == before
+    for name in ("IMG_0001.JPG", "00000007.JPG"):
+        (folders[1] / name).unlink()
+    for _ in range(2):
+        list(caption_batch(tmp_path, output=output, captioner=tiny))
+        ids = [row["image_id"] for row in json.loads(output.read_text())]
+        cats = [str(folder / "cat.JPG") for folder in folders]
+        assert ids == [7, 1, cats[0], "dog0", cats[1], "dog1"]
+    # A photo that comes later is compared with the records.
+    later = tmp_path / "COCO_val2014_000000000007.jpg"
+    draw(9).save(later)
+    with pytest.raises(OutputError, match=r"7: .*100CANON/00000007\.JPG, .*000007\.jpg"):
+        list(caption_batch(later, output=output, captioner=tiny))
+
+
+def test_coco_ids_of_records_are_compared(tmp_path: Path) -> None:
     write(tmp_path / "d.json", "x/8.jpg", "COCO_val2014_000000391895.jpg")
     assert [row["image_id"] for row in json.loads((tmp_path / "d.json").read_text())] == [8, 391895]
+    with pytest.raises(OutputError, match=r"8: x/8\.jpg, y/0008\.jpg"):
+        write(tmp_path / "d.json", "y/0008.jpg")

@@ -70,11 +70,13 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos, tmp_path: Path)
     (folder / "deep").mkdir()
     (folder / "p000.jpg").rename(folder / "deep" / "p000.jpg")
     (folder / "notes.txt").write_text("no photo")
-    expected = [f"file://{folder}/{name}" for name in ("p001.jpg", "p002.jpg", "deep/p000.jpg")]
+    expected = [f"file://{folder}/{name}" for name in ("deep/p000.jpg", "p001.jpg", "p002.jpg")]
     records = list(caption_batch(f"file://{folder}", captioner=tiny))
     assert [record["image"] for record in records] == expected
     assert all("caption" in record for record in records)
-    assert names(f"file://{folder}/*.jpg") == expected[:2]
+    assert names(f"file://{folder}/*.jpg") == expected[1:]
+    assert names(f"file://{folder}", recursive=False) == expected[1:]
+    assert names(f"file://{folder}/**/p000.jpg") == expected[:1]
     archive = make_tar(tmp_path / "a.tar", folder / "deep")
     for nothing in (f"file://{folder}/nothere", f"file://{folder}/*.png"):
         (failed,) = Inputs(sources=(nothing,)).photos()

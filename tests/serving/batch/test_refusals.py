@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "photos --checkpoint missing": (1, "there is no checkpoint missing"),
     # Inputs
     "t.csv": (2, "name the column"),
-    "photos/p000.jpg --column path": (2, "no source is a .csv"),
+    "photos/p000.jpg --column path": (2, "no source is a table"),
     "shots.tar photos/p000.jpg --sidecar txt": (2, "has no folder for a file"),
     "photos phots/": (1, "there is no folder phots, did you mean photos?"),
     "phots/p000.jpg": (1, "there is no file phots/p000.jpg: phots does not exist"),

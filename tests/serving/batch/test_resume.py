@@ -151,3 +151,22 @@ def test_errors_are_kept_and_retried_when_asked(
     assert run() == [] and not errors.exists()
     names = [Path(record["image"]).stem for record in read(output)]
     assert names == ["p000", "p002", "p003", "p001"]
+
+
+def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(
+    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path, read: Read
+) -> None:
+    """A sidecar, a map or the table at the end; then the same command resumes."""
+    folder, maps = photos(3), tmp_path / "maps"
+    for number, more in enumerate(
+        (("--sidecar", "json", "--attention"), ("--maps", "sheet", "--maps-to", maps), ())
+    ):
+        output = tmp_path / f"c{number}.csv"
+        command = (folder, "--output", output, *more)
+        limit = 500 if more else Path(f"{tmp_path}/c0.csv.journal.jsonl").stat().st_size // 20
+        process = start_batch(*command, file_size=max(limit, 400))
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 1 and "Traceback" not in said, said
+        assert "File too large" in said and "What was done stays: fix that, and the same" in said
+        assert run_batch(*command).returncode == 0
+        assert len(output.read_text().splitlines()) == 4

@@ -131,6 +131,46 @@ def test_a_photo_is_not_its_own_sidecar(caption: Caption, photos: Photos, sideca
         assert odd.read_bytes() == other.read_bytes() == data
 
 
+@pytest.mark.parametrize(
+    ("names", "sidecars"),
+    [
+        (("photo", "photo.jpg", "photo.jpg_large"), ("photo", "photo.jpg", "photo.jpg_large")),
+        (("photo.jpg", "photo.jpg.png"), ("photo", "photo.jpg.png")),
+        (("a.b.jpg", "a.c.jpg", "a"), ("a.b", "a.c", "a")),
+        (("photo.jpg", "photo.heic.orig"), ("photo", "photo.heic")),
+    ],
+)
+def test_no_two_photos_share_a_sidecar(
+    caption: Caption, photos: Photos, names: tuple[str, ...], sidecars: tuple[str, ...]
+) -> None:
+    """Whatever their suffixes, and in whatever order and runs they come."""
+    folder = photos(len(names))
+    for number, name in enumerate(names):
+        (folder / f"p{number:03}.jpg").rename(folder / name)
+    (folder / "photo.cr2").write_bytes(b"II*\0 a raw file is captioned by nobody")
+    by_hand = [record for name in reversed(names) for record in caption(folder / name)]
+    texts = {path.name: path.read_text() for path in folder.glob("*.txt")}
+    captions = {Path(record["image"]).name: record["caption"] + "\n" for record in by_hand}
+    wanted = {
+        f"{sidecar}.txt": captions[name] for name, sidecar in zip(names, sidecars, strict=True)
+    }
+    assert texts == wanted
+    caption([folder / name for name in names], existing="overwrite")
+    assert {path.name: path.read_text() for path in folder.glob("*.txt")} == wanted
+
+
+@pytest.mark.parametrize("blank", ["", "\n", " \t\r\n", "\ufeff\n"])
+@pytest.mark.parametrize("sidecar", ["txt", "caption", "json"])
+def test_a_blank_sidecar_is_filled(
+    caption: Caption, photos: Photos, sidecar: str, blank: str
+) -> None:
+    path = photos(1) / f"p000.{sidecar}"
+    path.write_text(blank)
+    (record,) = caption(path.parent, sidecar)
+    text = path.read_text()
+    assert text == f"{record['caption']}\n" or json.loads(text) == record
+
+
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("kind", ["txt", "xmp"])
 def test_a_link_is_followed_within_its_folder_alone(

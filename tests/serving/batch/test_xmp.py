@@ -68,6 +68,7 @@ ODD = """<?xml version='1.0' encoding="UTF-8"   standalone='yes'?>
 <?xpacket end='w'?>
 
   """
+ALT = LIGHTROOM[LIGHTROOM.index("<rdf:Alt>") : LIGHTROOM.index("</rdf:Alt>") + len("</rdf:Alt>")]
 HEAD = (
     '<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns'
     '#"><r:Description r:about="" xmlns:d="http://purl.org/dc/elements/1.1/"'
@@ -152,6 +153,49 @@ def test_a_default_of_no_other_language_is_the_text_that_is_there(
 
 
 @needs_exiftool
+@pytest.mark.parametrize(
+    ("there", "language", "counts"),
+    [
+        ("en-US", "en", True),
+        ("en-us", "EN", True),
+        ("en", "en-GB", True),
+        ("en-US", "en-GB", False),
+        ("enm", "en", False),
+        ("pt-BR", "pt-PT", False),
+        ("zh-Hant-TW", "zh-Hant", True),
+    ],
+)
+def test_a_regional_form_is_a_text_in_the_language(
+    tmp_path: Path, there: str, language: str, counts: bool
+) -> None:
+    old = LIGHTROOM.replace("Am Strand</rdf:li>\n     <rdf:li", "Sea</rdf:li>\n     <rdf:li")
+    old = old.replace('xml:lang="de">Am Strand', f'xml:lang="{there}">Sea')
+    new = merge_xmp(old.encode(), "a dog", language=language, existing="skip", path="x")
+    over = merge_xmp(old.encode(), "a dog", language=language, existing="overwrite", path="x")
+    assert new is not None and over is not None
+    kept, written = exiftool(tmp_path, new, over)
+    own = {key: text for key, text in kept.items() if key.startswith("Description")}
+    assert own.pop("Description") == "Sea" and len(own) == (1 if counts else 2)
+    own = {key: text for key, text in written.items() if key.startswith("Description")}
+    assert own.pop("Description") == "a dog" and "a dog" in own.values()
+    assert len(own) == (1 if counts else 2)
+
+
+@needs_exiftool
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+@pytest.mark.parametrize("language", ["x-default", "en", "en-US"])
+def test_a_blank_text_is_filled(tmp_path: Path, blank: str, language: str) -> None:
+    item = f'<rdf:li xml:lang="{language}">{blank}</rdf:li>'
+    old = LIGHTROOM.replace(ALT, f"<rdf:Alt>{item}</rdf:Alt>")
+    (found,) = exiftool(tmp_path, merged(old.encode()))
+    texts = {key: text for key, text in found.items() if key.startswith("Description")}
+    assert len(texts) == 2 and set(texts.values()) == {"a dog"}
+    short = f'{HEAD} d:description="{blank.strip()}"/>{TAIL}'
+    (found,) = exiftool(tmp_path, merged(short.encode()))
+    assert found["Description"] == found["AltTextAccessibility-en"] == "a dog"
+
+
+@needs_exiftool
 def test_short_forms(tmp_path: Path) -> None:
     """A description as an attribute, or as plain text, as some programs write it."""
     short = f'{HEAD} d:description="mine" d:format="image/jpeg"/>{TAIL}'
@@ -194,7 +238,6 @@ def test_a_word_of_the_vocabulary_cannot_steer_whoever_shows_it() -> None:
     assert "a \ufffd[2J\ufffddog\ufffd\ufffd\ufffd".encode() in new
 
 
-ALT = LIGHTROOM[LIGHTROOM.index("<rdf:Alt>") : LIGHTROOM.index("</rdf:Alt>") + len("</rdf:Alt>")]
 REFUSED = {
     "not closed": (b"<x:xmpmeta>", "is not XML"),
     "not XMP": (b"<svg/>", "is not XMP"),

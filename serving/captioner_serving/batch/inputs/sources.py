@@ -63,7 +63,7 @@ class LeftOut:
 
     def add_link(self, folder: str) -> None:
         """Count a link to a folder."""
-        self._links.add(folder)
+        self._links.add(os.path.normpath(folder))
 
     def __str__(self) -> str:
         """Return one line for the files and one for the links."""
@@ -111,7 +111,7 @@ class Inputs:
         if tables and self.column is None:
             raise ConfigError(f"{tables[0]} is a table: name the column of its paths with --column")
         if not tables and self.column is not None:
-            raise ConfigError(f"--column {self.column}: no source is a {', '.join(TABLES)}")
+            raise ConfigError(f"--column {self.column}: no source is a table")
 
     @property
     def countable(self) -> bool:
@@ -315,7 +315,8 @@ def _matches_of(pattern: str, left_out: LeftOut) -> Iterator[str]:
 
 
 def _is_table(source: str) -> bool:
-    return source.lower().endswith(TABLES) and not is_url(source)
+    suffix = os.path.splitext(source)[1].lower()
+    return suffix in TABLES and suffix != ".json" and not is_url(source)
 
 
 def _is_pipe(source: str) -> bool:
