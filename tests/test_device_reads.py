@@ -25,13 +25,13 @@ from captioner.decoders.state import asked_every
 from captioner.generation import beam_search, roll_out
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner_training.data.dataset import collate
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
+from tests.training.runs import make_batch
 
 # Each makes the CPU wait until the device has the answer, or until a copy has arrived there.
 _WAITS = (
@@ -113,9 +113,10 @@ def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: 
     grids, pixels = torch.randn(4, 9, 576), torch.zeros(4, 3, 96, 96, dtype=torch.uint8)
     images = grids if from_stage is None else pixels
     captions = [[[5, 6, 7], [4, 8]]] * 4
-    batch = collate(images, captions, starts=[1] * 4, maximum_length=5, positions=range(4))
+    batch = make_batch(images, captions, starts=[1] * 4, maximum_length=5)
+    step.loss.dense = True  # as on a GPU
     with DeviceReads() as device:
-        device.put(images, *model.parameters())
+        device.put(images, batch.tokens, *model.parameters())
         for _ in range(2):
             values = step([batch])
             step.stage.count_step(values)

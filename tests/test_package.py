@@ -88,6 +88,19 @@ def test_training_has_at_most_eight_floors() -> None:
     assert max(floors.values()) <= 8, max(floors, key=lambda module: floors[module])
 
 
+TRAINING_CORE = (
+    "recipe", "recipe_file", "train", "step", "state", "run_folder", "log", "optimizer",
+    "initialization", "distributed", "interrupts", "lock", "data", "losses", "recipes",
+)  # fmt: skip
+
+
+def test_the_core_of_training_imports_neither_prepare_nor_evaluation_nor_reports() -> None:
+    for module, used in imports("captioner_training").items():
+        if module.split(".")[1:2] and module.split(".")[1] in TRAINING_CORE:
+            inside = {name.split(".")[1] for name in used if name.startswith("captioner_training.")}
+            assert inside <= {*TRAINING_CORE}, module
+
+
 def test_a_file_is_one_noun_of_at_most_500_lines() -> None:
     assert [path for path in FILES if len(path.read_text().splitlines()) > 500] == []
 

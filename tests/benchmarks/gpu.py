@@ -36,7 +36,7 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
-from captioner_training.data.dataset import Batch, collate
+from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.losses.objective import Objective
@@ -45,6 +45,7 @@ from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCrit
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, autocast_of
 from tests.benchmarks.measuring import seconds
+from tests.training.runs import make_batch
 
 COCO = 113_287  # photos of Karpathy's train
 ENCODERS = {"efficientnet_v2_b0": 224, "resnet101": 256}
@@ -148,9 +149,7 @@ def steps(bench: Bench, name: str, size: int) -> None:
         for _ in range(images)
     ]
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
-    batch = collate(
-        pixels, numbers, starts=[START] * images, maximum_length=22, positions=range(images)
-    )
+    batch = make_batch(pixels, numbers, starts=[START] * images, maximum_length=22)
     critic = SelfCriticalCaptions(
         SelfCritical(), vocabulary=WORDS, maximum_length=16,
         references=[[WORDS.decode(caption) for caption in each] for each in numbers],

@@ -38,7 +38,7 @@ from captioner.paths import bundled_checkpoint
 from captioner.vision.encoder import Encoder, EncoderConfig
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import PAD, START, Vocabulary
-from captioner_training.data.dataset import Batch, collate
+from captioner_training.data.dataset import Batch
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
@@ -52,6 +52,7 @@ from captioner_training.step import TrainStep
 from captioner_training.train import train
 from tests.benchmarks.measuring import in_turns, reached
 from tests.benchmarks.straightforward import advance
+from tests.training.runs import make_batch
 
 VOCABULARY = 9490  # words and special tokens, as many as the usual COCO vocabulary has
 CAPTIONS = 5  # of each photo
@@ -113,12 +114,11 @@ def build_batch(case: Case) -> Batch:
         [torch.randint(4, VOCABULARY, (n,), generator=chance).tolist() for n in row]
         for row in lengths
     ]
-    return collate(
+    return make_batch(
         pixels,
         captions,
         starts=[START] * case.images,
         maximum_length=22,
-        positions=range(case.images),
     )
 
 

@@ -18,13 +18,13 @@ from captioner.model import CaptionModel, ModelConfig
 from captioner.vision.encoder import EncoderConfig
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import START, Vocabulary
-from captioner_training.data.dataset import collate
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage
 from captioner_training.recipe_file import fields_text
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
+from tests.training.runs import make_batch
 
 
 class BigramDecoder(WordDecoder):
@@ -97,12 +97,11 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
         begun, recipe, objectives={"it": CrossEntropy()}, vocabulary=checkpoint.vocabulary,
         processes=cpu,
     )  # fmt: skip
-    batch = collate(
+    batch = make_batch(
         torch.randn(2, 4, 576),
         [[[4, 5, 6]]] * 2,
         starts=[START] * 2,
         maximum_length=5,
-        positions=range(2),
     )
     before = [one.detach().clone() for one in model.decoder.parameters()]
     assert step([batch])["loss"].isfinite()

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
+from captioner_training.data.captions import collate
+from captioner_training.data.dataset import Batch
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.split import validate
@@ -76,6 +79,18 @@ def train_here(recipe: Path, out: Path, *, shared: Path | None = None, **fields:
         validate=validate,
         shared=shared,
     )
+
+
+def make_batch(
+    images: Tensor,
+    captions: Sequence[Sequence[Sequence[int]]],
+    *,
+    starts: Sequence[int],
+    maximum_length: int,
+) -> Batch:
+    """Make a batch of images and of captions given as word numbers."""
+    tokens = collate(captions, starts=starts, maximum_length=maximum_length)
+    return Batch(images, tokens, range(len(images)))
 
 
 def records(out: Path) -> list[dict[str, Any]]:

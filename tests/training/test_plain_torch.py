@@ -118,7 +118,7 @@ def recipe(place: Path) -> Recipe:
 
 
 def test_a_run_is_its_steps_in_plain_torch(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective, "_AT_ONCE", 5)  # of 22 targets
+    monkeypatch.setattr(objective, "_CHUNK", 5)  # of 22 targets
     out, begin = place / "run", load_checkpoint(place / "begin.safetensors").model.double()
     train(recipe(place), out=out, processes=CPU, validate=validate)
     wanted = in_plain_torch(begin, *(read_split(place / "data", name) for name in CAPTIONS))

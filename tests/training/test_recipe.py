@@ -98,7 +98,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"stages.1.fine_tune_from": "4", "stages.1.size": "128"}, "is that of the transform"),
         ({"stages.1.size": "96"}, "size has no effect in a stage whose encoder is frozen"),
         ({"stages.1.crop": "0.1"}, "stages.1: crop has no effect"),
-        ({"stages.1.hand_on": "last"}, "hand_on has no effect in the last stage"),
+        ({"stages.1.carry_over": "last"}, "carry_over has no effect in the last stage"),
         (
             {"stages.1.self_critical": "{}", "stages.1.scheduled_sampling": "0.1"},
             "scheduled_sampling has no effect in a self-critical stage",

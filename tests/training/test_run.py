@@ -22,7 +22,7 @@ from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.evaluation import split
 from captioner_training.log import Clock
-from captioner_training.losses.objective import Objective, Reading
+from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.training.runs import newest_state, records, train_here, write_own
@@ -31,8 +31,8 @@ OBJECTIVE = ("--stages.1.objectives",)
 
 
 class Weighed(Objective):
-    def loss(self, reading: Reading) -> torch.Tensor:
-        return self.weight * reading.nats()
+    def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
+        return self.weight * forced.cross_entropy()
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_mistakes_are_found_before_any_work_and_leave_nothing_behind(
 class Half(Objective):
     """Gives a loss that nothing can be learned from."""
 
-    def loss(self, reading: Reading) -> Any:
+    def loss(self, forced: TeacherForcedOutput) -> Any:
         return 0.5
 
 

@@ -13,14 +13,15 @@ from captioner.checkpoint import Checkpoint
 from captioner.decoders.decoder import DecoderOutput
 from captioner.vision.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK
-from captioner_training.data.dataset import Batch, collate
+from captioner_training.data.dataset import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.cross_entropy import CrossEntropy
-from captioner_training.losses.objective import Captions, Objective, count
-from captioner_training.losses.self_critical import SelfCriticalCaptions, draw_captions
+from captioner_training.losses.objective import Captions, Counts, Objective
+from captioner_training.losses.self_critical import SelfCriticalCaptions, sample_captions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import Progress, StageState, TrainState
-from captioner_training.step import LossModule, TrainStep, autocast_of
+from captioner_training.step import CaptionLoss, TrainStep, autocast_of
+from tests.training.runs import make_batch
 
 CPU = Processes(device=torch.device("cpu"))
 
@@ -34,9 +35,7 @@ def recipe(**fields: object) -> Recipe:
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(4, 9, 576, generator=generator)
-    return collate(
-        grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[START] * 4, maximum_length=5, positions=range(4)
-    )
+    return make_batch(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[START] * 4, maximum_length=5)
 
 
 def step_of(
@@ -55,12 +54,12 @@ def step_of(
 
 def read(checkpoint: Checkpoint, batch: Batch, own_words: float) -> torch.Tensor:
     """Take the loss of the batch's captions."""
-    loss = LossModule(
+    loss = CaptionLoss(
         checkpoint.model, {"it": CrossEntropy()}, vocabulary=checkpoint.vocabulary,
         transform=Transform(checkpoint.transform),
     )  # fmt: skip
-    counts = count(batch.tokens[..., 1:])
-    values: dict[str, torch.Tensor] = loss(batch.images, batch, counts, None, counts, own_words)
+    captions = Captions(batch.tokens, Counts.of(batch.tokens))
+    values: dict[str, torch.Tensor] = loss(batch.images, captions, None, torch.tensor(own_words))
     return values["loss"]
 
 
@@ -106,7 +105,7 @@ def test_scheduled_sampling_never_says_what_starts_captions(
     heard = listen(monkeypatch, styled.model.decoder)
     start = vocabulary.start("short")
     grids = torch.randn(4, 9, 576)
-    batch = collate(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[start] * 4, maximum_length=5)
+    batch = make_batch(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[start] * 4, maximum_length=5)
     read(styled, batch, 1.0)
     mixed = heard[-1]
     assert (mixed[..., 0] == start).all()
@@ -122,7 +121,7 @@ def test_scheduled_sampling_climbs_to_its_share(
     tiny_checkpoint.model.decoder.output_bias.data[9] = 50.0  # what no caption says
     heard = listen(monkeypatch, tiny_checkpoint.model.decoder)
     captions = [[[4, 5, 6, 7, 8] * 4] * 10] * 4
-    batch = collate(torch.randn(4, 9, 576), captions, starts=[START] * 4, maximum_length=20)
+    batch = make_batch(torch.randn(4, 9, 576), captions, starts=[START] * 4, maximum_length=20)
     stage = Stage(epochs=2, scheduled_sampling=0.8, learning_rate=1e-4, warmup=0)
     step = step_of(tiny_checkpoint, stage, steps=4, precision="float32")
     shares = []
@@ -133,13 +132,13 @@ def test_scheduled_sampling_climbs_to_its_share(
     assert shares[0] == 0 and shares == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.073)
 
 
-@pytest.mark.parametrize(("hand_on", "epoch"), [("best", 0), ("last", 2)])
+@pytest.mark.parametrize(("carry_over", "epoch"), [("best", 0), ("last", 2)])
 def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
-    tiny_checkpoint: Checkpoint, batch: Batch, hand_on: Literal["best", "last"], epoch: int
+    tiny_checkpoint: Checkpoint, batch: Batch, carry_over: Literal["best", "last"], epoch: int
 ) -> None:
     model = tiny_checkpoint.model.requires_grad_(True)
     model.encoder.fine_tune(from_stage=None)
-    stage = Stage(epochs=2, batch_size=4, learning_rate=1e-2, warmup=0, hand_on=hand_on)
+    stage = Stage(epochs=2, batch_size=4, learning_rate=1e-2, warmup=0, carry_over=carry_over)
     whole = replace(recipe(ema=0.5), stages=(stage, Stage(epochs=1)))
     state = TrainState(model, processes=CPU)
     begun = state.begin_stage(whole, steps=20)
@@ -170,10 +169,10 @@ def test_a_stage_hands_on_the_averaged_weights_of_an_epoch(
 class Drawn(SelfCriticalCaptions):
     """Draws the same captions every time."""
 
-    def draw(self, decoder: object, features: object, batch: Batch) -> Captions:
+    def sample(self, decoder: object, features: object, batch: Batch) -> tuple[torch.Tensor, ...]:
         assert batch.tokens[:, 0, 0].tolist() == [START] * len(batch.positions)
-        tokens, weights = TOKENS[batch.positions], WEIGHTS[batch.positions]
-        return Captions(tokens, tokens[..., 1:], weights, weights.sum())
+        tokens, weights = TOKENS[list(batch.positions)], WEIGHTS[list(batch.positions)]
+        return tokens, weights, weights.sum()
 
 
 TOKENS = torch.tensor([[[START, 8, 4, END, PAD, PAD], [START, 9, END, PAD, PAD, PAD]]] * 4)
@@ -262,7 +261,7 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     decoder.output_bias.data[END] = -1.0
     decoder.dropout.p = 0.9
     features, starts = batch.images, torch.tensor([START] * 4)
-    best = draw_captions(
+    best = sample_captions(
         decoder, features, count=1, starts=starts, silent=vocabulary.silent,
         maximum_length=5, greedy=True,
     )  # fmt: skip
@@ -272,11 +271,12 @@ def test_without_dropout_the_likeliest_caption_is_its_own_baseline(
     critic = SelfCriticalCaptions(
         config, vocabulary=vocabulary, references=references, maximum_length=5
     )
-    drawn: list[Captions] = []
-    draw = critic.draw
-    monkeypatch.setattr(critic, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    drawn: list[tuple[torch.Tensor, ...]] = []
+    sample = critic.sample
+    monkeypatch.setattr(critic, "sample", lambda *given: drawn.append(sample(*given)) or drawn[-1])
     reward = self_critical_step(tiny_checkpoint, batch, critic)["reward"]
-    assert torch.equal(drawn[0].tokens, best.expand(-1, 4, -1)) and not drawn[0].weights.any()
+    tokens, above, _ = drawn[0]
+    assert torch.equal(tokens, best.expand(-1, 4, -1)) and not above.any()
     rewards = critic.rewards(best, range(4))
     assert rewards.min() > 1 and reward == pytest.approx(rewards.mean().item())
 

@@ -15,8 +15,9 @@ import torch
 from captioner.checkpoint import load_checkpoint
 from captioner.cli import main
 from captioner.vision.transform import Transform
-from captioner_training.data.batches import StageBatches
+from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.dataset import ImageDataset
+from captioner_training.data.loader import PixelSource
 from captioner_training.data.reading import read_corpus
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
@@ -206,21 +207,23 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
     recipe = load_recipe(str(tmp_path / "any.yaml"), {"data.root": str(data)})
     corpus = read_corpus(recipe, out=tmp_path)
     assert corpus.vocabulary.styles == ("any", "plain", "loud")
+    cpu = Processes(device=torch.device("cpu"))
+    table = corpus.table(maximum_length=22)
+    dataset = ImageDataset(corpus.train, Transform(recipe.transform))
     batches = StageBatches(
         recipe,
         0,
-        corpus=corpus,
-        dataset=ImageDataset(corpus.train, Transform(recipe.transform)),
-        processes=Processes(device=torch.device("cpu")),
+        images=PixelSource(dataset, workers=0, device=cpu.device),
+        captions=table,
+        sampler=stage_sampler(recipe, 0, table, cpu),
+        default_start=corpus.vocabulary.start("any"),
     )
     begun = [
         {
             position: start
             for parts in batches.epoch(epoch, skip=0, most=100)
             for part in parts
-            for position, start in zip(
-                part.positions.tolist(), part.tokens[:, 0, 0].tolist(), strict=True
-            )
+            for position, start in zip(part.positions, part.tokens[:, 0, 0].tolist(), strict=True)
         }
         for epoch in (0, 1, 0)
     ]
@@ -230,5 +233,5 @@ def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> N
         assert len(epoch) == 80
         assert 15 <= sum(start == usual for start in epoch.values()) <= 45  # of 120: 30 +- 4.7
         for position, start in epoch.items():
-            assert start in (usual, corpus.learned.starts[position])
+            assert start in (usual, table.starts[position])
     assert {image.style for image in corpus.validation} == {""}

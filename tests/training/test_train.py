@@ -20,7 +20,7 @@ from captioner.decoders.config import DECODERS
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.scenes import write_scenes
 from captioner_training.initialization import build_model, load_encoder, load_origin
-from captioner_training.losses.objective import Objective, Reading
+from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe
 from captioner_training.recipe_file import load_recipe
 from tests.launcher import Run, start
@@ -88,10 +88,10 @@ def test_a_run_from_recipe_to_scored_checkpoint(
 class Shy(Objective):
     """Asks for gates that are shut: an objective of somebody's own."""
 
-    def loss(self, reading: Reading) -> torch.Tensor:
-        gate = reading.output.gate
+    def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
+        gate = forced.output.gate
         assert gate is not None
-        return self.weight * (gate * reading.mask).sum() / reading.tokens
+        return self.weight * (gate * forced.mask).sum() / forced.tokens
 
 
 def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
@@ -117,7 +117,7 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
 class Greedy(Objective):
     """Fails as torch does where a GPU's memory ends, or in a way that nobody foresaw."""
 
-    def loss(self, reading: Reading) -> torch.Tensor:
+    def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
         raise torch.OutOfMemoryError if self.weight == 1 else RuntimeError("unforeseen")
 
 

@@ -32,7 +32,7 @@ from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.scores import score_tables
 from captioner_training.evaluation.split import caption_split, scene_pointing
 from captioner_training.recipe import Recipe
-from captioner_training.state import plain, read_json, write_json
+from captioner_training.run_folder import plain, read_json, write_json
 
 __all__ = [
     "VARIANTS",
@@ -272,7 +272,7 @@ class Ablation:
         return measures
 
 
-def _precision(recipe: Recipe, out: Path, device: torch.device) -> Literal["bfloat16", "float32"]:
+def _precision(recipe: Recipe, out: Path, device: torch.device) -> Any:
     """Return the precision of all runs: that of existing ones, or what suits the device.
 
     Measurements are reused only for the same recipe, so `auto` is resolved before the first run.
@@ -281,7 +281,7 @@ def _precision(recipe: Recipe, out: Path, device: torch.device) -> Literal["bflo
         return recipe.precision
     existing = [read_json(path) or {} for path in sorted(out.glob("*/recipe.json"))]
     if existing and (precision := existing[0].get("precision")):
-        return precision  # type: ignore[no-any-return]
+        return precision
     return "bfloat16" if best_dtype(device)[0] is torch.bfloat16 else "float32"
 
 

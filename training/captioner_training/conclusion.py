@@ -41,7 +41,7 @@ from captioner_training.log import some_of
 from captioner_training.recipe import Recipe
 from captioner_training.report.numbers import part_of
 from captioner_training.report.run import write_run
-from captioner_training.state import read_json, write_json
+from captioner_training.run_folder import read_json, write_json
 
 __all__ = ["conclude", "write_trust"]
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -19,7 +21,6 @@ from captioner.checkpoint import Checkpoint
 from captioner.closing import Closing
 from captioner.device import best_dtype, find_dtype
 from captioner.files import writing
-from captioner.vocabulary import PAD
 from captioner_training.data.captioned import Captioned
 from captioner_training.data.corpus import OTHER_LANGUAGE, Corpus, unknown_share
 from captioner_training.data.dataset import Batch
@@ -42,8 +43,9 @@ class Clock:
     `processes` do as much each as this one.
     """
 
-    def __init__(self, *, processes: int) -> None:
+    def __init__(self, *, processes: int, captions: NDArray[np.int64]) -> None:
         self.processes = processes
+        self._captions = captions  # of each image
         self.images = self.captions = self.steps = 0
         self.waiting = 0.0  # seconds for data
         self._started = time.perf_counter()
@@ -59,10 +61,9 @@ class Clock:
             if parts is None:
                 return
             self.steps += 1
-            self.images += self.processes * sum(len(part.tokens) for part in parts)
-            # Every caption has a first word.
-            captions = sum(int((part.tokens[..., 1] != PAD).sum()) for part in parts)
-            self.captions += self.processes * captions
+            self.images += self.processes * sum(len(part.positions) for part in parts)
+            captions = sum(self._captions[part.positions].sum() for part in parts)
+            self.captions += self.processes * int(captions)
             yield parts
 
     @contextmanager

@@ -98,8 +98,9 @@ class DataConfig:
     lowercase: bool = True
     """Whether words are learned in small letters; false where capitals belong to the language, as
     to German nouns."""
-    workers: Annotated[int, Ge(0)] = 2
-    """Processes that decode images; no more than cores are used."""
+    workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
+    """Processes that decode images, at most one per core; auto: the cores of the machine over its
+    training processes."""
 
     def __post_init__(self) -> None:
         _refuse(self._contradictions())
@@ -195,9 +196,9 @@ class Stage:
     see step.py. 0.1 to 0.25 is usual."""
     patience: Positive | None = None
     """Epochs without a better validation score that end the stage."""
-    hand_on: Literal["best", "last"] = "best"
-    """The epoch whose weights the next stage begins from. The best is of the highest CIDEr, which a
-    few hundred photos tell by chance: on 650 it was an epoch with 0.04 nats a word to learn."""
+    carry_over: Literal["best", "last"] = "best"
+    """The epoch whose weights the next stage starts from. The best has the highest CIDEr, which is
+    noisy on a few hundred photos."""
     self_critical: SelfCritical | None = None
     """Learn from CIDEr-D of captions that the model draws, instead of the data's captions."""
 
@@ -256,9 +257,10 @@ class Recipe:
     stochastic_depth: Fraction | None = None
     """The chance that a block of the encoder is left out in training; null: the backbone's own."""
     seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 1
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of autocast and of cached grids; what is trained stays float32. `auto`: bfloat16 where the
-    hardware has it, for emulated it is slower than float32."""
+    precision: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Of autocast and of cached grids; trained weights stay float32. `auto`: bfloat16 on hardware
+    that is fast in it, else float32. `float16`, with scaled gradients, is for GPUs without
+    bfloat16, such as T4 and V100."""
     weight_decay: NotNegative = 0.02
     """AdamW's; matrices only."""
     gradient_clip: PositiveFloat = 1.0
@@ -268,9 +270,9 @@ class Recipe:
     """Of the averaged weights that are validated and kept; 0: no average."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     """How the checkpoint makes its captions, in validation and wherever it is used later."""
-    compile: bool = False
-    """torch.compile for the encoder that is trained: on two CPU cores 1.24 times as slow (float32,
-    32 photos of 224), on GPUs not measured."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile for the whole loss; auto: on GPUs. Without a working compiler training goes on
+    without it."""
     log_every: Positive = 50
     """Steps between two lines of the log, which has 20 a stage at least."""
     save_every_minutes: PositiveFloat = 10.0
@@ -292,10 +294,10 @@ class Recipe:
     def _contradictions(self) -> Iterator[str]:
         if not self.stages:
             yield "a recipe needs at least one stage"
-        elif self.stages[-1].hand_on == "last":
+        elif self.stages[-1].carry_over == "last":
             yield (
-                "hand_on has no effect in the last stage: leave it out, and take last.safetensors, "
-                "which every run writes beside the best"
+                "carry_over has no effect in the last stage: leave it out, and use "
+                "last.safetensors, which every run writes"
             )
         if not is_fit(self.name):
             yield f"name {self.name!a} has characters that steer a terminal: leave them out"

@@ -1,13 +1,16 @@
-"""One step of the training: forward and backward over the parts of a batch, clip, update.
+"""One training step: the loss of each part of a batch, backward, clip, update.
 
-The parts hold pixels, or grids that are cached; captions of the data, or captions that the model
-draws itself.
+The path of a step: TrainStep moves the batch to the device and, in a self-critical stage, samples
+captions. CaptionLoss encodes the images, runs the decoder teacher-forced and sums the objectives of
+the stage (losses/). On a GPU all of CaptionLoss is compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,183 +27,260 @@ from captioner_training.distributed import Processes
 from captioner_training.losses.objective import (
     Captions,
     Counts,
-    DrawingObjective,
     Objective,
-    Reading,
-    count,
+    SamplingObjective,
+    TeacherForcedOutput,
 )
 from captioner_training.recipe import Recipe
 from captioner_training.state import StageState
 
-__all__ = ["LossModule", "TrainStep", "autocast_of"]
+__all__ = ["CaptionLoss", "TrainStep", "autocast_of", "dtype_of", "is_compiled"]
+
+
+def dtype_of(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """Return the dtype that a recipe computes in; what is trained is float32."""
+    if recipe.precision == "float16":
+        return torch.float16
+    return find_dtype(recipe.precision, device)
 
 
 def autocast_of(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """Make the context in which a recipe computes; what is trained is float32."""
-    fast = torch.bfloat16
-    enabled = find_dtype(recipe.precision, device) is fast
-    return torch.autocast(device.type, dtype=fast, enabled=enabled)
+    """Make the context that a recipe computes in."""
+    dtype = dtype_of(recipe, device)
+    enabled = dtype is not torch.float32
+    return torch.autocast(device.type, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
+
+
+def is_compiled(recipe: Recipe, device: torch.device) -> bool:
+    """Whether a recipe's loss is compiled: by default on GPUs alone."""
+    return device.type == "cuda" if recipe.compile == "auto" else recipe.compile
 
 
 class TrainStep:
-    """Takes the steps of a stage, whose objectives come by name; one of them may draw captions."""
+    """Takes the steps of a stage.
+
+    Args:
+        stage: with the model, the optimizer and the averaged weights.
+        recipe: of the run.
+        objectives: of the stage, by name; one of them may sample captions.
+        vocabulary: of the model.
+        processes: of the run.
+
+    Attributes:
+        loss: in eager mode.
+    """
 
     def __init__(
-        self, stage: StageState, recipe: Recipe, *, objectives: Mapping[str, Objective],
-        vocabulary: Vocabulary, processes: Processes,
-    ) -> None:  # fmt: skip
+        self,
+        stage: StageState,
+        recipe: Recipe,
+        *,
+        objectives: Mapping[str, Objective],
+        vocabulary: Vocabulary,
+        processes: Processes,
+    ) -> None:
         self.stage, self.processes = stage, processes
         self.gradient_clip = recipe.gradient_clip
         self.autocast = autocast_of(recipe, processes.device)
-        drawing = (one for one in objectives.values() if isinstance(one, DrawingObjective))
-        self._drawing = next(drawing, None)
-        self._transform = Transform(recipe.transform)
-        loss = LossModule(stage.model, objectives, vocabulary=vocabulary, transform=self._transform)
-        self._ddp = None
-        if processes.world > 1:
-            self._ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True)
-        self._module: nn.Module = self._ddp or loss
+        sampling = (term for term in objectives.values() if isinstance(term, SamplingObjective))
+        self._sampling = next(sampling, None)
+        self._compile = is_compiled(recipe, processes.device)
+        self.loss = CaptionLoss(
+            stage.model,
+            objectives,
+            vocabulary=vocabulary,
+            transform=Transform(recipe.transform),
+            dense=self._compile or processes.device.type != "cpu",
+        ).to(processes.device)
+        self._built: nn.Module | None = None  # made of the first batch, with which it is compiled
+        stage.model.train(self._sampling is None)
 
     def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
         """Learn from this process's share of one batch, whose parts' gradients are added up.
 
         Returns:
             scalars on the device: `loss` and each of its terms as `loss/NAME`, `cross_entropy` in
-            nats a token, `gradient_norm` before clipping, and where captions were drawn their mean
-            `reward`. Summed over the processes they are those of the whole batch.
+            nats a token, `gradient_norm` before clipping, and where captions were sampled their
+            mean `reward`. Summed over the processes they are those of the whole batch.
         """
-        stage, device = self.stage, self.processes.device
-        stage.model.train(self._drawing is None)
-        images = [part.images.to(device, non_blocking=True) for part in parts]
-        drawn = [self._draw(*pair) for pair in zip(parts, images, strict=True)]
-        data_counts, drawn_counts = self._count(parts, drawn)
-        sampling_share = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+        stage, scaler = self.stage, self.stage.scaler
+        if self._compile and self.processes.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        inputs, rewards = self._inputs(parts)
+        loss = self._built = self._built or self._build(inputs[0])
         sums: dict[str, Tensor] = {}
-        for number, (part, pixels, drawn_part) in enumerate(
-            zip(parts, images, drawn, strict=True), 1
-        ):
-            more = number < len(parts)
-            with self._ddp.no_sync() if self._ddp and more else contextlib.nullcontext():
+        for number, part in enumerate(inputs, 1):
+            wait = isinstance(loss, DistributedDataParallel) and number < len(inputs)
+            with loss.no_sync() if wait else contextlib.nullcontext():  # type: ignore[operator]
                 with self.autocast:
-                    values = self._module(
-                        pixels, part, data_counts, drawn_part, drawn_counts, sampling_share
-                    )
+                    values = loss(*part)
                 # DistributedDataParallel takes the mean over processes; the loss is a sum.
-                torch.autograd.backward(values["loss"] * self.processes.world)
-            if drawn_part is not None and drawn_part.reward is not None:
-                values["reward"] = drawn_part.reward.to(device) / drawn_counts.captions
+                torch.autograd.backward(scaler.scale(values["loss"] * self.processes.world))
             for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value.detach()
+        if rewards is not None:
+            sums["reward"] = rewards
+        scaler.unscale_(stage.optimizer)
         norm = nn.utils.clip_grad_norm_(stage.model.parameters(), self.gradient_clip)
-        stage.optimizer.step()
+        scaler.step(stage.optimizer)
+        scaler.update()
         stage.optimizer.zero_grad(set_to_none=True)
         stage.scheduler.step()
         stage.average.update()
+        if scaler.is_enabled():  # which skips steps whose gradients overflow
+            norm = norm.nan_to_num(0, posinf=0)
         return {**sums, "gradient_norm": norm / self.processes.world}
 
-    def _draw(self, part: Batch, images: Tensor) -> Captions | None:
-        """Let the objective that draws captions draw them, where there is one."""
-        if self._drawing is None:
-            return None
+    def _inputs(self, parts: Sequence[Batch]) -> tuple[list[tuple[Any, ...]], Tensor | None]:
+        """Return the arguments of CaptionLoss for each part, and the mean reward if any."""
+        device, stage = self.processes.device, self.stage
+        images = [part.images.to(device, non_blocking=True) for part in parts]
+        tokens = [part.tokens.to(device, non_blocking=True) for part in parts]
+        data_counts = self._count(tokens)
+        data = [Captions(part, data_counts) for part in tokens]
+        share = None
+        if stage.config.scheduled_sampling > 0:
+            reached = stage.config.scheduled_sampling * stage.progress.taken / stage.steps
+            share = torch.full((), reached, device=device)
+        if self._sampling is None:
+            return [(*pair, None, share) for pair in zip(images, data, strict=True)], None
+        drawn = [self._sample(*pair) for pair in zip(parts, images, strict=True)]
+        counts = self._count([tokens for tokens, _, _ in drawn])
+        sampled = [Captions(tokens, counts, above) for tokens, above, _ in drawn]
+        total = torch.stack([reward for _, _, reward in drawn]).sum()
+        reward = total.to(device, non_blocking=True) / counts.captions
+        return [(*part, share) for part in zip(images, data, sampled, strict=True)], reward
+
+    def _sample(self, part: Batch, images: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad(), self.autocast:
-            features = _features_of(self.stage.model, images, self._transform)
-            return self._drawing.draw(self.stage.model.decoder, features, part)
+            features = self.loss.encode(images)
+            return cast(SamplingObjective, self._sampling).sample(
+                self.stage.model.decoder, features, part
+            )
 
-    def _count(
-        self, parts: Sequence[Batch], drawn: Sequence[Captions | None]
-    ) -> tuple[Counts, Counts]:
-        """Count what the whole batch has, in all its parts and processes: of data, and drawn."""
-        total = torch.zeros(2, 2, dtype=torch.long)
-        for part, drawn_part in zip(parts, drawn, strict=True):
-            total[0] += torch.stack(count(part.tokens[..., 1:]))
-            if drawn_part is not None:
-                total[1] += torch.stack(count(drawn_part.targets))
+    def _count(self, tokens: Sequence[Tensor]) -> Counts:
+        """Count the tokens and captions of the whole batch, in all parts and processes."""
+        counts = torch.stack([torch.stack(Counts.of(part)) for part in tokens]).sum(dim=0)
+        return Counts(*self.processes.sum(counts).unbind())
+
+    def _build(self, inputs: tuple[Any, ...]) -> nn.Module:
+        """Compile the loss where the recipe asks for it, and wrap it for several processes."""
+        loss: nn.Module = self.loss
+        if self._compile:
+            loss = self._compiled(inputs)
         if self.processes.world > 1:
-            total = self.processes.sum(total.to(self.processes.device))
-        return Counts(*total[0].unbind()), Counts(*total[1].unbind())
+            loss = DistributedDataParallel(
+                loss, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+        return loss
+
+    def _compiled(self, inputs: tuple[Any, ...]) -> nn.Module:
+        """Compile the loss and try it; where that fails, warn and return the eager one."""
+        device = self.processes.device
+        mode = "reduce-overhead" if device.type == "cuda" else "default"
+        trained = [p for p in self.stage.model.parameters() if p.requires_grad]
+        try:
+            torch._dynamo.config.recompile_limit = 64  # batches have a few shapes each
+            compiled = torch.compile(self.loss, mode=mode, dynamic=False)
+            with torch.random.fork_rng([device] if device.type == "cuda" else []), self.autocast:
+                value = compiled(*inputs)["loss"]
+                torch.autograd.grad(value, trained, allow_unused=True)
+        except Exception as error:
+            if self.processes.main:
+                reason = str(error).strip().splitlines()[0]
+                print(f"torch.compile failed ({reason}): training without it", file=sys.stderr)
+            return self.loss
+        return cast(nn.Module, compiled)
 
 
-class LossModule(nn.Module):
-    """The model with its loss, since DistributedDataParallel wraps the forward of one module."""
+class CaptionLoss(nn.Module):
+    """The loss of a part of a batch, as one module: to be compiled, and for DDP.
+
+    Args:
+        model: encoder and decoder.
+        objectives: by name; the loss is their sum.
+        vocabulary: of the model.
+        transform: normalises pixels.
+        dense: see TeacherForcedOutput.
+    """
 
     def __init__(
-        self, model: CaptionModel, objectives: Mapping[str, Objective], *, vocabulary: Vocabulary,
+        self,
+        model: CaptionModel,
+        objectives: Mapping[str, Objective],
+        *,
+        vocabulary: Vocabulary,
         transform: Transform,
-    ) -> None:  # fmt: skip
+        dense: bool = False,
+    ) -> None:
         super().__init__()
-        self._silent = vocabulary.silent
-        self.model, self.objectives, self.transform = model, objectives, transform
+        self.model, self.objectives, self.transform = model, dict(objectives), transform
+        self.dense = dense
+        self._of_data = any(objective.of_data for objective in objectives.values())
+        self.never: Tensor
+        self.register_buffer("never", torch.tensor([*vocabulary.silent, END]), persistent=False)
 
     def forward(
-        self, images: Tensor, part: Batch, data_counts: Counts, drawn: Captions | None,
-        drawn_counts: Counts, sampling_share: float,
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """Let the model read captions, and take the losses.
+        self, images: Tensor, data: Captions, sampled: Captions | None, share: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the loss of captions of the data, or of sampled captions, or of both.
 
         Args:
             images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
-            part: with the captions of the data.
-            data_counts: what their losses are averaged over.
-            drawn: captions that were drawn of these images, if any were.
-            drawn_counts: what their losses are averaged over.
-            sampling_share: of the input words, which are replaced by what the model itself would
-                have said there (scheduled sampling, Bengio et al. 2015). Of all words at once,
-                from a first pass over the caption, so that the recurrence need not wait for the
-                output layer (Duckworth et al. 2019, "Parallel Scheduled Sampling").
+            data: captions of the data.
+            sampled: captions that the model sampled for these images, in a self-critical stage.
+            share: of the input words that the model's own predictions replace, a scalar.
 
         Returns:
             `loss`, its terms `loss/NAME`, and `cross_entropy` in nats a token: of the data's
-            captions, if an objective reads them, else of those that were drawn.
+            captions, if an objective reads them, else of the sampled ones.
         """
-        features = _features_of(self.model, images, self.transform)
-
-        def read(captions: Captions, counts: Counts) -> Reading:
-            inputs = captions.tokens[..., :-1]
-            if sampling_share > 0:
-                inputs = self._mixed(features, inputs, sampling_share)
-            output = self.model.decoder(features, inputs)
-            return Reading(
-                self.model.decoder, output, captions, counts=counts, positions=part.positions
-            )
-
-        tokens = part.tokens.to(features.device, non_blocking=True)
-        data = Captions(tokens, part.tokens[..., 1:])
-        reading = read(data, data_counts) if drawn is None else read(drawn, drawn_counts)
-        data_reading = reading
-        if drawn is not None and any(one.of_data for one in self.objectives.values()):
-            data_reading = read(data, data_counts)
-        terms = {
-            name: _number(name, one.loss(data_reading if one.of_data else reading))
-            for name, one in self.objectives.items()
-        }
+        features = self.encode(images)
+        if sampled is None:
+            of_stage = of_data = self.force(features, data, share)
+        else:
+            of_stage = self.force(features, sampled, None)
+            of_data = self.force(features, data, None) if self._of_data else of_stage
+        terms = {}
+        for name, objective in self.objectives.items():
+            terms[name] = objective.loss(of_data if objective.of_data else of_stage)
+            if not isinstance(terms[name], Tensor) or terms[name].ndim:
+                raise ConfigError(f"objectives {name}: its loss is not a scalar tensor")
         total = sum(terms.values(), torch.zeros((), device=features.device))
         named = {f"loss/{name}": term for name, term in terms.items()}
-        return {"loss": total, **named, "cross_entropy": data_reading.nats()}
+        return {"loss": total, **named, "cross_entropy": of_data.cross_entropy()}
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Encode pixels (B, 3, S, S) uint8 to features (B, L, D); cached grids are features."""
+        if images.dtype != torch.uint8:
+            return images.float()
+        pixels = self.transform.normalize(images).contiguous(memory_format=torch.channels_last)
+        return self.model.encode(pixels).features
+
+    def force(
+        self, features: Tensor, captions: Captions, share: Tensor | None
+    ) -> TeacherForcedOutput:
+        """Run the decoder over captions, teacher-forced."""
+        inputs = captions.tokens[..., :-1]
+        if share is not None:
+            inputs = self._mix(features, inputs, share)
+        output = self.model.decoder(features, inputs)
+        return TeacherForcedOutput(self.model.decoder, output, captions, dense=self.dense)
 
     @torch.no_grad()
-    def _mixed(self, features: Tensor, inputs: Tensor, sampling_share: float) -> Tensor:
-        """Replace a share of the words (B, K, T), never the first or what follows the end."""
+    def _mix(self, features: Tensor, inputs: Tensor, share: Tensor) -> Tensor:
+        """Replace a share of the words (B, K, T) by the model's own: scheduled sampling.
+
+        Bengio et al. 2015. All words at once, from a first pass over the caption, so that the
+        recurrence need not wait for the output layer (Duckworth et al. 2019, "Parallel Scheduled
+        Sampling"). The first token and what follows the end are never replaced.
+        """
         if inputs.shape[-1] < 2:
             return inputs
         before = self.model.decoder(features, inputs[..., :-1])
         logits = self.model.decoder.logits(before.deep).float()
-        logits[..., [*self._silent, END]] = -torch.inf
-        drawn = draw(logits.softmax(dim=-1))
-        chosen = torch.rand(drawn.shape, device=drawn.device) < sampling_share
+        own = draw(logits.index_fill(-1, self.never, -torch.inf).softmax(dim=-1))
+        chosen = torch.rand(own.shape, device=own.device) < share
         words = inputs[..., 1:]
-        mixed = torch.where(chosen & (words != PAD) & (words != END), drawn, words)
+        mixed = torch.where(chosen & (words != PAD) & (words != END), own, words)
         return torch.cat([inputs[..., :1], mixed], dim=-1)
-
-
-def _features_of(model: CaptionModel, images: Tensor, transform: Transform) -> Tensor:
-    """Encode pixels (B, 3, S, S) into features (B, L, D); a cached grid has them already."""
-    if images.dtype != torch.uint8:
-        return images.float()
-    pixels = transform.normalize(images).contiguous(memory_format=torch.channels_last)
-    return model.encode(pixels).features
-
-
-def _number(name: str, loss: object) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.ndim:
-        raise ConfigError(f"objectives {name}: its loss is no tensor of one number")
-    return loss

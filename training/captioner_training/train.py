@@ -5,9 +5,9 @@ r"""A training run from top to bottom: `captioner train RECIPE --out DIR`.
     torchrun --nnodes 2 --node-rank 0 --master-addr node0 --master-port 29500 --nproc-per-node 8 \
         -m captioner train coco --data.root /shared/coco --out /shared/runs/coco
 
-`train` begins a run, `Run` is its loop of stages, epochs and steps. A step is in step.py, what it
-minimises in losses/, all that a run needs to go on after an interruption in state.py, what is
-logged and said in log.py.
+`train` starts or resumes a run; `Run` is its loop of stages, epochs and steps. A step is in
+step.py, its losses in losses/, the state to resume from in state.py, the run's folder in
+run_folder.py, log and messages in log.py.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from typing import Protocol
 import torch
 
 from captioner.checkpoint import Checkpoint
-from captioner.device import best_dtype, find_dtype
+from captioner.device import best_dtype
 from captioner.errors import DataError, DeviceError, GenerationError
 from captioner.vision.transform import Transform, TransformConfig
-from captioner_training.data.batches import StageBatches, stage_sampler
+from captioner_training.data.batches import ImageSource, StageBatches, stage_sampler
 from captioner_training.data.captioned import Captioned
+from captioner_training.data.captions import PADDED_LENGTHS, CaptionTable
 from captioner_training.data.corpus import Corpus, new_word_nats
-from captioner_training.data.dataset import Augmentation, ImageDataset, ItemDataset
-from captioner_training.data.grids import CachedGrids, GridDataset
+from captioner_training.data.dataset import Augmentation, ImageDataset
+from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
+from captioner_training.data.loader import PixelSource
 from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes
 from captioner_training.initialization import build_model, load_encoder, load_origin
@@ -41,9 +43,10 @@ from captioner_training.lock import locked
 from captioner_training.log import Clock, Log
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import stage_objectives
-from captioner_training.recipe import DataConfig, Recipe
-from captioner_training.state import RunFolder, StageState, TrainState, diverged
-from captioner_training.step import TrainStep, autocast_of
+from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe
+from captioner_training.run_folder import RunFolder
+from captioner_training.state import StageState, TrainState, diverged
+from captioner_training.step import TrainStep, autocast_of, dtype_of, is_compiled
 
 __all__ = ["Validate", "train"]
 
@@ -74,31 +77,36 @@ def train(
     validate: Validate,
     shared: Path | None = None,
 ) -> Path:
-    """Run a recipe, or go on with it, and return the path of the best checkpoint.
+    """Run a recipe, or resume its run, and return the path of the best checkpoint.
 
-    Writes into `out`: best.safetensors (highest CIDEr on validation, of equal ones the lowest
-    cross-entropy) and last.safetensors, log.jsonl, recipe.json, finished.json at the end; and until
-    the end state/ (from which the same call goes on, after whatever end) and cache/ (grids).
-    Several runs may have a folder `shared` instead for grids and drawn scenes; it stays.
+    Writes into `out`: best.safetensors (highest CIDEr on validation; of equal ones the lowest
+    cross-entropy), last.safetensors, log.jsonl, recipe.json, and finished.json at the end. Until
+    then also state/, from which the same call resumes after any interruption, and cache/ (grids).
+
+    Args:
+        recipe: what to train.
+        out: folder of the run.
+        processes: that train together.
+        validate: scores the model after each epoch.
+        shared: folder for grids and drawn scenes in place of `out`; several runs may share it.
 
     Raises:
-        ConfigError: the recipe cannot work, or `out` has files that are not of its run.
-        CaptionerError: data, weights or output are not as the recipe needs them.
+        ConfigError: the recipe cannot work, or `out` has files of something else.
+        CaptionerError: data, weights or output do not fit the recipe.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; a state is saved first.
     """
     with ExitStack() as stack:
         lock = locked(out / "lock", verb="train", what=out)
         processes.main_alone(lambda: stack.enter_context(lock))
         fast = processes.broadcast(best_dtype(processes.device)[0] is torch.bfloat16)
-        # What would be refused hours later is refused here. The others find the main one's files.
+        # Errors of the whole run are raised now, not hours later. Other processes read the files
+        # that the main one has written.
         run = processes.main_first(
-            lambda: _begin(
-                recipe,
-                out=out,
+            lambda: Run.begin(
+                RunFolder(recipe, out, fast=fast),
                 shared=shared or out,
                 processes=processes,
                 validate=validate,
-                fast=fast,
             )
         )
         if run is not None:
@@ -110,82 +118,97 @@ def train(
     return out / "best.safetensors"
 
 
-def _begin(
-    recipe: Recipe, *, out: Path, shared: Path, processes: Processes, validate: Validate, fast: bool
-) -> Run | None:
-    """Read and build all that a run needs; None where it is finished already."""
-    folder = RunFolder(recipe, out, fast=fast)
-    recipe = folder.recipe  # its precision is settled
-    torch.manual_seed(recipe.seed)
-    encoder, origin = load_encoder(recipe), load_origin(recipe)
-    corpus = read_corpus(recipe, out=shared, known=origin.vocabulary if origin else None)
-    digest = corpus.digest()
-    saved = folder.load(digest=digest)
-    if folder.finished:
-        return None
-    for number in range(len(recipe.stages)):
-        stage_sampler(recipe, number, corpus, processes)
-    objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
-
-    model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
-    if processes.main:
-        images = len(corpus.train) + len(corpus.validation)
-        folder.check_room(model, images=images, shared=shared)
-    model.to(processes.device).requires_grad_(True)
-    model.encoder.to(memory_format=torch.channels_last)
-    torch.backends.cudnn.benchmark = True  # the images of a stage have one size
-    if processes.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
-    if recipe.compile:
-        model.encoder.compile()
-    torch.manual_seed(recipe.seed + 7919 * processes.rank)  # each drops out other units
-    state = TrainState(model, processes=processes)
-    if saved is not None:
-        state.load_state_dict(saved)
-
-    if processes.main:
-        folder.begin()
-    log = Log(recipe, out, processes=processes, progress=state.progress)
-    log.begins(corpus, origin, objectives, state)
-    return Run(
-        recipe=recipe, folder=folder, shared=shared, processes=processes, corpus=corpus,
-        digest=digest, origin=origin, objectives=objectives, state=state, log=log,
-        validate=validate,
-    )  # fmt: skip
-
-
 class _Stopped(KeyboardInterrupt):
-    """Somebody asked for the end of the run, and all processes know of it at the same step."""
+    """Raised on all ranks at the same step after SIGINT or SIGTERM."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """A run that is under way: its data, model and state.
+    """A run in progress: its data, model and state.
 
-    `shared` is where grids and drawn scenes are, `digest` of the data, `origin` the checkpoint that
-    the model goes on from; `objectives` are those of each stage, by name.
+    Attributes:
+        shared: folder of grids and drawn scenes.
+        digest: of the data.
+        captions: of the training images, on the device.
+        origin: the checkpoint that the model started from.
+        objectives: of each stage, by name.
     """
 
-    recipe: Recipe
     folder: RunFolder
     shared: Path
     processes: Processes
+    validate: Validate
     corpus: Corpus
     digest: str
+    captions: CaptionTable
     origin: Checkpoint | None
     objectives: Sequence[Mapping[str, Objective]]
     state: TrainState
     log: Log
-    validate: Validate
     interrupts: Interrupts = field(default_factory=Interrupts)
     saved_at: float = field(default_factory=time.monotonic)
 
+    @classmethod
+    def begin(
+        cls, folder: RunFolder, *, shared: Path, processes: Processes, validate: Validate
+    ) -> Run | None:
+        """Read and build everything that a run needs; None if it is finished."""
+        recipe, device = folder.recipe, processes.device
+        torch.manual_seed(recipe.seed)
+        encoder, origin = load_encoder(recipe), load_origin(recipe)
+        corpus = read_corpus(recipe, out=shared, known=origin.vocabulary if origin else None)
+        digest = corpus.digest()
+        saved = folder.load(digest=digest)
+        if folder.finished:
+            return None
+        fixed = device.type == "cuda" or is_compiled(recipe, device)  # a few shapes of batches
+        captions = corpus.table(
+            maximum_length=recipe.data.maximum_length,
+            lengths=PADDED_LENGTHS if fixed else (),
+            device=device,
+        )
+        for number in range(len(recipe.stages)):
+            stage_sampler(recipe, number, captions, processes)
+        objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
+
+        model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=origin)
+        if processes.main:
+            images = len(corpus.train) + len(corpus.validation)
+            folder.check_room(model, images=images, shared=shared)
+        model.to(device).requires_grad_(True)
+        model.encoder.to(memory_format=torch.channels_last)
+        torch.backends.cudnn.benchmark = True  # the images of a stage have one size
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+        torch.manual_seed(recipe.seed + 7919 * processes.rank)  # dropout differs between ranks
+        state = TrainState(model, processes=processes)
+        if saved is not None:
+            state.load_state_dict(saved)
+
+        if processes.main:
+            folder.begin()
+        log = Log(recipe, folder.out, processes=processes, progress=state.progress)
+        log.begins(corpus, origin, objectives, state)
+        return cls(
+            folder=folder, shared=shared, processes=processes, validate=validate, corpus=corpus,
+            digest=digest, captions=captions, origin=origin, objectives=objectives, state=state,
+            log=log,
+        )  # fmt: skip
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the run."""
+        return self.folder.recipe
+
     def train(self) -> None:
-        """Go through what is left of the stages and epochs."""
+        """Run the remaining stages and epochs."""
         progress = self.state.progress
         with self.log, self.interrupts.heard():
             try:
-                if self.origin is not None and progress.untouched is None:
+                if self.folder.extends:
+                    self._save()
+                    self.processes.main_alone(self.folder.reopen)
+                if self.origin is not None and progress.initial_score is None:
                     self._score_origin(self.origin)
                 while progress.stage < len(self.recipe.stages):
                     self._train_stage()
@@ -201,12 +224,19 @@ class Run:
 
     def _train_stage(self) -> None:
         self._stop_if_asked()
-        batches, grids = self._batches()
+        progress = self.state.progress
+        config = self.recipe.stages[progress.stage]
+        self.state.model.encoder.fine_tune(from_stage=config.fine_tune_from)
+        frozen = config.fine_tune_from is None
+        grids = self._encode(self.corpus.validation) if frozen else None
+        batches = self._batches(self._grids() if frozen else self._pixels())
+        if progress.epoch and not progress.step:
+            progress.taken = progress.epoch * batches.sampler.batches  # of a run that is extended
         stage = self.state.begin_stage(self.recipe, steps=batches.steps)
         step = TrainStep(
             stage,
             self.recipe,
-            objectives=self.objectives[self.state.progress.stage],
+            objectives=self.objectives[progress.stage],
             vocabulary=self.corpus.vocabulary,
             processes=self.processes,
         )
@@ -219,9 +249,9 @@ class Run:
     def _train_epoch(
         self, stage: StageState, batches: StageBatches, step: TrainStep, grids: CachedGrids | None
     ) -> None:
-        """Take the steps that are left of an epoch, and score the model."""
+        """Take the remaining steps of an epoch, and score the model."""
         progress = stage.progress
-        clock = Clock(processes=self.processes.world)
+        clock = Clock(processes=self.processes.world, captions=self.captions.counts)
         left = batches.epoch(progress.epoch, skip=progress.step, most=stage.steps - progress.taken)
         with self.log.epoch_bar(stage):
             for parts in clock.waited(left):
@@ -242,27 +272,35 @@ class Run:
             self._stop_if_asked()
             self._save()
 
-    def _batches(self) -> tuple[StageBatches, CachedGrids | None]:
-        """Thaw the encoder or freeze it; give the stage's batches, and grids of the validation."""
-        recipe, number, corpus = self.recipe, self.state.progress.stage, self.corpus
-        stage = recipe.stages[number]
-        self.state.model.encoder.fine_tune(from_stage=stage.fine_tune_from)
-        dataset: ItemDataset
-        grids = None
-        if stage.fine_tune_from is None:
-            dataset = GridDataset(self._encode(corpus.train))
-            grids = self._encode(corpus.validation)
-        else:
-            dataset = ImageDataset(
-                corpus.train,
-                Transform(_sized(recipe.transform, stage.size)),
-                augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
-                seed=recipe.seed + 1000 * number,
-            )
-        batches = StageBatches(
-            recipe, number, corpus=corpus, dataset=dataset, processes=self.processes
+    def _batches(self, images: ImageSource) -> StageBatches:
+        """Make the batches of the stage from its images."""
+        number, any_style = self.state.progress.stage, self.recipe.data.any_style > 0
+        return StageBatches(
+            self.recipe,
+            number,
+            images=images,
+            captions=self.captions,
+            sampler=stage_sampler(self.recipe, number, self.captions, self.processes),
+            default_start=self.corpus.vocabulary.start(ANY_STYLE) if any_style else None,
         )
-        return batches, grids
+
+    def _grids(self) -> ImageSource:
+        """Encode the training images with the frozen encoder; in GPU memory if they fit."""
+        grids = self._encode(self.corpus.train)
+        return grids.resident(self.processes.device) or grids
+
+    def _pixels(self) -> ImageSource:
+        """Load and augment the training images."""
+        number = self.state.progress.stage
+        stage = self.recipe.stages[number]
+        dataset = ImageDataset(
+            self.corpus.train,
+            Transform(_sized(self.recipe.transform, stage.size)),
+            augmentation=Augmentation(flip=stage.flip, crop=stage.crop),
+            seed=self.recipe.seed + 1000 * number,
+        )
+        workers = self.recipe.data.workers
+        return PixelSource(dataset, workers=workers, device=self.processes.device)
 
     def _encode(self, images: list[CaptionedImage]) -> CachedGrids:
         return CachedGrids.compute(
@@ -271,13 +309,14 @@ class Run:
             Transform(self.recipe.transform),
             folder=self.shared / "cache",
             processes=self.processes,
-            dtype=find_dtype(self.recipe.precision, self.processes.device),
+            dtype=dtype_of(self.recipe, self.processes.device),
             workers=self.recipe.data.workers,
         )
 
     def _validate(self, grids: CachedGrids | None) -> tuple[dict[str, float], list[Captioned]]:
         """Score the model, which has the averaged weights, on the validation split."""
         drawn = self.recipe.data.scenes is not None
+        training = self.state.model.training
         try:
             scores, captioned = self.validate(
                 self._checkpoint(),
@@ -289,8 +328,10 @@ class Run:
                 grids=grids,
                 together=self._stop_if_asked,
             )
-        except GenerationError as error:  # the last step alone may have made the weights useless
+        except GenerationError as error:  # perhaps only the last step broke the weights
             raise diverged(self.state.progress.total) from error
+        finally:
+            self.state.model.train(training)
         if not math.isfinite(scores["cross_entropy"]):
             raise diverged(self.state.progress.total)
         return scores, captioned
@@ -308,7 +349,7 @@ class Run:
             checkpoint.save(self.folder.epoch(progress.stage + 1, progress.epoch))
 
     def _checkpoint(self) -> Checkpoint:
-        """Give the model, with the weights that it has now, as a checkpoint of the recipe."""
+        """Return the model with its present weights as a checkpoint of the recipe."""
         return Checkpoint(
             model=self.state.model,
             vocabulary=self.corpus.vocabulary,
@@ -318,7 +359,7 @@ class Run:
         )
 
     def _score_origin(self, origin: Checkpoint) -> None:
-        """Score the model that the run goes on from: until an epoch is better, it is the best."""
+        """Score the model that the run starts from; it is the best until an epoch is better."""
         origin.model.to(self.processes.device)
         scores, _ = self.validate(
             replace(origin, generation=self.recipe.generation),
@@ -327,7 +368,7 @@ class Run:
             autocast=autocast_of(self.recipe, self.processes.device),
             processes=self.processes,
         )
-        origin.model.to("cpu")  # a GPU has better use for its memory
+        origin.model.to("cpu")  # frees memory of the GPU
         scores["cross_entropy"] += new_word_nats(
             self.corpus.validation,
             self.corpus.vocabulary,
@@ -335,7 +376,7 @@ class Run:
             maximum_length=self.recipe.data.maximum_length,
         )
         progress = self.state.progress
-        progress.untouched = scores["CIDEr"]
+        progress.initial_score = scores["CIDEr"]
         progress.best = (scores["CIDEr"], -scores["cross_entropy"])
         if self.processes.main:
             origin.save(self.folder.best)
@@ -343,10 +384,10 @@ class Run:
         self._save()
 
     def _save_if_due(self, stage: StageState, clock: Clock) -> None:
-        """Save a state where it is time, and stop where somebody asked for it."""
+        """Save a state if it is time, and stop if a signal came."""
         every = self.recipe.save_every_steps
         due = every is not None and stage.progress.total % every == 0
-        # What one process hears or reads off its clock counts for all, where they meet anyway.
+        # Signals and clocks of one process count for all, at steps where they communicate anyway.
         if self.processes.world == 1 or self.log.is_due(stage):
             self._stop_if_asked()
             overdue = time.monotonic() - self.saved_at > 60 * self.recipe.save_every_minutes
@@ -356,12 +397,12 @@ class Run:
                 self._save()
 
     def _stop_if_asked(self) -> None:
-        """Stop where somebody asked for it; every process comes here at the same time."""
+        """Stop after a signal; all processes call this at the same time."""
         if any(self.processes.gather(self.interrupts.asked)):
             raise _Stopped
 
     def _save(self) -> None:
-        """Save the state as it is between two steps."""
+        """Save the state between two steps."""
         self.state.progress.log_bytes = self.log.sync()
         state = self.state.state_dict()
         if self.processes.main:
@@ -371,7 +412,7 @@ class Run:
 
 
 def _sized(transform: TransformConfig, size: int | None) -> TransformConfig:
-    """Frame photos alike, in squares of so many pixels a side; None: as they are."""
+    """Return the same framing at `size` pixels a side; None keeps the size."""
     if size is None:
         return transform
     resize = transform.resize and max(size, round(transform.resize * size / transform.size))
@@ -380,7 +421,7 @@ def _sized(transform: TransformConfig, size: int | None) -> TransformConfig:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say in a sentence what torch raises for want of memory, wherever the run is."""
+    """Turn errors for want of memory into sentences."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -392,6 +433,6 @@ def _explained() -> Iterator[None]:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise DataError(
-            "a process that loads images was ended by the system, most likely for want of memory: "
+            "a process that loads images was killed by the system, most likely for want of memory: "
             "lower --data.workers, and start the same command again"
         ) from error

@@ -16,9 +16,10 @@ from captioner import DataError
 from captioner.vision.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data.batches import BucketSampler
-from captioner_training.data.dataset import Augmentation, ImageDataset, collate
+from captioner_training.data.captions import collate
+from captioner_training.data.dataset import Augmentation, ImageDataset
 from captioner_training.data.images import ImageStore
-from captioner_training.data.loader import make_loader, make_split_loader
+from captioner_training.data.loader import PixelSource, split_loader
 from captioner_training.data.reading import read_coco, read_dataset
 
 
@@ -121,7 +122,7 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
     for epoch in range(40):
         dataset.epoch = epoch
         for index in range(3):
-            pixels = dataset[index].image
+            pixels = dataset[index]
             assert pixels.shape == (3, 16, 16) and pixels.dtype == torch.uint8
             mirrored[index] += int(pixels[0, 8, 14] > 128)  # red on the right
     assert mirrored[1] == 0  # "on the left" must stay true
@@ -129,10 +130,8 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
 
 
 def test_batches_are_framed_and_padded() -> None:
-    batch = collate(
-        torch.zeros(2, 1), [[[7, 8], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3
-    )
-    assert batch.tokens.tolist() == [
+    tokens = collate([[[7, 8], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3)
+    assert tokens.tolist() == [
         [[START, 7, 8, END], [START, 9, END, PAD]],
         [[START, 4, 5, 6], [PAD, PAD, PAD, PAD]],  # cut: the model must not learn to end there
     ]
@@ -142,14 +141,13 @@ def test_sampler_sees_every_image_once_and_groups_shapes() -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(5, 25, (1000,), generator=generator).tolist()
     sampler = BucketSampler([(5, length) for length in lengths], batch_size=32, seed=1)
-    batches = list(sampler)
-    assert sorted(index for batch in batches for index in batch) == list(range(1000))
-    assert len(batches) == len(sampler) == 32
+    batches = sampler.order(0)
+    counts = Counter(index for batch in batches for index in batch)
+    assert set(counts) == set(range(1000)) and counts.total() == 32 * 32  # 24 come twice
+    assert max(counts.values()) == 2 and {len(batch) for batch in batches} == {32}
     padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
     assert padded < 1.1 * sum(lengths)  # at random it is 1.6 times
-    assert list(sampler) == batches
-    sampler.epoch = 1
-    assert list(sampler) != batches
+    assert sampler.order(0) == batches != sampler.order(1)
 
 
 def test_unprepared_data_is_told_what_to_run(tmp_path: Path) -> None:
@@ -176,14 +174,12 @@ def test_a_broken_photo_is_named_whoever_reads_it(data: Path, workers: int) -> N
     (data / "images" / "1.png").write_bytes((data / "images" / "1.png").read_bytes()[:60])
     images = read_coco(data / "captions.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=32))
-    sampler = BucketSampler([(1, 1)] * 3, batch_size=2, seed=1)
+    dataset = ImageDataset(images, transform)
+    source = PixelSource(dataset, workers=workers, device=torch.device("cpu"))
     loaders = (
-        make_loader(
-            ImageDataset(images, transform), sampler, [[[4]]] * 3, starts=[START] * 3,
-            maximum_length=5, workers=workers, device=torch.device("cpu"),
-        ),
-        make_split_loader(images, transform, workers=workers, batch_size=2),
-    )  # fmt: skip
+        source.batches([[0, 1], [2]], epoch=0),
+        split_loader(images, transform, workers=workers, batch_size=2),
+    )
     for loader in loaders:
         with pytest.raises(DataError, match=r"photo 1\.png in .*images cannot") as caught:
             list(loader)

@@ -9,9 +9,9 @@ import torch
 
 from captioner.decoders.config import DecoderConfig
 from captioner.decoders.decoder import DecoderOutput, build_decoder
-from captioner.vocabulary import END, PAD
+from captioner.vocabulary import END, PAD, START
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
-from captioner_training.losses.objective import Captions, Reading
+from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput
 
 
 def test_heads_may_disagree() -> None:
@@ -22,8 +22,8 @@ def test_heads_may_disagree() -> None:
     heads = torch.tensor([[[first, second, [[9.0, 9, 9]] * 2]]])
     made = DecoderOutput(torch.randn(1, 1, 3, 6), heads.mean(-2), None, heads)
     decoder = build_decoder(DecoderConfig(embedding_dim=6), grid_dim=4, vocabulary_size=9)
-    targets = torch.tensor([[[4, END, PAD]]])
-    reading = Reading(decoder, made, Captions(targets, targets))
+    tokens = torch.tensor([[[START, 4, END, PAD]]])
+    reading = TeacherForcedOutput(decoder, made, Captions(tokens, Counts.of(tokens)))
     entropy = AttentionEntropy(3.0).loss(reading)
     assert entropy.item() == pytest.approx(3 * (0 + math.log(2) / 2) / 2, abs=1e-5)
     # Head 1 sums to 2, 0, 0 over the words: (1-2)^2 + 1 + 1 = 3; head 2 to 0, 1.5, 0.5: 1 + .25 +

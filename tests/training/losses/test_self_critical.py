@@ -17,11 +17,11 @@ from captioner.decoders.decoder import Decoder, DecoderOutput, build_decoder
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
 from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
-from captioner_training.losses.objective import Captions, Reading
+from captioner_training.losses.objective import Captions, Counts, TeacherForcedOutput
 from captioner_training.losses.self_critical import (
     SelfCriticalCaptions,
     advantages,
-    draw_captions,
+    sample_captions,
 )
 from captioner_training.recipe import SelfCritical
 
@@ -47,7 +47,7 @@ def critic_of(references: list[list[tuple[str, ...]]], **config: Any) -> SelfCri
 def batch(positions: list[int], starts: list[int]) -> Batch:
     """What drawing needs of a batch: which images, and what their captions begin with."""
     tokens = torch.tensor(starts)[:, None, None]
-    return Batch(torch.empty(0), tokens, torch.tensor(positions))
+    return Batch(torch.empty(0), tokens, positions)
 
 
 def test_advantages_by_hand() -> None:
@@ -96,7 +96,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
     logits = decoder.step(torch.tensor([[START]]), decoder.start(features)).logits[0, 0]
     logits[[PAD, START, UNK]] = -torch.inf
     expected = (logits / temperature).softmax(dim=-1)
-    tokens = draw_captions(
+    tokens = sample_captions(
         decoder,
         features,
         count=20_000,
@@ -112,7 +112,7 @@ def test_captions_are_drawn_from_the_models_probabilities(
 
 def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
     drawn = partial(
-        draw_captions, decoder, torch.randn(3, 4, 6), starts=torch.tensor([START] * 3),
+        sample_captions, decoder, torch.randn(3, 4, 6), starts=torch.tensor([START] * 3),
         silent=[PAD, START],
         maximum_length=5,
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_drawn_captions_end_once_or_are_cut(decoder: Decoder) -> None:
 def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decoder) -> None:
     silent, features = [PAD, START, 5], torch.randn(2, 4, 6)
     decoder.output_bias.data[5] = 9.0
-    tokens = draw_captions(
+    tokens = sample_captions(
         decoder,
         features,
         count=50,
@@ -139,10 +139,13 @@ def test_what_starts_captions_is_not_drawn_and_has_no_probability(decoder: Decod
         maximum_length=5,
     )
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
-    critic = critic_of([[("a",)]])
-    critic.vocabulary = SimpleNamespace(silent=silent)
-    captions = Captions(tokens, tokens[..., 1:], torch.ones(2, 50))
-    critic.loss(Reading(decoder, decoder(features, tokens[..., :-1]), captions)).backward()
+    vocabulary: Any = SimpleNamespace(silent=silent)
+    critic = SelfCriticalCaptions(
+        SelfCritical(), vocabulary=vocabulary, references=[[("a",)]], maximum_length=5
+    )
+    captions = Captions(tokens, Counts.of(tokens), torch.ones(2, 50))
+    output = decoder(features, tokens[..., :-1])
+    critic.loss(TeacherForcedOutput(decoder, output, captions)).backward()
     assert decoder.output_bias.grad is not None and decoder.output_bias.grad[5] == 0
 
 
@@ -150,20 +153,21 @@ def test_drawn_captions_are_policy_gradients(decoder: Decoder) -> None:
     """The slope at the logits is weight x (p - onehot) over the words that can be drawn."""
     deep = torch.randn(1, 2, 1, 16, requires_grad=True)
     targets = torch.tensor([[[5], [6]]])
-    weights = torch.tensor([[2.0, -0.5]])
-    reading = Reading(decoder, DecoderOutput(deep), Captions(targets, targets, weights))
+    tokens = torch.cat([torch.full_like(targets, START), targets], dim=-1)
+    captions = Captions(tokens, Counts.of(tokens), torch.tensor([[2.0, -0.5]]))
+    reading = TeacherForcedOutput(decoder, DecoderOutput(deep), captions)
     critic_of([[("a",)]], temperature=1.0).loss(reading).backward()
     logits = decoder.logits(deep.detach())
     logits[..., [PAD, START, UNK]] = -torch.inf
     slope = logits.softmax(dim=-1) - F.one_hot(targets, len(WORDS) + 4)
-    expected = weights[..., None, None] / 2 * slope @ decoder.embedding.weight
+    expected = captions.advantages[..., None, None] / 2 * slope @ decoder.embedding.weight
     torch.testing.assert_close(deep.grad, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:
     critic = critic_of([[("a",)]] * 3, samples=2)
-    drawn = critic.draw(decoder, torch.randn(2, 4, 6), batch([2, 0], [6, 4]))
-    assert drawn.tokens[..., 0].tolist() == [[6, 6], [4, 4]]
+    tokens, _, _ = critic.sample(decoder, torch.randn(2, 4, 6), batch([2, 0], [6, 4]))
+    assert tokens[..., 0].tolist() == [[6, 6], [4, 4]]
 
 
 @pytest.mark.parametrize(("maximum_length", "tokens"), [(None, 6), (2, 3)])
@@ -171,8 +175,8 @@ def test_captions_are_drawn_as_long_as_the_stage_says(
     decoder: Decoder, maximum_length: int | None, tokens: int
 ) -> None:
     critic = critic_of([[("a",)]], samples=50, maximum_length=maximum_length)
-    drawn = critic.draw(decoder, torch.randn(1, 4, 6), batch([0], [START]))
-    assert drawn.targets.shape[-1] == tokens  # with <end>
+    drawn, _, _ = critic.sample(decoder, torch.randn(1, 4, 6), batch([0], [START]))
+    assert drawn.shape[-1] == 1 + tokens  # with <end>
 
 
 # CIDEr-D against pycocoevalcap's CiderScorer

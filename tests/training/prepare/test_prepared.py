@@ -95,7 +95,7 @@ def test_training_opens_no_archive_twice(prepared: Path) -> None:
     try:
         for _ in range(3):
             for index in random.Random(1).sample(range(60), 60):
-                assert dataset[index].image.shape == (3, 32, 32)
+                assert dataset[index].shape == (3, 32, 32)
     finally:
         watching = False
     assert sorted(opened) == sorted(str(p) for p in prepared.glob("train-*.tar"))

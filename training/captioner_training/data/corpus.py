@@ -7,30 +7,20 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+
+import torch
 
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.dataset import NumberedCaptions, encode_captions, starts_of
+from captioner_training.data.captions import CaptionTable, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.recipe import ANY_STYLE, DataConfig
 
-__all__ = ["OTHER_LANGUAGE", "Corpus", "Learned", "new_word_nats", "unknown_share"]
+__all__ = ["OTHER_LANGUAGE", "Corpus", "new_word_nats", "unknown_share"]
 
 OTHER_LANGUAGE = 0.5
 """Captions with a larger share of unknown words are in another language."""
 
 _RARE = 0.05  # a larger share of dropped words is worth a warning
-
-
-class Learned(NamedTuple):
-    """What a stage learns from: of each of its items the captions, and the token they begin with.
-
-    captions: as numbers of words.
-    """
-
-    captions: NumberedCaptions
-    starts: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +31,20 @@ class Corpus:
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
 
-    @cached_property
-    def learned(self) -> Learned:
-        """The training captions as numbers, and the token that starts each image's."""
-        return Learned(
-            encode_captions(self.train, self.vocabulary), starts_of(self.train, self.vocabulary)
+    def table(
+        self,
+        *,
+        maximum_length: int,
+        lengths: Sequence[int] = (),
+        device: torch.device | None = None,
+    ) -> CaptionTable:
+        """Return the training captions as a tensor; see CaptionTable."""
+        return CaptionTable(
+            encode_captions(self.train, self.vocabulary),
+            starts=starts_of(self.train, self.vocabulary),
+            maximum_length=maximum_length,
+            lengths=lengths,
+            device=device,
         )
 
     def digest(self) -> str:

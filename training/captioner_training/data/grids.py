@@ -1,10 +1,12 @@
-"""Grids computed once for a frozen encoder, kept as float16 in files."""
+"""Grids computed once for a frozen encoder, kept as float16 in files or in GPU memory."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
 
@@ -17,15 +19,16 @@ from tqdm import tqdm
 from captioner.files import replace_file, writing
 from captioner.vision.encoder import Encoder, prepare_encoder
 from captioner.vision.transform import Transform
-from captioner_training.data.dataset import Item, ItemDataset
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import Loader, make_split_loader
+from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
 
-__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "GridDataset"]
+__all__ = ["GRIDS_A_FILE", "GRIDS_FILES", "CachedGrids", "ResidentGrids"]
 
 GRIDS_FILES = "grids-*.f16"
 """The names of the files."""
+
+_SHARE_OF_MEMORY = 0.6  # of a GPU's free memory that grids may take
 
 _BATCH = 32  # images that are encoded at once; a file has whole batches
 GRIDS_A_FILE = 32 * _BATCH  # what an interruption costs at most; 128 MB of 7 x 7 x 1,280
@@ -59,6 +62,30 @@ class CachedGrids:
         ]
         return torch.from_numpy(np.stack(rows).reshape(-1, cells, features))
 
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
+        """Read the grids of each list of positions, one list ahead of the caller."""
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            ahead = None
+            for positions in order:
+                ready, ahead = ahead, reader.submit(self.__getitem__, positions)
+                if ready is not None:
+                    yield ready.result()
+            if ahead is not None:
+                yield ahead.result()
+
+    def resident(self, device: torch.device) -> ResidentGrids | None:
+        """Load the grids into the memory of a GPU; None if they take most of what is free."""
+        if device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(device)
+        if 2 * math.prod(self.shape) > _SHARE_OF_MEMORY * free:
+            return None
+        grids = torch.empty(self.shape, dtype=torch.float16, device=device)
+        for first in range(0, len(self), GRIDS_A_FILE):
+            part = self[range(first, min(first + GRIDS_A_FILE, len(self)))]
+            grids[first : first + len(part)] = part.to(device)
+        return ResidentGrids(grids)
+
     @classmethod
     def compute(
         cls,
@@ -69,7 +96,7 @@ class CachedGrids:
         folder: Path,
         processes: Processes,
         dtype: torch.dtype,
-        workers: int,
+        workers: Workers,
     ) -> CachedGrids:
         """Encode every image once, but for those that an earlier run has encoded.
 
@@ -97,17 +124,17 @@ class CachedGrids:
         return cls(paths, shape)
 
 
-class GridDataset(ItemDataset):
-    """Cached grids (L, D), one an image; the same in every epoch."""
+class ResidentGrids:
+    """Grids (N, L, D) in the memory of a device: batches are taken by index, without a loader."""
 
-    def __init__(self, grids: CachedGrids) -> None:
+    def __init__(self, grids: Tensor) -> None:
         self.grids = grids
 
-    def __len__(self) -> int:
-        return len(self.grids)
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(self.grids[[index]][0], index)
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:  # noqa: ARG002
+        """Take the grids of each list of positions."""
+        for positions in order:
+            index = torch.tensor(positions).to(self.grids.device, non_blocking=True)
+            yield self.grids.index_select(0, index)
 
 
 def _share(images: Sequence[CaptionedImage], number: int) -> Sequence[CaptionedImage]:
@@ -120,7 +147,7 @@ def _write(
     transform: Transform,
     *,
     processes: Processes,
-    workers: int,
+    workers: Workers,
 ) -> None:
     """Encode the images of each file."""
     total = sum(map(len, shares.values()))
@@ -128,7 +155,7 @@ def _write(
         desc="grids", unit="image", total=total, leave=False, disable=processes.no_bar
     ) as bar:
         images = [*chain.from_iterable(shares.values())]
-        loader = make_split_loader(images, transform, workers=workers, batch_size=_BATCH)
+        loader = split_loader(images, transform, workers=workers, batch_size=_BATCH)
         encoded = _encode(encoder, loader, transform, processes.device)
         for path, share in shares.items():
             with replace_file(path) as file:
@@ -139,10 +166,10 @@ def _write(
 
 @torch.inference_mode()
 def _encode(
-    encoder: Encoder, loader: Loader[Item], transform: Transform, device: torch.device
+    encoder: Encoder, loader: Iterable[Tensor], transform: Transform, device: torch.device
 ) -> Iterator[NDArray[np.float16]]:
     dtype = next(encoder.parameters()).dtype
-    for pixels, _ in loader:
+    for pixels in loader:
         normal = transform.normalize(pixels.to(device, non_blocking=True))
         grid = encoder(normal.to(dtype, memory_format=torch.channels_last))
         yield grid.features.half().cpu().numpy()

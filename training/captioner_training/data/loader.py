@@ -1,73 +1,66 @@
-"""Batches, decoded and put together in worker processes."""
+"""Batches of images, decoded in worker processes."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from captioner.device import cores
 from captioner.errors import CaptionerError
 from captioner.vision.transform import Transform
-from captioner_training.data.dataset import Batch, ImageDataset, Item, ItemDataset, collate
+from captioner_training.data.dataset import ImageDataset
 from captioner_training.data.images import CaptionedImage
 from captioner_training.interrupts import SIGNALS
 
-__all__ = ["Loader", "make_loader", "make_split_loader"]
+__all__ = ["Loader", "PixelSource", "Workers", "split_loader"]
 
+Workers = int | Literal["auto"]
+"""Processes that decode images; auto: the cores of this machine over its training processes."""
 
-Loaded = TypeVar("Loaded")
-
-# What is being gone through. At its end Python waits for the workers, which leave its signal alone,
-# and an error holds the frames that go through them.
-_UNDER_WAY: WeakSet[Generator[Any]] = WeakSet()
+# Active loaders. They are closed at exit, because their workers ignore SIGTERM.
+_ACTIVE: WeakSet[Generator[Tensor]] = WeakSet()
 
 
 @atexit.register
 def _end_workers() -> None:
-    for batches in list(_UNDER_WAY):
+    for batches in list(_ACTIVE):
         batches.close()
 
 
-class Loader(Generic[Loaded]):
-    """Batches of a data set, which can be gone through anew.
+class Loader:
+    """Batches of pixels (B, 3, S, S) uint8 of a data set.
 
-    An image that cannot be read is an error among the items: one that a worker raises would arrive
-    with the worker's traceback as its message.
-
-    Raises CaptionerError: on the way, where an image cannot be read.
+    Raises CaptionerError: while iterating, an image cannot be read.
     """
 
-    def __init__(
-        self, dataset: ItemDataset, *, put_together: Callable[[list[Item]], Loaded], workers: int,
-        seed: int = 0, **options: Any,
-    ) -> None:  # fmt: skip
-        self._loader: DataLoader[Item | CaptionerError] = DataLoader(
+    def __init__(self, dataset: ImageDataset, *, workers: Workers, **options: Any) -> None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        count = max(1, cores() // local) if workers == "auto" else workers
+        self._loader: DataLoader[Tensor | CaptionerError] = DataLoader(
             _Caught(dataset),
-            num_workers=min(workers, cores()),
-            collate_fn=partial(_first_error_or, put_together),
-            # Of its own, so that looking at data never moves the random numbers of the training.
-            generator=torch.Generator().manual_seed(seed),
-            worker_init_fn=_leave_signals,
+            num_workers=min(count, cores()),
+            collate_fn=_stack,
+            # Of its own, so that loading data never moves the random numbers of the training.
+            generator=torch.Generator().manual_seed(0),
+            worker_init_fn=_ignore_signals,
             **options,
         )
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Generator[Tensor]:
         loaded = self._load()
-        _UNDER_WAY.add(loaded)
+        _ACTIVE.add(loaded)
         return loaded
 
-    def _load(self) -> Generator[Loaded]:
+    def _load(self) -> Generator[Tensor]:
         with _signals_held():
             batches = iter(self._loader)
         try:
@@ -79,85 +72,55 @@ class Loader(Generic[Loaded]):
             del batches  # an error holds this frame too
 
 
-class _Caught(Dataset["Item | CaptionerError"]):
-    """Gives the error in place of an image that cannot be read."""
+class _Caught(Dataset["Tensor | CaptionerError"]):
+    """Returns the error in place of an unreadable image: raised, it would carry a traceback."""
 
-    def __init__(self, dataset: ItemDataset) -> None:
+    def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Item | CaptionerError:
+    def __getitem__(self, index: int) -> Tensor | CaptionerError:
         try:
             return self.dataset[index]
         except CaptionerError as error:
             return error
 
 
-def _first_error_or(
-    put_together: Callable[[list[Item]], Loaded], items: Sequence[Item | CaptionerError]
-) -> Loaded | CaptionerError:
-    sound = list[Item]()
-    for item in items:
-        if isinstance(item, CaptionerError):
-            return item
-        sound.append(item)
-    return put_together(sound)
+def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError:
+    sound = list[Tensor]()
+    for image in images:
+        if isinstance(image, CaptionerError):
+            return image
+        sound.append(image)
+    return torch.stack(sound)
 
 
-def _with_captions(
-    captions: Sequence[Sequence[Sequence[int]]],
-    starts: Sequence[int],
-    maximum_length: int,
-    items: Sequence[Item],
-) -> Batch:
-    positions = [item.position for item in items]
-    return collate(
-        torch.stack([item.image for item in items]),
-        [captions[position] for position in positions],
-        starts=[starts[position] for position in positions],
-        maximum_length=maximum_length,
-        positions=positions,
-    )
+class PixelSource:
+    """Training images, loaded by `workers` for a device."""
+
+    def __init__(self, dataset: ImageDataset, *, workers: Workers, device: torch.device) -> None:
+        self.dataset, self.workers, self.device = dataset, workers, device
+
+    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
+        """Load the pixels of each list of positions, augmented for the epoch."""
+        self.dataset.epoch = epoch
+        pinned = self.device.type == "cuda"
+        loader = Loader(self.dataset, workers=self.workers, batch_sampler=order, pin_memory=pinned)
+        return iter(loader)
 
 
-def make_loader(
-    dataset: ItemDataset,
-    order: Sampler[list[int]],
-    captions: Sequence[Sequence[Sequence[int]]],
-    *,
-    starts: Sequence[int],
-    maximum_length: int,
-    workers: int,
-    device: torch.device,
-    seed: int = 0,
-) -> Loader[Batch]:
-    """Load batches in this order, whatever the number of workers."""
-    return Loader(
-        dataset,
-        put_together=partial(_with_captions, captions, starts, maximum_length),
-        workers=workers,
-        seed=seed,
-        batch_sampler=order,
-        pin_memory=device.type == "cuda",
-    )
-
-
-def make_split_loader(
-    images: Sequence[CaptionedImage], transform: Transform, *, workers: int, batch_size: int
-) -> Loader[Item]:
-    """Load the squares of a split in its order, with their positions; for looking, not learning."""
-    dataset = ImageDataset(images, transform)
-    return Loader(dataset, put_together=default_collate, workers=workers, batch_size=batch_size)
+def split_loader(
+    images: Sequence[CaptionedImage], transform: Transform, *, workers: Workers, batch_size: int
+) -> Loader:
+    """Load the squares of a split in its order, as they are."""
+    return Loader(ImageDataset(images, transform), workers=workers, batch_size=batch_size)
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Keep signals from workers that are about to start, until they can leave them alone.
-
-    They inherit this, and it costs them nothing; the main process hears of its own afterwards.
-    """
+    """Block signals while workers start, until they ignore them; the workers inherit this."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -168,8 +131,8 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_signals(_: int) -> None:
-    """Leave Ctrl-C and SIGTERM to the main process, which asks for the rest of its step first.
+def _ignore_signals(_: int) -> None:
+    """Leave Ctrl-C and SIGTERM to the main process, which finishes its step first.
 
     torchrun, systemd and a terminal send them to all processes. A worker ends when its loader is
     done, and within seconds of the main process's death.

@@ -27,7 +27,7 @@ from captioner.decoders.decoder import Decoder
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import PAD, SPECIAL_TOKENS, Vocabulary
 from captioner_training.data.captioned import Captioned
-from captioner_training.data.dataset import collate, encode_captions, starts_of
+from captioner_training.data.captions import collate, encode_captions, starts_of
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.bootstrap import Floats, Table, mean_table, summary
 
@@ -74,8 +74,8 @@ def force_references(
     """
     captions = encode_captions(images, vocabulary)
     starts = starts_of(images, vocabulary)
-    batch = collate(grid.features, captions, starts=starts, maximum_length=maximum_length)
-    tokens = batch.tokens.to(grid.features.device)
+    tokens = collate(captions, starts=starts, maximum_length=maximum_length)
+    tokens = tokens.to(grid.features.device)
     targets = tokens[..., 1:]
     real = targets != PAD
     with autocast:

@@ -14,7 +14,7 @@ from captioner.errors import DataError
 from captioner.vision.encoder import Grid
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
-from captioner_training.data.dataset import starts_of
+from captioner_training.data.captions import starts_of
 from captioner_training.evaluation.bootstrap import mean_table, summary
 from captioner_training.evaluation.content import FUNCTION_WORDS
 

@@ -13,7 +13,7 @@ from captioner.errors import DataError, ImageError
 from captioner.predictor import Captioner
 from captioner.trust.familiarity import pool
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import make_split_loader
+from captioner_training.data.loader import split_loader
 
 __all__ = ["auroc", "measure_familiarity", "pooled_grids"]
 
@@ -22,10 +22,10 @@ _BATCH = 32  # photos that are encoded at once
 
 def pooled_grids(captioner: Captioner, images: Sequence[CaptionedImage]) -> NDArray[np.float32]:
     """Encode photos and pool their grids: (N, D + 1), see captioner.trust.familiarity.pool."""
-    loader = make_split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
+    loader = split_loader(images, captioner.transform, workers=2, batch_size=_BATCH)
     parts = [
         pool(captioner.encode(pixels).features)
-        for pixels, _ in tqdm(loader, desc="photos", leave=False, disable=None)
+        for pixels in tqdm(loader, desc="photos", leave=False, disable=None)
     ]
     return np.concatenate(parts)
 

@@ -17,10 +17,10 @@ from captioner.vision.encoder import Grid
 from captioner.vision.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.captioned import Captioned
-from captioner_training.data.dataset import starts_of
+from captioner_training.data.captions import starts_of
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
-from captioner_training.data.loader import make_split_loader
+from captioner_training.data.loader import Workers, split_loader
 from captioner_training.distributed import Processes
 from captioner_training.evaluation.boxes import read_boxes
 from captioner_training.evaluation.calibration import force_references
@@ -40,7 +40,7 @@ def caption_split(
     images: Sequence[CaptionedImage],
     *,
     autocast: torch.autocast,
-    workers: int = 2,
+    workers: Workers = 2,
     no_bar: bool | None = None,
     grids: tuple[CachedGrids, Sequence[int]] | None = None,
     after_batch: Callable[[Grid, Sequence[Captioned]], None] | None = None,
@@ -107,7 +107,7 @@ def _encoded(
     transform: Transform,
     *,
     autocast: torch.autocast,
-    workers: int,
+    workers: Workers,
     grids: tuple[CachedGrids, Sequence[int]] | None,
 ) -> Iterator[Grid]:
     """Give the grids of images, batch by batch; read those that have been made before."""
@@ -118,7 +118,7 @@ def _encoded(
             yield Grid(stored[places[first : first + BATCH]].float(), side, side)
         return
     device = next(model.parameters()).device
-    for pixels, _ in make_split_loader(images, transform, workers=workers, batch_size=BATCH):
+    for pixels in split_loader(images, transform, workers=workers, batch_size=BATCH):
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
         yield grid

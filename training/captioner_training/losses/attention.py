@@ -1,18 +1,18 @@
-"""What is asked of the attention: where the words look, beside what they are."""
+"""Losses on the attention: where the words look, beside what they are."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from captioner_training.losses.objective import Objective, Reading
+from captioner_training.losses.objective import Objective, TeacherForcedOutput
 
 __all__ = ["AttentionEntropy", "DoublyStochastic"]
 
 
-def _by_head(reading: Reading) -> Tensor | None:
-    """Give the attention of each head, (B, K, T, H, L); None where the decoder does not attend."""
-    output = reading.output
+def _by_head(forced: TeacherForcedOutput) -> Tensor | None:
+    """Return the attention of each head, (B, K, T, H, L); None without attention."""
+    output = forced.output
     if output.heads is not None or output.attention is None:
         return output.heads
     return output.attention.unsqueeze(-2)
@@ -25,14 +25,14 @@ class DoublyStochastic(Objective):
     may not leave a cell to another.
     """
 
-    def loss(self, reading: Reading) -> Tensor:
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Average over captions; one without a word counts for nothing."""
-        attention, mask = _by_head(reading), reading.mask
+        attention, mask = _by_head(forced), forced.mask
         if attention is None:
             return torch.zeros((), device=mask.device)
         looked = (attention * mask[..., None, None]).sum(dim=2)  # (B, K, H, L)
         missed = (1 - looked).square().mean(dim=(-2, -1)) * mask.any(dim=-1)
-        return self.weight * missed.sum() / reading.count
+        return self.weight * missed.sum() / forced.count
 
 
 class AttentionEntropy(Objective):
@@ -41,17 +41,15 @@ class AttentionEntropy(Objective):
     Heads may disagree: two that are sharp on different cells cost nothing, where the entropy of
     their mean would be 0.69.
 
-    Every cell of a deep CNN knows something of the whole image, so that a plain mean of the grid
-    serves the words nearly as well as looking: without this the attention stays all but uniform.
-    Alone, from the first step, it froze on one cell for all words, and with the doubly stochastic
-    term beside it, it did not (docs/results.md).
+    Every cell of a deep CNN carries information about the whole image, so that a plain mean of the
+    grid serves nearly as well as attention: without this term attention stays almost uniform.
     """
 
-    def loss(self, reading: Reading) -> Tensor:
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Average over tokens and heads."""
-        attention = _by_head(reading)
+        attention = _by_head(forced)
         if attention is None:
-            return torch.zeros((), device=reading.mask.device)
+            return torch.zeros((), device=forced.mask.device)
         # Clamped, since the slope is infinite at a weight of 0.
-        entropy: Tensor = torch.special.entr(attention.flatten(0, 2)[reading.index].clamp(min=1e-8))
-        return self.weight * entropy.sum() / (reading.tokens * attention.shape[-2])
+        entropy = torch.special.entr(forced.pick(attention).clamp(min=1e-8))
+        return self.weight * forced.sum(entropy) / (forced.tokens * attention.shape[-2])

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from captioner_training.data.corpus import Corpus
-from captioner_training.losses.objective import Objective, Reading
+from captioner_training.losses.objective import Objective, TeacherForcedOutput
 from captioner_training.recipe import Recipe
 
 __all__ = ["CrossEntropy"]
 
 
 class CrossEntropy(Objective):
-    """Asks for the words of people's captions.
-
-    `label_smoothing` is the share of probability that is spread over all words.
-    """
+    """Cross-entropy with `label_smoothing`, the share of probability spread over all words."""
 
     of_data = True
 
@@ -28,10 +25,10 @@ class CrossEntropy(Objective):
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
-        """Smooth labels as the recipe says."""
+        """Take the smoothing of the recipe."""
         return cls(setting, label_smoothing=recipe.label_smoothing)
 
-    def loss(self, reading: Reading) -> Tensor:
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
         """Average over tokens."""
-        losses = -torch.lerp(*reading.log_probabilities, self.label_smoothing)
-        return self.weight * losses.sum() / reading.tokens
+        losses = -torch.lerp(*forced.log_probabilities, self.label_smoothing)
+        return self.weight * forced.sum(losses) / forced.tokens

@@ -1,6 +1,6 @@
-"""What every objective is: a loss of how the model reads captions, teacher-forced.
+"""What an objective is: a loss over teacher-forced captions.
 
-A new one is a file with a subclass of Objective, or of DrawingObjective where it draws captions
+A new one is a file with a subclass of Objective, or of SamplingObjective where it samples captions
 itself, and a line in a stage of the recipe:
 
     objectives: {my_package.my_file:MyTerm: 0.5}
@@ -21,132 +21,138 @@ from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.recipe import Recipe
 
-__all__ = ["Captions", "Counts", "DrawingObjective", "Objective", "Reading", "count"]
+__all__ = ["Captions", "Counts", "Objective", "SamplingObjective", "TeacherForcedOutput"]
 
-_AT_ONCE = 512  # targets; numbers of all words for each, 20 MB with COCO's vocabulary
+_CHUNK = 512  # targets whose logits are in memory at once on a CPU
 
 
 class Counts(NamedTuple):
-    """What a loss is averaged over: tokens and captions, of every process and part of a batch."""
+    """What losses are averaged over: all tokens and captions of a batch."""
 
     tokens: Tensor
     captions: Tensor
 
+    @classmethod
+    def of(cls, tokens: Tensor) -> Counts:
+        """Count the targets in tokens (B, K, T + 1), and the captions that have any."""
+        counted = tokens[..., 1:] != PAD
+        return cls(counted.sum(), counted.any(dim=-1).sum())
+
 
 class Captions(NamedTuple):
-    """What the model is to say of B images.
+    """The captions of B images that a loss is taken of, on the device.
 
-    tokens: (B, K, T + 1), the start first; targets: (B, K, T), the same shifted by one, on the CPU,
-    so that no GPU need be waited for; <pad> does not count. Of captions that were drawn, weights:
-    (B, K), their advantages; reward: the sum of their rewards.
+    tokens: (B, K, T + 1), start first, padded with <pad>; counts: of the whole batch, in all its
+    parts and processes; advantages: (B, K), of sampled captions.
     """
 
     tokens: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-    reward: Tensor | None = None
+    counts: Counts
+    advantages: Tensor | None = None
 
 
-def count(targets: Tensor) -> Counts:
-    """Count the targets (B, K, T) that are not padding, and the captions that have any."""
-    counted = targets != PAD
-    return Counts(counted.sum(), counted.any(dim=-1).sum())
-
-
-class Reading:
-    """A teacher-forced pass over captions, which are the whole batch or a part of it.
+class TeacherForcedOutput:
+    """A teacher-forced pass over captions: what every objective reads.
 
     Args:
-        decoder: that has read them.
+        decoder: of the model.
         output: of the pass: B images with K captions of T tokens.
-        captions: that were read.
-        counts: of the whole batch; by default of these captions.
-        positions: (B,), of the images in the training data.
+        captions: the whole batch or a part of it.
+        dense: whether padding is computed too, which keeps shapes fixed and never makes the CPU
+            wait for a GPU. Otherwise the N tokens that count are picked, and logits are computed
+            in chunks.
 
     Attributes:
-        index: (N,), where the N tokens that count are in the flattened (B, K, T).
-        targets: (N,), those tokens.
         mask: (B, K, T), whether a token counts.
-        tokens, count: how many tokens and captions the whole batch has.
+        targets: (N,), the next tokens; all B * K * T where dense.
+        tokens, count: the number of tokens and captions in the whole batch.
     """
 
     def __init__(
-        self, decoder: Decoder, output: DecoderOutput, captions: Captions, *,
-        counts: Counts | None = None, positions: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        device, counted = output.deep.device, captions.targets != PAD
-        self.decoder, self.output, self.captions, self.positions = (
-            decoder, output, captions, positions,
-        )  # fmt: skip
-        self.tokens, self.count = (
-            number.to(device, non_blocking=True) for number in counts or count(captions.targets)
-        )
-        # Indices, since a boolean mask on a GPU would make the CPU wait for it.
-        index = counted.flatten().nonzero().squeeze(1)
-        self.targets = captions.targets.flatten()[index].to(device, non_blocking=True)
-        self.index = index.to(device, non_blocking=True)
-        self.mask = counted.to(device, non_blocking=True)
+        self, decoder: Decoder, output: DecoderOutput, captions: Captions, *, dense: bool = False
+    ) -> None:
+        targets = captions.tokens[..., 1:]
+        self.decoder, self.output, self.captions = decoder, output, captions
+        self.mask = targets != PAD
+        self.tokens, self.count = captions.counts
+        self._index = None if dense else self.mask.flatten().nonzero().squeeze(1)
+        self.targets = self.pick(targets)
+
+    def pick(self, values: Tensor) -> Tensor:
+        """Return the values (B, K, T, ...) of the tokens that count: (N, ...)."""
+        flat = values.flatten(0, 2)
+        return flat if self._index is None else flat[self._index]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum values (N, ...) over the tokens that count."""
+        if self._index is None:
+            counted = self.mask.flatten().reshape(-1, *[1] * (values.ndim - 1))
+            values = values.where(counted, 0)
+        return values.sum()
 
     @cached_property
     def logits(self) -> Tensor:
-        """The scores of all words (N, words), only where there is a target."""
-        return self.decoder.logits(self.output.deep.flatten(0, 2)[self.index])
+        """The scores of all words, (N, words)."""
+        return self.decoder.logits(self.pick(self.output.deep))
 
     @cached_property
     def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """The log-probabilities (N,) of the targets, and the mean (N,) of all words', float32.
-
-        Taken of some targets at a time: the way back needs three times the numbers that it is of.
-        """
-        deep = self.output.deep.flatten(0, 2)[self.index]
-        said, means = [], []
-        parts = (torch.split(each, _AT_ONCE) for each in (deep, self.targets))
-        for some, targets in zip(*parts, strict=True):
-            logs = self.decoder.logits(some).log_softmax(dim=-1, dtype=torch.float32)
-            said.append(logs.gather(1, targets.unsqueeze(1)).squeeze(1))
+        """The log-probabilities (N,) of the targets, and the mean (N,) over all words; float32."""
+        deep = self.pick(self.output.deep)
+        size = len(deep) if self._index is None else _CHUNK
+        of_targets, means = [], []
+        for rows, targets in zip(
+            *(torch.split(part, size) for part in (deep, self.targets)), strict=True
+        ):
+            logs = self.decoder.logits(rows).log_softmax(dim=-1, dtype=torch.float32)
+            of_targets.append(logs.gather(1, targets.unsqueeze(1)).squeeze(1))
             means.append(logs.mean(dim=-1))
-        return torch.cat(said), torch.cat(means)
+        return torch.cat(of_targets), torch.cat(means)
 
-    def nats(self) -> Tensor:
-        """Give the plain cross-entropy, in nats a token; the parts of a batch add up."""
-        return -self.log_probabilities[0].detach().sum() / self.tokens
+    def cross_entropy(self) -> Tensor:
+        """Return the plain cross-entropy in nats per token; the parts of a batch add up."""
+        return -self.sum(self.log_probabilities[0].detach()) / self.tokens
 
 
 class Objective(ABC):
-    """A term of what a stage minimises. Its setting in the recipe is usually its weight."""
+    """A term of the loss of a stage. Its setting in the recipe is usually its weight."""
 
     of_data: ClassVar[bool] = False
-    """Whether it reads the captions of the data also where the stage draws captions of its own."""
+    """Whether it reads the data's captions even in a stage that samples captions."""
     note: str = ""
-    """What a run says of it when it begins."""
+    """Printed when a run begins."""
 
     def __init__(self, setting: Any) -> None:
         self.weight = float(setting)
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:  # noqa: ARG003
-        """Make it for a run; by default of its setting alone.
+        """Make it for a run; by default from its setting alone.
 
-        Raises CaptionerError: the recipe or the data are not as it needs them.
+        Raises CaptionerError: the recipe or the data do not fit it.
         """
         return cls(setting)
 
     @abstractmethod
-    def loss(self, reading: Reading) -> Tensor:
-        """Give this part's share of the term, weighed: a scalar.
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
+        """Return this part's share of the weighted term, a scalar.
 
-        It is a sum divided by `reading.tokens` or `reading.count`, so that the shares of all parts
-        and processes add up to the mean over the batch. A decoder without attention has
-        `reading.output.attention` None, of which nothing can be asked.
+        It is a sum divided by `forced.tokens` or `forced.count`, so that the shares of all parts
+        and processes add up to the mean over the batch. `forced.output.attention` is None for a
+        decoder without attention.
         """
 
 
-class DrawingObjective(Objective):
-    """An objective that draws the captions which its stage learns from.
+class SamplingObjective(Objective):
+    """An objective that samples the captions that its stage learns from.
 
-    The stage drops out no units: the captions are read by the policy that drew them.
+    The stage uses no dropout: the policy that is improved is the one that was sampled from.
     """
 
     @abstractmethod
-    def draw(self, decoder: Decoder, features: Tensor, batch: Batch) -> Captions:
-        """Draw captions for the grids (B, L, D) of a batch, without a gradient."""
+    def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """Sample captions for the grids (B, L, D) of a batch, without a gradient.
+
+        Returns:
+            tokens (B, K, T + 1) and advantages (B, K) on the device, and the sum of the rewards.
+        """

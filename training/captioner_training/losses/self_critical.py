@@ -1,12 +1,13 @@
-"""Self-critical sequence training (Rennie et al. 2017): learn from the captions one would say.
+"""Self-critical sequence training (Rennie et al. 2017).
 
-The model draws captions, CIDEr-D rewards them, and the log-probability of each is pushed up or down
-by its advantage: its reward less a baseline. The baseline is the mean of the image's other samples
-(Luo 2020, "A Better Variant of Self-Critical Sequence Training") or the greedy caption (Rennie).
+The model samples captions, CIDEr-D rewards them, and the log-probability of each is pushed up or
+down by its advantage: its reward less a baseline. The baseline is the mean of the image's other
+samples (Luo 2020, "A Better Variant of Self-Critical Sequence Training") or the greedy caption
+(Rennie).
 
-Captions are drawn without a gradient, all samples of an image sharing its grid, and then scored by
-one teacher-forced pass like captions of the data. Both without dropout: the policy that is improved
-is the one that was drawn from.
+Captions are sampled without a gradient, all samples of an image sharing its grid, and then scored
+by one teacher-forced pass like captions of the data. Both without dropout: the policy that is
+improved is the one that was sampled from.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from captioner.vocabulary import END, PAD, UNK, Vocabulary
 from captioner_training.data.corpus import Corpus
 from captioner_training.data.dataset import Batch
 from captioner_training.losses.cider import CiderD
-from captioner_training.losses.objective import Captions, DrawingObjective, Reading
+from captioner_training.losses.objective import SamplingObjective, TeacherForcedOutput
 from captioner_training.recipe import Recipe, SelfCritical
 
-__all__ = ["SelfCriticalCaptions", "advantages", "draw_captions"]
+__all__ = ["SelfCriticalCaptions", "advantages", "sample_captions"]
 
 _END = "<end>"  # a word of the reward: else captions learn to stop in the middle, "on top of a"
 
 
-class SelfCriticalCaptions(DrawingObjective):
-    """Draws captions, and asks for those that are worth more than the others.
+class SelfCriticalCaptions(SamplingObjective):
+    """Samples captions and favours those with a higher reward than the others.
 
     `references` are the captions of each training image as words; document frequencies are theirs.
     """
@@ -52,6 +53,7 @@ class SelfCriticalCaptions(DrawingObjective):
         self.maximum_length = config.maximum_length or maximum_length
         self.references = [[(*words, _END) for words in each] for each in references]
         self.cider = CiderD(self.references)
+        self._never = torch.tensor([*vocabulary.silent, UNK])
 
     @classmethod
     def build(cls, setting: Any, recipe: Recipe, corpus: Corpus) -> Self:
@@ -64,42 +66,38 @@ class SelfCriticalCaptions(DrawingObjective):
         )
 
     @torch.no_grad()
-    def draw(self, decoder: Decoder, features: Tensor, batch: Batch) -> Captions:
-        """Draw captions for the grids (B, L, D) of a batch, whose beginnings are the batch's."""
-        drawn = partial(
-            draw_captions,
+    def sample(self, decoder: Decoder, features: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """Sample captions for the grids (B, L, D) of a batch, with the batch's start tokens."""
+        sample = partial(
+            sample_captions,
             decoder,
             features,
             starts=batch.tokens[:, 0, 0],
             silent=self.vocabulary.silent,
             maximum_length=self.maximum_length,
         )
-        positions = batch.positions.tolist()
-        tokens = drawn(count=self.config.samples, temperature=self.config.temperature)
+        self._never = self._never.to(features.device)
+        tokens = sample(count=self.config.samples, temperature=self.config.temperature)
         greedy = None
         if self.config.baseline == "greedy":
-            best = drawn(count=1, greedy=True)
-            greedy = self.rewards(best, positions)
-        rewards = self.rewards(tokens, positions)
-        weights = advantages(rewards, greedy).to(features.device)
-        return Captions(tokens, tokens[..., 1:].cpu(), weights, rewards.sum())
+            greedy = self.rewards(sample(count=1, greedy=True), batch.positions)
+        rewards = self.rewards(tokens, batch.positions)
+        above = advantages(rewards, greedy).to(features.device, non_blocking=True)
+        return tokens, above, rewards.sum()
 
-    def loss(self, reading: Reading) -> Tensor:
-        """Average -A log p over tokens, of the probabilities p that `draw` draws from.
+    def loss(self, forced: TeacherForcedOutput) -> Tensor:
+        """Average -A log p over tokens, of the probabilities p that captions are sampled from.
 
-        What is never drawn must have no probability: else all of it flees there from the words that
-        are punished, and nothing punishes it.
+        Tokens that cannot be sampled are masked; otherwise probability mass leaks to them.
         """
-        captions, logits = reading.captions, reading.logits
-        if captions.weights is None:
-            raise TypeError("captions that were not drawn have no rewards")
-        never = torch.tensor([*self.vocabulary.silent, UNK])
-        never = never.to(logits.device, non_blocking=True)
-        drawn = logits.index_fill(-1, never, -torch.inf) / self.config.temperature
-        logs = drawn.log_softmax(dim=-1, dtype=torch.float32)
-        said = logs.gather(1, reading.targets.unsqueeze(1)).squeeze(1)
-        weights = captions.weights.to(said.device).unsqueeze(-1).expand(captions.targets.shape)
-        return -(weights.flatten()[reading.index] * said).sum() / reading.tokens
+        advantage, logits = forced.captions.advantages, forced.logits
+        if advantage is None:
+            raise TypeError("captions of the data have no rewards")
+        logits = logits.index_fill(-1, self._never, -torch.inf) / self.config.temperature
+        logs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        chosen = logs.gather(1, forced.targets.unsqueeze(1)).squeeze(1)
+        weights = forced.pick(advantage.unsqueeze(-1).expand(forced.mask.shape))
+        return -forced.sum(weights * chosen) / forced.tokens
 
     def rewards(self, tokens: Tensor, positions: Sequence[int]) -> Tensor:
         """Score the captions (B, K, T): CIDEr-D (B, K), on the CPU."""
@@ -124,7 +122,7 @@ def advantages(rewards: Tensor, greedy: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def draw_captions(
+def sample_captions(
     decoder: Decoder,
     features: Tensor,
     *,
@@ -135,7 +133,7 @@ def draw_captions(
     greedy: bool = False,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Draw `count` captions for each of the grids (B, L, D) from the model's own probabilities.
+    """Sample `count` captions for each of the grids (B, L, D) from the model's probabilities.
 
     A caption begins with its grid's token of `starts` (B,), and never has a `silent` one. `greedy`
     takes the likeliest words instead; a temperature below 1 sharpens the probabilities.

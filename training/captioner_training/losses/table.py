@@ -9,7 +9,7 @@ from typing import Any
 
 from captioner.errors import CaptionerError, ConfigError
 from captioner_training.data.corpus import Corpus
-from captioner_training.losses.objective import DrawingObjective, Objective
+from captioner_training.losses.objective import Objective, SamplingObjective
 from captioner_training.recipe import Recipe, Stage
 
 __all__ = ["stage_objectives"]
@@ -25,36 +25,36 @@ _PATHS: dict[str, str] = {"cross_entropy": f"{_LOSSES}.cross_entropy:CrossEntrop
 
 
 def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, Objective]:
-    """Make the objectives of a stage by their names; their sum is what it minimises.
+    """Make the objectives of a stage by name; the stage minimises their sum.
 
     Raises:
-        ConfigError: there is no objective of a name, or its setting is not what it takes.
-        CaptionerError: the data are not as one needs them.
+        ConfigError: an objective does not exist, or its setting does not fit.
+        CaptionerError: the data do not fit an objective.
     """
     critic = stage.self_critical
     weights = {"cross_entropy": 1.0 if critic is None else critic.cross_entropy}
     weights |= {name: getattr(stage, name) for name in _FIELDS}
     settings: dict[str, Any] = {name: weight for name, weight in weights.items() if weight}
     settings |= stage.objectives
-    found = dict[str, Objective]()
+    objectives = dict[str, Objective]()
     for name, setting in settings.items():
         kind = _import(_PATHS.get(name, name))
         try:
-            found[name] = kind.build(setting, recipe, corpus)
+            objectives[name] = kind.build(setting, recipe, corpus)
         except CaptionerError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"objectives {name}: {setting!r} does not fit ({error})") from error
-        if not isinstance(found[name], Objective):
-            raise ConfigError(f"objectives {name}: its build gives no Objective")
-    drawing = [name for name, one in found.items() if isinstance(one, DrawingObjective)]
-    if len(drawing) > 1:
-        raise ConfigError(f"objectives {' and '.join(drawing)}: a stage draws captions for one")
-    if drawing and stage.scheduled_sampling:
+        if not isinstance(objectives[name], Objective):
+            raise ConfigError(f"objectives {name}: its build returns no Objective")
+    sampling = [name for name in objectives if isinstance(objectives[name], SamplingObjective)]
+    if len(sampling) > 1:
+        raise ConfigError(f"objectives {' and '.join(sampling)}: a stage samples captions for one")
+    if sampling and stage.scheduled_sampling:
         raise ConfigError(
-            f"scheduled_sampling needs captions of the data, and {drawing[0]} draws its own"
+            f"scheduled_sampling needs captions of the data, but {sampling[0]} samples its own"
         )
-    return found
+    return objectives
 
 
 def _import(path: str) -> type[Objective]:

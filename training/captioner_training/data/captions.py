@@ -1,0 +1,97 @@
+"""The captions of a split as one integer tensor, and the batches of tokens taken from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captioner.vocabulary import END, PAD, Vocabulary
+from captioner_training.data.images import CaptionedImage
+
+__all__ = ["PADDED_LENGTHS", "CaptionTable", "collate", "encode_captions", "starts_of"]
+
+PADDED_LENGTHS = (12, 16)
+"""Lengths of batches on a GPU, beside the longest: few shapes for cuDNN and the compiler."""
+
+Captions = Sequence[Sequence[int]]
+
+
+class CaptionTable:
+    """The captions of N images as one tensor (N, K, T) on a device, padded with <pad>.
+
+    A caption ends with <end>, unless it is cut: the model must not learn to stop there.
+
+    Args:
+        captions: the captions of each image, as word numbers.
+        starts: (N,), the token that starts the captions of each image.
+        maximum_length: in words; a longer caption is cut.
+        lengths: batches are padded to the next of these lengths; without them, to their longest.
+        device: of the tensor.
+    """
+
+    def __init__(
+        self,
+        captions: Sequence[Captions],
+        *,
+        starts: Sequence[int],
+        maximum_length: int,
+        lengths: Sequence[int] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        framed = [[_framed(caption, maximum_length) for caption in image] for image in captions]
+        self.counts = np.array([len(image) for image in framed])
+        self.longest = np.array([max(map(len, image)) for image in framed])
+        tokens = np.full((len(framed), self.counts.max(), self.longest.max()), PAD, np.int32)
+        for row, image in zip(tokens, framed, strict=True):
+            for place, caption in enumerate(image):
+                row[place, : len(caption)] = caption
+        self._lengths = [*(length for length in lengths if length < tokens.shape[2])]
+        self._lengths += [tokens.shape[2]] if lengths else []
+        self._tokens = torch.from_numpy(tokens).to(device)
+        self.starts = torch.tensor(starts, device=device)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The number of captions and the length of the longest, for each image."""
+        return list(zip(self.counts.tolist(), self.longest.tolist(), strict=True))
+
+    def batch(self, positions: Sequence[int], starts: Tensor | None = None) -> Tensor:
+        """Return the tokens (B, K, T + 1) of these images, start first, on the device.
+
+        `starts` (N,) replaces the usual start of each image.
+        """
+        count, length = self.counts[positions].max(), int(self.longest[positions].max())
+        length = next((padded for padded in self._lengths if padded >= length), length)
+        index = torch.tensor(positions).to(self._tokens.device, non_blocking=True)
+        tokens = self._tokens[index, :count, :length].long()
+        first = (self.starts if starts is None else starts)[index].unsqueeze(1)
+        first = first.where(tokens[..., 0] != PAD, PAD)  # also of captions that are padding
+        return torch.cat([first.unsqueeze(-1), tokens], dim=-1)
+
+
+def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
+    if len(caption) > maximum_length:
+        return [*caption[:maximum_length]]
+    return [*caption, END]
+
+
+def collate(captions: Sequence[Captions], *, starts: Sequence[int], maximum_length: int) -> Tensor:
+    """Pad the captions of B images to tokens (B, K, T + 1), start first; a long caption is cut."""
+    table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
+    return table.batch(range(len(captions)))
+
+
+def starts_of(images: Iterable[CaptionedImage], vocabulary: Vocabulary) -> list[int]:
+    """Return the start token of each image's style; an unknown style has the default token."""
+    starts = {style: vocabulary.start(style) for style in ("", *vocabulary.styles)}
+    return [starts.get(image.style, starts[""]) for image in images]
+
+
+def encode_captions(
+    images: Iterable[CaptionedImage], vocabulary: Vocabulary
+) -> list[list[list[int]]]:
+    """Return the captions of each image as word numbers."""
+    return [[vocabulary.encode(words) for words in image.words] for image in images]

@@ -1,0 +1,288 @@
+"""The folder of a run: recipe.json, state/, checkpoints, and finished.json at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from captioner.checkpoint import load_checkpoint
+from captioner.errors import ConfigError, DataError, OutputError
+from captioner.files import replace_file, writing
+from captioner.model import CaptionModel
+from captioner_training.data.grids import GRIDS_FILES
+from captioner_training.recipe import Recipe
+from captioner_training.state import Progress
+
+__all__ = ["RunFolder", "plain", "read_json", "write_json"]
+
+_FORMAT = 5
+_SHOWN = 5  # differences of another recipe
+# Fields that may change when a run is resumed: they do not change what is computed.
+_FREE = (
+    "data.root", "data.workers", "save_every_minutes", "save_every_steps", "keep_states",
+    "keep_epochs", "keep_files",
+)  # fmt: skip
+_BEFORE_A_RUN = {"lock", "cache", "scenes"}  # may be there when it begins
+
+
+class RunFolder:
+    """The folder of a run: empty, or with a run of this recipe, which is resumed.
+
+    A run that failed before its first checkpoint can be restarted with any recipe. A finished run
+    continues if the last stage of the recipe has more epochs. Only the main process writes.
+
+    Args:
+        recipe: of the run.
+        out: the folder.
+        fast: whether the hardware is fast in bfloat16.
+
+    Attributes:
+        recipe: with its precision settled: `auto` is that of the run to resume, else bfloat16 on
+            hardware that is fast in it.
+        finished: whether nothing is left to do.
+        extends: whether a finished run continues.
+
+    Raises ConfigError: the folder has other files, or a run of another recipe.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, *, fast: bool) -> None:
+        self.out = out
+        self.best, self.last = out / "best.safetensors", out / "last.safetensors"
+        self._recipe_file, self._finished_file = out / "recipe.json", out / "finished.json"
+        self.finished = self._finished_file.exists()
+        there = read_json(self._recipe_file) or {}
+        precision: Any = "bfloat16" if fast else "float32"
+        if there.get("precision") in ("bfloat16", "float16", "float32"):
+            precision = there["precision"]
+        self.extends = False
+        if recipe.precision == "auto":
+            recipe = replace(recipe, precision=precision)
+        self.recipe = recipe
+        of_a_run: set[str] = set()
+        with suppress(ValidationError, ConfigError):  # new fields have their defaults
+            there = plain(TypeAdapter(Recipe).validate_python(there))
+            of_a_run = {self._recipe_file.name, "log.jsonl"}  # which kept nothing
+        if there and (self.finished or self.best.exists() or self.states()):
+            self._refuse_other_recipe(_flat(there), _flat(plain(recipe)))
+            return
+        files = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
+        if {path.name for path in files} - _BEFORE_A_RUN - of_a_run:
+            raise ConfigError(f"{out} is not empty and has no run to resume: choose another --out")
+
+    def _refuse_other_recipe(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        changed = [
+            f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+            for name in sorted(old.keys() | new.keys())
+            if name not in _FREE and old.get(name) != new.get(name)
+        ]
+        last = f"stages.{len(self.recipe.stages)}.epochs"
+        if self.finished and old.get(last, 0) < new[last] and len(changed) == 1:
+            self.finished, self.extends = False, True
+        elif changed:
+            more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+            raise ConfigError(
+                f"{self.out} has the run of another recipe ({'; '.join(changed[:_SHOWN])}{more}): "
+                "choose another --out, or set the fields as they were"
+            )
+
+    def load(self, *, digest: str) -> dict[str, Any] | None:
+        """Read the newest valid state; None if there is none, or the run is finished.
+
+        Raises:
+            ConfigError: the run started with other data.
+            DataError: there are states, but none can be read.
+        """
+        over = self.finished or self.extends
+        state = (read_json(self._finished_file) or {}) if over else self._newest()
+        if state is not None and state.get("data") != digest:
+            raise ConfigError(
+                f"{self.out} has a run on other images or captions, or from a model with other "
+                "words: choose another --out"
+            )
+        if self.finished:
+            return None
+        return self._extended(state or {}) if self.extends else state
+
+    def _extended(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state from which a finished run continues, with the weights of `last`."""
+        progress = {**note["progress"], "stage": len(self.recipe.stages) - 1}
+        progress["epoch"] = progress.pop("stage_epochs")
+        weights = load_checkpoint(self.last).model.state_dict()
+        return {
+            "progress": progress, "model": weights, "stage": None, "processes": None,
+            "conditions": None,
+        }  # fmt: skip
+
+    def reopen(self) -> None:
+        """Remove what belongs to a finished run alone: its state is saved again."""
+        for name in ("report.html", "best.trust.safetensors", self._finished_file.name):
+            (self.out / name).unlink(missing_ok=True)
+        self.extends = False
+
+    def _newest(self) -> dict[str, Any] | None:
+        reason = ""
+        for path in self.states():
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+                reason = reason or f"{path}: {_reason(error)}"
+                continue
+            if isinstance(state, dict) and state.get("format") == _FORMAT:
+                return state
+            reason = reason or f"{path}: another version of Captioner wrote it"
+        if reason:
+            raise DataError(
+                f"no state of this run can be read ({reason}): start again with another --out, "
+                "from its best checkpoint with --weights if you like"
+            )
+        return None
+
+    def epoch(self, stage: int, number: int) -> Path:
+        """Return the checkpoint's path for an epoch of a stage, both from 1.
+
+        Raises OutputError: their folder cannot be made.
+        """
+        folder = self.out / "epochs"
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        return folder / f"{stage}.{number}.safetensors"
+
+    def states(self) -> list[Path]:
+        """List the saved states, the newest first."""
+        return sorted((self.out / "state").glob("step-*.pt"), reverse=True)
+
+    def check_room(self, model: CaptionModel, *, images: int, shared: Path) -> None:
+        """Check that the disk can hold the run; what an interrupted run has written counts.
+
+        Raises OutputError: grids, states and checkpoints together need more than is free.
+        """
+        needed = _room(self.recipe, model, images=images)
+        kept = (self.out / "epochs").glob("*.safetensors")
+        checkpoints = filter(Path.exists, (self.best, self.last, *kept))
+        there = (*self.states(), *checkpoints, *(shared / "cache").glob(GRIDS_FILES))
+        size = sum(needed.values()) - sum(path.stat().st_size for path in there)
+        place = next(path for path in (self.out, *self.out.parents) if path.exists())
+        if (free := shutil.disk_usage(place).free) < size:
+            parts = ", ".join(f"{name} {part / 1e9:.2f}" for name, part in needed.items() if part)
+            raise OutputError(
+                f"the run takes {sum(needed.values()) / 1e9:.2f} GB ({parts}) and {self.out} has "
+                f"{free / 1e9:.2f} GB free: make room, or choose another --out"
+            )
+
+    def begin(self) -> None:
+        """Write the recipe.
+
+        Raises OutputError: the folder cannot be written.
+        """
+        write_json(self._recipe_file, plain(self.recipe))
+
+    def save(self, state: Mapping[str, Any], *, digest: str) -> None:
+        """Write a state atomically.
+
+        Raises OutputError: it cannot be written; earlier states are kept.
+        """
+        path = self.out / "state" / f"step-{state['progress']['total']:09d}.pt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_file(path) as file:
+                torch.save({"format": _FORMAT, "data": digest, **state}, file)
+            for old in self.states()[self.recipe.keep_states :]:
+                old.unlink()
+        except (OSError, RuntimeError, OutputError) as error:  # torch wraps its writer's errors
+            before = self.states()
+            rest = f"the last state, {before[0]}, is whole: " if before else ""
+            raise OutputError(
+                f"{path} cannot be written ({_reason(error)}); {rest}make room and start the same "
+                "command again"
+            ) from error
+
+    def finish(self, progress: Progress, *, digest: str) -> None:
+        """Write finished.json, and remove states and grids.
+
+        Raises OutputError: it cannot be written.
+        """
+        note = {"recipe": plain(self.recipe), "data": digest, "progress": asdict(progress)}
+        write_json(self._finished_file, note)
+        self.finished = True
+        if self.recipe.keep_files:
+            return
+        for name, pattern in (("state", "step-*.pt"), ("cache", GRIDS_FILES)):
+            folder = self.out / name
+            if not folder.is_symlink():  # which other runs may share
+                for path in (*folder.glob(pattern), *folder.glob(".captioner-*.part")):
+                    path.unlink(missing_ok=True)
+                with suppress(OSError):  # other files stay
+                    folder.rmdir()
+
+
+def _room(recipe: Recipe, model: CaptionModel, *, images: int) -> dict[str, int]:
+    """Return the bytes that a run writes: the new state is written before the oldest goes.
+
+    A state has the weights, and of the trained ones the average, the best and two moments.
+    """
+    encoder = model.encoder
+    side = recipe.transform.size // encoder.config.stride
+    grid = 2 * side * side * encoder.channels()
+    frozen = [stage.fine_tune_from is None for stage in recipe.stages]
+    encoded = sum(now and not before for now, before in zip(frozen, [False, *frozen], strict=False))
+    weights = sum(tensor.numel() for tensor in model.parameters())
+    trained, epochs = 0, sum(stage.epochs for stage in recipe.stages)
+    for stage in recipe.stages:
+        encoder.fine_tune(from_stage=stage.fine_tune_from)
+        parameters = (tensor for tensor in model.parameters() if tensor.requires_grad)
+        trained = max(trained, sum(tensor.numel() for tensor in parameters))
+    return {
+        "grids": encoded * images * grid,
+        "states": (recipe.keep_states + 1) * 4 * (weights + 4 * trained),
+        "checkpoints": (3 + epochs * recipe.keep_epochs) * 2 * weights,
+    }
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as JSON values."""
+    values: dict[str, Any] = TypeAdapter(Recipe).dump_python(recipe, mode="json")
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON mapping; None if the file is missing or something else."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON mapping. Raises OutputError: it cannot be written."""
+    with replace_file(path) as file:
+        file.write((json.dumps(values, indent=2) + "\n").encode())
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings and lists to dotted names, as the command line has them."""
+    if not isinstance(values, dict | list) or not values:
+        return {prefix.rstrip("."): values}
+    pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
+    return {
+        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
+    }
+
+
+def _reason(error: BaseException) -> str:
+    """Return the operating system's reason below an exception of torch."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error).splitlines()[0]
