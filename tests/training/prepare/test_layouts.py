@@ -67,13 +67,7 @@ def test_a_published_split_is_kept(
 ) -> None:  # fmt: skip
     root = tmp_path_factory.mktemp("set")
     command = layout(root, names, level, suffix)
-    is_table = layout.__name__ not in (
-        "parquet_folders",
-        "parquet_paths",
-        "parquet_files",
-        "shards",
-    )
-    if cover and is_table:
+    if cover and command[0] != "parquet":
         write_photo(root / level / "99.jpg")
     data = read(command)
     assert splits(data) == PUBLISHED

@@ -193,7 +193,10 @@ def test_tags_are_captions_where_kohya_s_metadata_has_no_other(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"images": [{"filename": "1.jpg"}]}, "neither in COCO's captions format nor in Karpathy"),
+        (
+            {"images": [{"filename": "1.jpg"}]},
+            "images without annotations, and is not in Karpathy's",
+        ),
         ({"images": [], "annotations": 3}, "annotations is not a list of objects"),
         ({"images": [{"file_name": "1.jpg"}], "annotations": []}, "there is no 'id'"),
         ({"a": 1, "b": 2}, "no objects that name photos and captions"),

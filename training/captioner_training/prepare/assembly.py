@@ -161,7 +161,9 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     if not splits:
         raise DataError(f"no image of {name} can be used:\n{problems.report()}")
     if "val" not in splits:
-        print("note: no image is in val, and training needs some: see --val", file=sys.stderr)
+        print(
+            "note: no photo is in val, and training needs some: --val 0.1 draws it", file=sys.stderr
+        )
     manifest = Manifest(
         name=name,
         fingerprint=fingerprint,

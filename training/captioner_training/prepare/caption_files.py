@@ -246,7 +246,7 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} is neither in COCO's captions format nor in Karpathy's: {error!r}"
+            f"{path} has images without annotations, and is not in Karpathy's format: {error!r}"
         ) from error
 
 

@@ -12,7 +12,7 @@ from captioner.vision.header import IMAGE_SUFFIXES
 from captioner_training.prepare.caption_files import CAPTION_FILES, read_caption_file
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.listing import ListedImage, Problems, read_text
-from captioner_training.prepare.originals import composed, folded, walk
+from captioner_training.prepare.originals import composed, folded, slashed, walk
 from captioner_training.prepare.splits import splits_of_files
 from captioner_training.prepare.webdataset import has_captions, read_shards
 
@@ -31,8 +31,8 @@ _FLICKR8K = ("dataset_flickr8k.json", "flickr8k.token.txt", "captions.txt")
 def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bool]:
     """Read a folder of photos and captions; return them, and whether a table names the photos.
 
-    In this order: Hugging Face's metadata tables; Parquet or WebDataset shards, if no photos lie
-    loose; captions beside each photo (photo.jpg, photo.txt); a table of captions.
+    In this order: Hugging Face's metadata tables; captions beside photos (photo.jpg, photo.txt);
+    WebDataset shards; Parquet files; another table of captions.
 
     Raises DataError: the folder cannot be read, or has no photos or captions.
     """
@@ -43,15 +43,17 @@ def read_folder(folder: Path, problems: Problems) -> tuple[list[ListedImage], bo
     tables = [path for path in files if path.suffix.lower() in CAPTION_FILES]
     if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
         return _read_tables(metadata, folder, problems), True
-    if not photos:
+    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
+    if not any(path in texts for photo in photos for path in _beside(photo)):
         shards = [path for path in files if path.suffix.lower() == ".tar" and has_captions(path)]
         if shards:
+            _note_loose(photos, folder, problems)
             return read_shards(shards, problems), True
-        if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
-            return _read_tables(parquet, folder, problems), True
-    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
-    if listing := _find_listing(photos, texts, tables, folder):
-        return _read_tables(listing, folder, problems), True
+        if listing := _find_listing(photos, texts, tables, folder):
+            images = _read_tables(listing, folder, problems)
+            if all(image.location for image in images):
+                _note_loose(photos, folder, problems)
+            return images, True
     if not photos:
         others = _count_suffixes(files, ())
         raise DataError(f"{folder} has no photos that can be read; it has {others}")
@@ -62,8 +64,8 @@ def _find_listing(
     photos: Sequence[Path], texts: set[Path], tables: Sequence[Path], folder: Path
 ) -> list[Path]:
     """Find the tables of captions of a folder without captions beside its photos."""
-    if any(path in texts for photo in photos for path in _beside(photo)):
-        return []
+    if parquet := [path for path in tables if path.suffix.lower() == ".parquet"]:
+        return parquet
     named = [path for path in tables if splits_of_files([path])[0]]
     archives = any(path.suffix.lower() in (".zip", ".tar") for path in folder.iterdir())
     if not (photos or archives):
@@ -77,6 +79,11 @@ def _find_listing(
             f"`captioner prepare csv TABLE --images {folder}`"
         )
     return listing
+
+
+def _note_loose(photos: Sequence[Path], folder: Path, problems: Problems) -> None:
+    for photo in photos:
+        problems.note_unlisted(photo.relative_to(folder).as_posix())
 
 
 def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> list[ListedImage]:
@@ -93,7 +100,7 @@ def _read_tables(tables: Sequence[Path], folder: Path, problems: Problems) -> li
             ) from error
         for image in images:
             if not image.location:
-                name = (below / image.file_name).as_posix()
+                name = (below / slashed(image.file_name)).as_posix()
                 is_named = image.id == image.file_name
                 image = image._replace(id=name if is_named else image.id, file_name=name)
             if split and not image.split:

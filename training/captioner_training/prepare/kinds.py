@@ -71,15 +71,14 @@ def read_source(kind: str, request: Request, *, fractions: Fractions | None = No
     listing = KINDS[kind].read(request, problems)
     name, listed = listing.name, listing.images
     if not listed and not problems:
-        raise DataError(f"{name} lists no images")
+        raise DataError(f"{', '.join(map(str, request.paths))} lists no photos")
     _note_language(listed, problems)
     files = ImageFiles(listing.places, links=not listing.from_others)
     selection = select(listed, files, problems, fractions=fractions)
     problems.explain("missing image", listing.missing_hint)
     if listing.from_others:
         for photo in files.unused():
-            remedy = "write a row for it, or leave it out"
-            problems.note("photos without a row", photo, file=photo, remedy=remedy)
+            problems.note_unlisted(photo)
     return SourceData(
         name=name,
         images=selection.images,

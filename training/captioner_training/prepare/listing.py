@@ -105,6 +105,11 @@ class Problems:
         if remedy:
             self._hints[kind] = remedy
 
+    def note_unlisted(self, photo: str) -> None:
+        """Note a photo that the data set does not list."""
+        remedy = "write a row for it, or leave it out"
+        self.note("photos without a row", photo, file=photo, remedy=remedy)
+
     def notes(self) -> list[str]:
         """Give all notes, a line a kind."""
         return [_line(kind, each) for kind, each in self._notes.items()]

@@ -221,7 +221,7 @@ def _find(images: Iterable[ListedImage], files: ImageFiles, problems: Problems) 
             found[name] = original = None
         if original is None:
             problems.add("missing image", name + files.why_not(name), file=name, row=rows[name])
-        elif original.location.is_loose and moved:  # in archives that is usual
+        elif original.location.is_loose and moved and folders_of(name):  # usual in archives
             found_as = f"{name} at {original.location.path}"
             problems.note(_OTHER_NAMES, found_as, file=name, row=rows[name], remedy=_OTHER_REMEDY)
         elif composed(base_name(original.name)) != composed(base_name(name)):
