@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from captioner import Captioner, OutputError
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -19,7 +19,7 @@ from captioner_serving.batch.outputs.written import WrittenFiles, write_unnoted
 from tests.serving.batch.conftest import Photos, draw
 
 
-def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
+def test_a_map_replaces_a_file_and_follows_no_link(
     tiny: Captioner, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo = photos(1) / "p000.jpg"
@@ -27,33 +27,28 @@ def test_maps_are_drawn_over_nothing_that_captioner_did_not_draw(
     monkeypatch.chdir(tmp_path)
     maps = tmp_path / "maps"
     maps.mkdir()
-    (maps / "file.png").write_bytes(b"mine")
-    (tmp_path / "elsewhere.png").write_bytes(b"mine too")
+    (maps / "file.png").write_bytes(b"of an earlier run")
+    (tmp_path / "elsewhere.png").write_bytes(b"mine")
     (maps / "link.png").symlink_to(tmp_path / "elsewhere.png")
     (maps / "dangling.png").symlink_to(tmp_path / "nowhere.png")
     os.mkfifo(maps / "pipe.png")
-    logs = [WrittenFiles(RunFiles(tmp_path / f"{run}.jsonl")) for run in "ab"]
-    for kind, log in zip(("overlay", "sheet"), logs, strict=True):
-        writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), log.write)  # type: ignore[arg-type]
+    written = WrittenFiles(RunFiles(tmp_path / "c.jsonl"))
+    for kind in ("overlay", "sheet"):
+        writer = MapWriter(BatchConfig(maps=kind, maps_to="maps"), written.write)  # type: ignore[arg-type]
         for name, problem in {
-            "file": "is there already, and is no map that Captioner drew: move it away",
-            "link": "is there already",
-            "dangling": "is there already",
+            "link": "is a link: remove it",
+            "dangling": "is a link: remove it",
             "pipe": "cannot be read: it is not a regular file",
         }.items():
             with pytest.raises(OutputError, match=f"maps/{name}.png {problem}"):
                 writer.write(PhotoFile(name=name, file=str(photo)), caption)
-        writer.write(PhotoFile(name="free", file=str(photo)), caption)
-        if kind == "overlay":
-            overlay = (maps / "free.png").read_bytes()
-    assert (maps / "free.png").read_bytes() != overlay
-    for log in logs:
-        log.close()
-    logs[0].delete_files()  # of a run whose map another has replaced
-    assert (maps / "free.png").read_bytes() != overlay
-    assert not (tmp_path / "nowhere.png").exists()
-    assert (maps / "file.png").read_bytes() == b"mine"
-    assert (tmp_path / "elsewhere.png").read_bytes() == b"mine too"
+        for name in ("file", "free"):
+            writer.write(PhotoFile(name=name, file=str(photo)), caption)
+            assert Image.open(maps / f"{name}.png").format == "PNG"
+    written.delete_files()
+    assert not (maps / "free.png").exists() and not (tmp_path / "nowhere.png").exists()
+    assert (maps / "file.png").exists()  # it was there before the run
+    assert (tmp_path / "elsewhere.png").read_bytes() == b"mine"
 
 
 def test_a_photo_that_crashes_the_decoder_costs_its_map_alone(
@@ -80,17 +75,15 @@ def test_a_photo_that_crashes_the_decoder_costs_its_map_alone(
     assert list(caption_batch(folder, output=output, config=config, captioner=tiny)) == []
 
 
-def test_the_map_of_another_photo_is_not_drawn_over(
-    tiny: Captioner, photos: Photos, tmp_path: Path
-) -> None:
+def test_two_photos_share_no_map(tiny: Captioner, photos: Photos, tmp_path: Path) -> None:
     one, other = sorted(map(str, photos(2).iterdir()))
     maps = tmp_path / "maps"
     writer = MapWriter(BatchConfig(maps="overlay", maps_to=str(maps)), write_unnoted)
-    for name in ("a/x.jpg", "./a/x.jpg"):  # which is a
-        writer.write(PhotoFile(name=name, file=one), tiny.caption(one))
-    (path,) = maps.rglob("*.png")
-    before = path.read_bytes()
-    for name in ("../a/x.jpg", "/a/x.jpg"):
-        with pytest.raises(OutputError, match="is the map of another photo"):
-            writer.write(PhotoFile(name=name, file=other), tiny.caption(other))
-    assert path.read_bytes() == before and len(list(maps.rglob("*.png"))) == 1
+    writer.write(PhotoFile(name="a/x.jpg", file=one), tiny.caption(one))
+    writer.write(PhotoFile(name="../a/x.jpg", file=other), tiny.caption(other))
+    assert len(list(maps.rglob("*.png"))) == 2
+    (first,) = maps.glob("a/*.png")
+    before = first.read_bytes()
+    with pytest.raises(OutputError, match=r"is the map of a/x\.jpg"):
+        writer.write(PhotoFile(name="/a/x.jpg", file=other), tiny.caption(other))
+    assert first.read_bytes() == before

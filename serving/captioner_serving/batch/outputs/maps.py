@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from captioner.drawing.saving import drawn_from, encode_image
+from captioner.drawing.saving import encode_image
 from captioner.errors import ConfigError, ImageError, OutputError
 from captioner.files import digest, sync_folder, writing
 from captioner_serving.batch.config import BatchConfig
@@ -25,7 +25,7 @@ _LARGEST = 1 << 30  # bytes of a map, which has its photo's size; it is read int
 
 
 class MapWriter:
-    """Draws each photo's overlay (of the word that drew most on it) or sheet of all words.
+    """Draws each photo's overlay (of the word with the highest gate) or sheet of all words.
 
     The folder mirrors the photos': a/b.jpg is drawn into DIR/a/b.jpg.png.
     """
@@ -34,31 +34,37 @@ class MapWriter:
         self._write = write
         self._kind, self._head = config.maps, config.head
         self._folder = config.maps_to or "."
+        self._photos: dict[Path, str] = {}
 
     def write(self, photo: Photo, caption: Caption) -> None:
-        """Draw one photo.
+        """Draw one photo; an older picture is overwritten.
 
-        Raises OutputError: the picture cannot be written, the photo not be read again, or
-        somebody's file is in the picture's place.
+        Raises OutputError: the picture cannot be written, the photo cannot be read again, or the
+            picture is the photo, a link or the map of another photo.
         """
         path = _path(self._folder, photo.name)
         if photo.path is not None and _same_folder(path, photo.path):
             raise OutputError(f"{path} would lie among the photos: name another folder for maps")
+        if self._photos.setdefault(path, photo.name) != photo.name:
+            raise OutputError(
+                f"{path} is the map of {self._photos[path]}: name another folder for maps"
+            )
+        if path.is_symlink():
+            raise OutputError(f"{path} is a link: remove it, or name another folder for maps")
         with writing(path.parent):
             _make_folder(path.parent)
-        source = digest(os.path.normpath(photo.name)).hex()
-        old = _existing(path, source)
-        new = self._drawn(photo.name, caption, source)
+        old = read_existing(path, kind="a map", largest=_LARGEST)
+        new = self._drawn(photo.name, caption)
         if new != old:
             self._write(path, new, old=old)
 
-    def _drawn(self, name: str, caption: Caption, source: str) -> bytes:
+    def _drawn(self, name: str, caption: Caption) -> bytes:
         try:
             if self._kind == "overlay" and caption.words:
                 picture = caption.overlay(head=self._head)
             else:
                 picture = caption.contact_sheet(head=self._head)
-            return encode_image(picture, ".png", source=source)
+            return encode_image(picture, ".png")
         except (ImageError, ConfigError, OSError, ValueError) as error:
             raise OutputError(f"{name} cannot be drawn: {error}") from error
 
@@ -78,30 +84,18 @@ def check_maps_folder(folder: str, sources: Sequence[str]) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    new = list(takewhile(lambda one: not one.exists(), (folder, *folder.parents)))
+    new = list(takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
-    for one in new:
-        sync_folder(one.parent)  # or a power cut could take it, and the maps in it
+    for parent in new:
+        sync_folder(parent.parent)  # or a power cut could take it, and the maps in it
 
 
 def _path(folder: str, name: str) -> Path:
-    parts = [part for part in name.replace("://", "/").split("/") if part not in ("", ".", "..")]
+    """Name the map of a photo; `..` becomes a folder of its own."""
+    name = name.replace("://", "/")
+    parts = ["_up_" if part == ".." else part for part in name.split("/") if part not in ("", ".")]
     short = [_short(part) for part in parts] or ["photo"]
     return Path(folder, *short[:-1], f"{short[-1]}.png")
-
-
-def _existing(path: Path, source: str) -> bytes | None:
-    """Read the map that an earlier run left of this photo; None where there is none."""
-    old = read_existing(path, kind="a map", largest=_LARGEST)
-    theirs = None if old is None else drawn_from(old)
-    if path.is_symlink() or (old is not None and theirs is None):
-        raise OutputError(
-            f"{path} is there already, and is no map that Captioner drew: move it away, or "
-            "name another folder for maps"
-        )
-    if theirs and theirs != source:  # "": of a version that did not note it
-        raise OutputError(f"{path} is the map of another photo: name another folder for maps")
-    return old
 
 
 def _same_folder(one: Path, other: str) -> bool:
