@@ -64,6 +64,7 @@ class BatchConfig:
     attention: bool = False  # each word's weights in the records: five times the size
     check_attention: bool = False  # each word's measured effect in the records; slower
     wording: Wording = field(default_factory=Wording)  # of captions before they are written
+    plain: bool = False  # no capital and no full stop in XMP and CSV
     # Where it goes
     # Records below this log-probability go to `review` instead of the output.
     min_score: Annotated[float, Interval(le=0)] | None = None

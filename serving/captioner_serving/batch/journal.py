@@ -244,7 +244,11 @@ class Journal(Closing):
         self._check_exported()
         try:
             with replace_file(output, part=self.files.part()) as file:
-                write_records(file, output.suffix, filter(None, read_captions(records)))
+                rows, plain = (
+                    filter(None, read_captions(records)),
+                    self._state.settings.get("plain"),
+                )
+                write_records(file, output.suffix, rows, plain=bool(plain))
                 # Noted before it takes its name; until then the old one has it.
                 exported = (*self._state.exported[-1:], file_digest(Path(file.name)))
                 self._state = replace(self._state, exported=exported)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from captioner.errors import ConfigError
 
-__all__ = ["CONTROL", "Existing", "Wording", "combine"]
+__all__ = ["CONTROL", "Existing", "Wording", "combine", "sentence"]
 
 Existing = Literal["skip", "overwrite", "prepend", "append"]
 """What becomes of a text that is there already."""
@@ -77,6 +77,18 @@ class Wording:
         worded = {**sentence, "caption": text}
         worded.pop("unworded", None)
         return worded if text == own else {**worded, "unworded": own}
+
+
+def sentence(text: str) -> str:
+    """Begin with a capital and end with a full stop, as alt texts do; doing it twice does it once.
+
+    >>> sentence("a dog runs"), sentence("A dog!")
+    ('A dog runs.', 'A dog!')
+    """
+    if not any(sign.isupper() or sign.islower() for sign in text):
+        return text  # a writing system without capitals has its own full stops
+    stop = "." if text[-1].isalnum() or text[-1] in ")'\"" else ""
+    return f"{text[0].upper()}{text[1:]}{stop}"
 
 
 def combine(old: str | None, new: str, existing: Existing) -> str | None:

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         existing=arguments.existing,
         language=arguments.language,
         wording=read_wording(arguments),
+        plain=arguments.plain,
     )
     named = [Path(name) for name in arguments.records]
     # A pattern such as captions-*.jsonl takes along the other files of the runs.
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.to is not None:
         with replace_file(arguments.to) as file:
             rows = chain.from_iterable(map(captions, paths))
-            write_records(file, Path(arguments.to).suffix, rows)
+            write_records(file, Path(arguments.to).suffix, rows, plain=arguments.plain)
         said.append(f"written to {arguments.to}")
     problems = 0
     if config.sidecar is not None:

@@ -36,6 +36,7 @@ def add_wording(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--template", default="{caption}", metavar="TEXT", help="such as 'Photo of {caption}.'")
     add("--prefix", default="", metavar="TEXT", help="in front of each caption")
+    add("--plain", action="store_true", help="no capital and full stop in XMP and CSV")
     add("--replace", action="append", default=[], metavar="OLD=NEW", help="whole words")
 
 

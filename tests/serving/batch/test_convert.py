@@ -62,8 +62,8 @@ def test_the_command_makes_a_table_and_sidecars(folder: Path, run_main: Run) -> 
     with (folder / "c.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["image"], row["caption"], row["alternatives"]) for row in rows] == [
-        ("a.jpg", "Photo: a person and a dog", "Photo: the person"),
-        ("b.jpg", "Photo: a cat", "Photo: the person"),
+        ("a.jpg", "Photo: a person and a dog.", "Photo: the person."),
+        ("b.jpg", "Photo: a cat.", "Photo: the person."),
     ]
     assert rows[0]["model"] == "tiny 1"
     assert (folder / "a.txt").read_text() == "Photo: a person and a dog\n"
@@ -85,7 +85,7 @@ def test_parquet_coco_and_xmp(folder: Path) -> None:
     ]
     assert main(["convert", "r.jsonl", "--sidecar", "xmp", "--language", "de"]) == 0
     said = (folder / "b.xmp").read_text()
-    assert '<rdf:li xml:lang="de">a cat</rdf:li>' in said
+    assert '<rdf:li xml:lang="de">A cat.</rdf:li>' in said
 
 
 def test_what_was_worded_is_worded_anew_from_the_models_own_sentence(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_captions_edited_in_a_table_become_sidecars(
     if delimiter:
         spreadsheet(folder / "c.csv", delimiter, encoding)
     assert main(["convert", "c.csv", "--sidecar", "xmp", "--language", "de"]) == 0
-    assert '<rdf:li xml:lang="de">ein Hund, groß; müde</rdf:li>' in (folder / "a.xmp").read_text()
+    assert '<rdf:li xml:lang="de">Ein Hund, groß; müde.</rdf:li>' in (folder / "a.xmp").read_text()
     assert (
         main(["convert", "c.csv", "--sidecar", "txt", "--template", "{caption} {score:.0f}"]) == 0
     )

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from captioner import Captioner, OutputError
-from captioner_serving.batch import caption_batch
+from captioner.cli import main
+from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.inputs.edited import read_record_table
 from captioner_serving.batch.inputs.tables import table_names
@@ -60,7 +61,7 @@ def test_no_cell_begins_a_formula_however_it_is_separated(tmp_path: Path) -> Non
     names = ["x;=1+1;.jpg", *map("".join, product(parts, repeat=3))]
     output = tmp_path / "c.csv"
     with output.open("wb") as file:
-        write_records(file, ".csv", (record(name, name) for name in names))
+        write_records(file, ".csv", (record(name, name) for name in names), plain=True)
     for separator, quote in product(",;|\t", '"\0'):
         with output.open(encoding="utf-8", newline="") as file:
             for row in csv.reader(file, delimiter=separator, quotechar=quote):
@@ -80,7 +81,7 @@ def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path) -> N
     for caption in captions:
         output.unlink(missing_ok=True)
         with output.open("wb") as file:
-            write_records(file, ".csv", iter([record(name, caption)]))
+            write_records(file, ".csv", iter([record(name, caption)]), plain=True)
         with output.open(newline="", encoding="utf-8") as lines:
             csv.field_size_limit(1 << 20)
             (row,) = csv.DictReader(lines)
@@ -90,6 +91,30 @@ def test_a_table_steers_no_terminal_and_its_texts_come_back(tmp_path: Path) -> N
         (back,) = read_record_table(output)
         assert (back["image"], back["caption"]) == (name, caption)
         assert list(table_names(str(output), "image")) == [name]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_captions_in_csv_and_xmp_are_sentences(
+    tiny: Captioner, tmp_path: Path, plain: bool
+) -> None:
+    """Records, COCO results and text sidecars have the model's own words."""
+    draw(1).save(tmp_path / "a.jpg")
+    config = BatchConfig(plain=plain, captions=2, sidecar="xmp")
+    output = tmp_path / "c.csv"
+    (made,) = caption_batch(tmp_path / "a.jpg", output=output, config=config, captioner=tiny)
+    own, other = made["caption"], made["alternatives"][0]["caption"]
+    assert own.islower() and own[-1].isalpha()
+    wanted = (own, other) if plain else (f"{own.capitalize()}.", f"{other.capitalize()}.")
+    with output.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["caption"], row["alternatives"]) == wanted
+    assert f">{wanted[0]}<" in (tmp_path / "a.xmp").read_text()
+    assert own in Path(f"{output}.journal.jsonl").read_text()
+    more = ["--plain"] if plain else []
+    assert main(["convert", f"{output}.journal.jsonl", "--to", f"{tmp_path}/d.csv", *more]) == 0
+    assert (tmp_path / "d.csv").read_bytes() == output.read_bytes()
+    assert main(["convert", str(output), "--sidecar", "xmp", "--existing", "append", *more]) == 0
+    assert (tmp_path / "a.xmp").read_text().count(wanted[0]) == 4  # said once in each place
 
 
 def test_photos_of_one_coco_id_are_refused_before_the_first_is_captioned(

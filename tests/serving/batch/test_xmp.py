@@ -110,7 +110,7 @@ def test_a_new_sidecar_reads_back(tiny: Captioner, photos: Photos, tmp_path: Pat
     )
     (found,) = exiftool(tmp_path, (folder / "p000.xmp").read_bytes())
     for name in ("Description", "AltTextAccessibility"):
-        assert found[name] == found[f"{name}-pt-BR"] == record["caption"]
+        assert found[name] == found[f"{name}-pt-BR"] == record["caption"].capitalize() + "."
 
 
 @needs_exiftool

@@ -14,7 +14,7 @@ from captioner.errors import ConfigError, DataError, MissingExtraError, OutputEr
 from captioner.terminal import json_line
 from captioner_serving.batch.outputs.cells import ADDED_COLUMNS, COLUMNS, cell_of
 from captioner_serving.batch.outputs.coco import image_ids
-from captioner_serving.batch.wording import CONTROL
+from captioner_serving.batch.wording import CONTROL, sentence
 
 __all__ = ["check_output", "is_name", "is_sentence", "read_captions", "write_records"]
 
@@ -42,19 +42,25 @@ def check_output(output: str) -> None:
         raise OutputError(f"{output} cannot be written: it {kind}")
 
 
-def write_records(file: BinaryIO, suffix: str, records: Iterator[Record]) -> None:
+def write_records(
+    file: BinaryIO, suffix: str, records: Iterator[Record], *, plain: bool = False
+) -> None:
     """Write records of captioned photos in the format of a suffix that check_output has seen.
 
     Args:
         file: has a name; the bytes are in the file of that name afterwards.
         suffix: .jsonl, .csv, .parquet or .json.
         records: of captioned photos.
+        plain: leave the captions in .csv without a capital and a full stop, as all others are.
 
     Raises:
         OutputError: photos share a COCO id.
         OSError: the disk is full, or the like.
     """
-    _WRITERS[suffix](Path(file.name), records)
+    write = _WRITERS[suffix]
+    if suffix == ".csv" and not plain:
+        write = _write_sentences
+    write(Path(file.name), records)
 
 
 def _row(record: Record) -> Record:
@@ -82,6 +88,15 @@ def _write_csv(path: Path, records: Iterator[Record]) -> None:
             row = _row(record)
             row["alternatives"] = "\n".join(row["alternatives"])
             writer.writerow({k: cell_of(v) if isinstance(v, str) else v for k, v in row.items()})
+
+
+def _write_sentences(path: Path, records: Iterator[Record]) -> None:
+    _write_csv(path, map(_as_sentences, records))
+
+
+def _as_sentences(record: Record) -> Record:
+    others = [{**other, "caption": sentence(other["caption"])} for other in record["alternatives"]]
+    return {**record, "caption": sentence(record["caption"]), "alternatives": others}
 
 
 def _write_parquet(path: Path, records: Iterator[Record]) -> None:

@@ -20,7 +20,7 @@ from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.written import Write, read_existing
 from captioner_serving.batch.outputs.xmp import merge_xmp
-from captioner_serving.batch.wording import combine
+from captioner_serving.batch.wording import combine, sentence
 
 __all__ = ["SidecarWriter", "find_photo", "is_fatal"]
 
@@ -90,6 +90,7 @@ class SidecarWriter:
         """Return the new content; None keeps the existing sidecar."""
         config, caption = self._config, record["caption"]
         if config.sidecar == "xmp":
+            caption = caption if config.plain else sentence(caption)
             return merge_xmp(
                 old, caption, language=config.language, existing=config.existing, path=path
             )
