@@ -73,6 +73,8 @@ def test_a_published_split_is_kept(
     assert splits(data) == PUBLISHED
     assert data.source["splits"].startswith("from ")
     assert not data.problems
+    if cover and command[0] != "parquet":
+        assert any("99.jpg" in note for note in data.problems.notes())
 
 
 @pytest.mark.parametrize("with_text", [False, True])

@@ -49,7 +49,7 @@ class ListedImage(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """One thing: what is said of it, the file that it is about, where that file is named."""
+    """A problem: its text, the file it is about, and the row that names the file."""
 
     example: str
     file: str
@@ -84,22 +84,22 @@ class Problems:
     @property
     def counts(self) -> dict[str, int]:
         """The number of problems of each kind."""
-        return {kind: len(each) for kind, each in self._problems.items()}
+        return {kind: len(problems) for kind, problems in self._problems.items()}
 
     def add(self, kind: str, example: str, *, file: str = "", row: str = "") -> None:
-        """Count a problem; `example` says it in the terminal, of the file that a row names."""
+        """Add a problem; `example` is its text, `row` the place that names `file`."""
         self._problems.setdefault(kind, []).append(_Problem(example, file or example, row))
 
     def explain(self, kind: str, hint: str) -> None:
-        """Say what may help against a kind of problem."""
+        """Add a remedy for a kind of problem."""
         self._hints[kind] = f"{self._hints[kind]}; {hint}" if kind in self._hints else hint
 
     def note(
         self, kind: str, example: str = "", *, file: str = "", row: str = "", remedy: str = ""
     ) -> None:
-        """Say something that a reader should know, though nothing is left out.
+        """Add a note, which does not stop the preparation.
 
-        What is of a `file` stands in problems.csv too, with its `remedy`.
+        With a `file` it is listed in problems.csv, with its `remedy`.
         """
         self._notes.setdefault(kind, []).append(_Problem(example, file, row))
         if remedy:
@@ -111,30 +111,34 @@ class Problems:
         self.note("photos without a row", photo, file=photo, remedy=remedy)
 
     def notes(self) -> list[str]:
-        """Give all notes, a line a kind."""
-        return [_line(kind, each) for kind, each in self._notes.items()]
+        """Return all notes, one line per kind."""
+        return [_line(kind, notes) for kind, notes in self._notes.items()]
 
     def report(self) -> str:
-        """Give all problems, a line a kind, each with its hint below."""
+        """Return all problems, one line per kind, each with its remedy below."""
         lines = []
-        for kind, each in self._problems.items():
-            lines.append(f"  {_line(kind, each)}")
+        for kind, problems in self._problems.items():
+            lines.append(f"  {_line(kind, problems)}")
             if kind in self._hints:
                 lines.append(f"    {self._hints[kind]}")
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path | None:
-        """Write problems.csv, for a spreadsheet; None, and no such file, where there is nothing.
+        """Write problems.csv; return None, and remove it, if there is nothing to list.
 
         Raises OutputError: it cannot be written.
         """
         rows = [
-            (one.row, one.file, kind if one.example in ("", one.file) else f"{kind}: {one.example}",
-             _REMEDIES.get(kind) or self._hints.get(kind, ""))
-            for kind, each in (*self._problems.items(), *self._notes.items())
-            for one in each
-            if one.file
-        ]  # fmt: skip
+            (
+                problem.row,
+                problem.file,
+                kind if problem.example in ("", problem.file) else f"{kind}: {problem.example}",
+                _REMEDIES.get(kind) or self._hints.get(kind, ""),
+            )
+            for kind, problems in (*self._problems.items(), *self._notes.items())
+            for problem in problems
+            if problem.file
+        ]
         path = folder / PROBLEMS_FILE
         if not rows:
             path.unlink(missing_ok=True)
@@ -143,18 +147,18 @@ class Problems:
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["row", "file", "what", "what to do"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
-        with replace_file(path) as file:  # with the mark by which spreadsheets know UTF-8
+        with replace_file(path) as file:  # spreadsheets recognise UTF-8 by its mark
             file.write(codecs.BOM_UTF8 + text.getvalue().encode("utf-8", "backslashreplace"))
         return path
 
 
 def _harmless(cell: str) -> str:
-    """Write a cell so that no spreadsheet takes it for a formula: names are strangers'."""
+    """Return a cell that no spreadsheet executes as a formula."""
     return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell
 
 
 def _line(kind: str, problems: list[_Problem]) -> str:
-    different = list(dict.fromkeys(one.example for one in problems if one.example))
+    different = list(dict.fromkeys(problem.example for problem in problems if problem.example))
     if not different:
         return kind
     more = "; ..." if len(different) > _EXAMPLES else ""

@@ -37,43 +37,43 @@ _NAMED = 5  # places; a data set in a hundred tar files would fill the screen
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """List what a path with wildcards, in any of its parts, names."""
+    """List the paths that match a pattern with wildcards in any part."""
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
 def composed(name: str) -> str:
-    """Give a name in the form in which names that look the same are the same: NFC."""
+    """Return a name in Unicode's NFC, in which names that look the same are equal."""
     return unicodedata.normalize("NFC", name)
 
 
 def folded(name: str) -> str:
-    """Give a name in small letters, composed."""
+    """Return a name in lower case, composed."""
     return composed(composed(name).casefold())
 
 
 def image_suffix(name: str) -> str:
-    """Give the suffix of an image's name; "" where it has another one, or none."""
+    """Return the suffix of an image's name; "" if it has another one, or none."""
     suffix = PurePosixPath(name).suffix
     return suffix if suffix.lower() in IMAGE_SUFFIXES else ""
 
 
 def stem(name: str) -> str:
-    """Give a path in small letters, composed, without the suffix of an image."""
+    """Return a path in lower case, composed, without the suffix of an image."""
     return folded(name.removesuffix(image_suffix(name)))
 
 
 def slashed(path: str) -> str:
-    """Write a path as we do; it may be Windows's."""
+    """Return a path with forward slashes; it may be one of Windows."""
     return (path if "/" in path else path.replace("\\", "/")).removeprefix("./")
 
 
 def base_name(path: str) -> str:
-    """Cut the folders off."""
+    """Return the last part of a path."""
     return slashed(path).rpartition("/")[2]
 
 
 def folders_of(path: str) -> str:
-    """Give the folders before the base name, in small letters; "" where there are none."""
+    """Return the folders before the base name, in lower case; "" if there are none."""
     return folded(slashed(path)).rpartition("/")[0]
 
 
@@ -88,10 +88,9 @@ class ImageFiles:
     """Finds images by the names that a data set calls them.
 
     Args:
-        places: folders, tar files, zip files, or globs of them. Archives that lie directly in a
-            folder count as well.
-        links: whether a link in a folder may lead out of all of them. A name never may: a table
-            from somebody else is not to fetch the photos that lie beside the folder.
+        places: folders, tar files, zip files, or globs of them, and archives directly in a folder.
+        links: whether a link in a folder may lead out of all places. A name never may: a
+            downloaded table must not fetch private photos.
 
     Raises DataError: nothing is there, or an archive is damaged.
     """
@@ -138,10 +137,10 @@ class ImageFiles:
         return dict(zip(map(str, places), splits_of_files(places), strict=True))
 
     def find(self, name: str) -> Found | None:
-        """Look for an image by its path, then for the one that is called most like it.
+        """Find an image by its path, then the one with the most similar name.
 
-        That is a path with other capital letters or without a suffix, then one with the same base
-        name. None: nothing is, or several different ones are.
+        That is a path in another case or without a suffix, then one with the same base name.
+        None: there is none, or several different ones.
         """
         found = self._called(name)
         same = bool(found) and all(_same(found[0].location, one.location) for one in found[1:])
@@ -149,14 +148,14 @@ class ImageFiles:
         return found[0] if same else None
 
     def has(self, name: str) -> bool:
-        """Whether an image is called so, or several are."""
+        """Whether one or several images have this name."""
         return bool(self._called(name))
 
     def unused(self) -> list[str]:
-        """Name the images that nobody has looked for, in the order of their names.
+        """Return the names of images that `find` has not returned, sorted.
 
-        A folder is searched from where those that were found lie: it may be somebody's home. What
-        an archive has of a photo that lies unpacked beside it is none of them.
+        A folder is searched from the common folder of those that were found: it may be a home
+        folder. Packed copies of a photo that lies unpacked beside the archive are left out.
         """
         loose = {os.path.realpath(place.path) for place in self._used if place.is_loose}
         unpacked = {(folded(base_name(one.path)), one.size) for one in self._used if one.is_loose}
@@ -178,7 +177,7 @@ class ImageFiles:
         )
 
     def why_not(self, name: str) -> str:
-        """Say what is known of an image that was not found: nothing, or why it was not taken."""
+        """Return why an image was not found, in parentheses; "" if unknown."""
         for folder in self._folders:
             path = folder / slashed(name)
             if path.is_file() and not self._is_inside(path):
@@ -247,7 +246,7 @@ def _images(folder: Path, top: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _distance(path: str, name: str) -> tuple[bool, ...] | None:
-    """Measure how far a path is from the name of an image: the less, the nearer; None: too far."""
+    """Return the distance of a path from the name of an image; None: another image."""
     equal = [
         is_equal
         for one, other in ((path, name), (base_name(path), base_name(name)))
@@ -262,7 +261,7 @@ def _distance(path: str, name: str) -> tuple[bool, ...] | None:
 
 
 def _same(one: Location, other: Location) -> bool:
-    """Whether two places hold the same image."""
+    """Whether two locations hold the same bytes."""
     if one == other or one.size != other.size:
         return one == other
     try:
