@@ -32,7 +32,7 @@ from captioner.errors import (
 from captioner.files import HEADER_KEY, replace_file
 from captioner.generation.config import GenerationConfig
 from captioner.model import CaptionModel, ModelConfig
-from captioner.paths import checkpoint_file
+from captioner.paths import HUGGING_FACE, checkpoint_file
 from captioner.vision.encoder import EncoderConfig, without_weights
 from captioner.vision.transform import TransformConfig
 from captioner.vocabulary import Vocabulary, is_fit
@@ -207,6 +207,10 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check_kind(path: Path) -> None:
     """Name the usual mistakes before the parser stumbles over them."""
+    if str(path).startswith(HUGGING_FACE):
+        raise CheckpointFormatError(
+            f"{path} is a Hugging Face model: this command needs a Captioner checkpoint"
+        )
     try:
         if path.is_fifo():  # opening it would wait for a writer
             raise CheckpointFormatError(f"{path} is a pipe: write the checkpoint to a file first")

@@ -47,7 +47,7 @@ class OpenVocabulary(Vocabulary):
     """Words numbered as they first appear: a model of sub-words has no list of words."""
 
     def __init__(self) -> None:
-        super().__init__([], tokenizer="unicode")
+        super().__init__([])
         self._lock = threading.Lock()
 
     def knows(self, word: str) -> bool:

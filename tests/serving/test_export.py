@@ -10,7 +10,6 @@ import importlib.util
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 
 from captioner import Captioner, OutputError
 from captioner.cli import main
@@ -53,6 +52,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# The square that the page makes of a photo in base64.
+READ_SQUARE = """async ([coded, transform]) => {
+    const { openPhoto, squareOf } = await import("./browser/square.js");
+    const bytes = Uint8Array.from(atob(coded), (sign) => sign.charCodeAt(0));
+    return [...squareOf(await openPhoto(new Blob([bytes])), transform)];
+}"""
+
+
 def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the caption.py of a folder."""
     command = [sys.executable, "-c", ALONE, folder / "caption.py", *arguments]
@@ -61,9 +68,11 @@ def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def saved_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows what people would say of photos."""
+    """A tiny model with consensus, whose mean and std are not ImageNet's."""
     path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    make_tiny().save(path)
+    tiny = make_tiny()
+    transform = replace(tiny.transform, mean=(0.3, 0.6, 0.2), std=(0.5, 0.1, 0.3))
+    replace(tiny, transform=transform).save(path)
     known = make_trust(weights=digest_weights(path), consensus=make_consensus())
     known.save(trust_file(path))
     return path
@@ -88,13 +97,24 @@ def test_the_command_exports(export: tuple[int, Path]) -> None:
     assert status == 0 and (folder / "caption.py").exists()
 
 
+def swapped_profile() -> bytes:
+    """Make a colour profile whose red and blue are exchanged: sRGB's with two tags renamed."""
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    renamed = profile.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
+    assert renamed != profile
+    return renamed
+
+
 @pytest.fixture
 def photos(photo: Path, tmp_path: Path) -> list[Path]:
-    """Photos of every kind of pixel that needs care: turned, transparent, deep, grey, large."""
+    """Photos of every kind of pixel that needs care: turned, profiled, transparent, deep, ..."""
     with Image.open(photo) as image:
         exif = Image.Exif()
         exif[0x0112] = 6
         image.save(tmp_path / "turned.jpg", exif=exif)
+        xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF tiff:Orientation="6"/></x:xmpmeta>'
+        image.save(tmp_path / "xmp.jpg", xmp=xmp)  # XMP turns nothing
+        image.save(tmp_path / "profile.png", icc_profile=swapped_profile())
         image.convert("L").save(tmp_path / "grey.png")
         image.resize((1700, 2100)).save(tmp_path / "large.jpg")
         clear = image.convert("RGBA")
@@ -102,7 +122,9 @@ def photos(photo: Path, tmp_path: Path) -> list[Path]:
         clear.save(tmp_path / "clear.png")
     deep = np.linspace(0, 65535, 60 * 50).reshape(60, 50).astype(np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    names = ("turned.jpg", "grey.png", "large.jpg", "clear.png", "deep.png")
+    names = (
+        "turned.jpg", "xmp.jpg", "profile.png", "grey.png", "large.jpg", "clear.png", "deep.png"
+    )  # fmt: skip
     return [photo, *(tmp_path / name for name in names)]
 
 
@@ -156,6 +178,29 @@ def test_the_folder_draws_what_the_library_draws(
         assert drawn.size == (80, 120)
         far = np.abs(np.asarray(drawn).astype(int) - np.asarray(caption.overlay(word)))
     assert far.max() <= 2  # the record's weights have six digits
+
+
+@pytest.mark.slow
+def test_caption_py_reads_photos_as_a_viewer_does(exported: Path, tmp_path: Path) -> None:
+    """Expected colours and sizes come from the definitions of EXIF and ICC."""
+    red = Image.new("RGB", (40, 20), "red")
+    red.save(tmp_path / "blue.png", icc_profile=swapped_profile())
+    red.save(tmp_path / "same.png", icc_profile=b"no profile")
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    red.save(tmp_path / "turned.png", exif=exif)
+    program = (
+        "import runpy, sys; app = runpy.run_path(sys.argv[1])['Captioner'];"
+        "captioner = app.__new__(app); captioner.about = {'transform': {'resize': 9, 'size': 9}};"
+        "images = [captioner.open(name) for name in sys.argv[2:]];"
+        "print([(image.size, image.getpixel((3, 3))) for image in images])"
+    )
+    names = [tmp_path / name for name in ("blue.png", "same.png", "turned.png")]
+    command = [sys.executable, "-c", program, str(exported / "caption.py"), *map(str, names)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (blue, same, turned) = eval(done.stdout)
+    assert blue[0] == (40, 20) and blue[1] == pytest.approx((0, 0, 255), abs=2)
+    assert same == ((40, 20), (255, 0, 0)) and turned == ((20, 40), (255, 0, 0))
 
 
 @pytest.mark.slow
@@ -276,37 +321,10 @@ def with_decoder(decoder: dict[str, Any]) -> Any:
     return replace(tiny, model=model.eval())
 
 
-@pytest.mark.slow
-def test_eight_bits_and_their_price(
-    saved_tiny: Path,
-    exported: Path,
-    photo: Path,
-    tmp_path: Path,
-    run_main: Run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def write(_: Path, folder: Path) -> None:  # once is enough
-        shutil.copytree(exported, folder, dirs_exist_ok=True)
-        shutil.rmtree(folder / "browser")
-
-    monkeypatch.setattr("captioner_serving.export.folder.write_folder", write)
-    (tmp_path / "photos").mkdir()
-    photo.rename(tmp_path / "photos" / "one.jpg")
-    folder = tmp_path / "small"
-    check = ["--int8", "--check", tmp_path / "photos"]
-    done = run_main("export", saved_tiny, "--to", folder, *check)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"[01] of 1 sentences are the same; \d+ ms a photo", done.stderr)
-    small, large = ((each / "encoder.onnx").stat().st_size for each in (folder, exported))
-    assert small < 0.4 * large
-    assert alone(folder, tmp_path / "photos" / "one.jpg").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--check", "."], "--check says what --int8 loses: it needs --int8"),
-        (["--int8", "--check", "nowhere"], "--check nowhere is not a folder"),
+        (["hf:someone/model"], "hf:someone/model is a Hugging Face model"),
         (["--to", "full"], "--to full is not an empty folder: name another one"),
         (
             ["transformer.safetensors"],
@@ -431,15 +449,31 @@ def test_the_page_makes_the_library_s_square(
     Image.fromarray(noise).save(photo := io.BytesIO(), "PNG")
     config = TransformConfig(mode=mode, size=64, resize=72 if mode == "crop" else None)
     found = page.evaluate(
-        """async ([coded, transform]) => {
-            const { openPhoto, squareOf } = await import("./browser/square.js");
-            const bytes = Uint8Array.from(atob(coded), (sign) => sign.charCodeAt(0));
-            return [...squareOf(await openPhoto(new Blob([bytes])), transform)];
-        }""",
+        READ_SQUARE,
         [base64.b64encode(photo.getvalue()).decode(), asdict(config)],
     )
     wanted = np.asarray(Transform(config).square(Image.fromarray(noise))).transpose(2, 0, 1)
     assert np.abs(np.array(found) - wanted.flatten()).max() <= 1
+
+
+@pytest.mark.slow
+def test_the_page_reads_orientation_and_profile_as_the_library_does(page: Any) -> None:
+    from captioner.vision.image import open_image
+
+    halves = Image.new("RGB", (64, 32), "red")
+    halves.paste("lime", (0, 0, 32, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    halves.save(photo := io.BytesIO(), "PNG", icc_profile=swapped_profile(), exif=exif)
+    config = TransformConfig(mode="squash", size=32)
+    found = page.evaluate(
+        READ_SQUARE, [base64.b64encode(photo.getvalue()).decode(), asdict(config)]
+    )
+    picture = open_image(photo.getvalue())
+    assert picture.size == (32, 64)
+    assert picture.getpixel((5, 60)) == pytest.approx((0, 0, 255), abs=2)
+    wanted = np.asarray(Transform(config).square(picture)).transpose(2, 0, 1)
+    assert np.abs(np.array(found) - wanted.flatten()).max() <= 3  # two converters of colours
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -78,19 +78,25 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             inside.replace(target)
 
 
-def write_folder(checkpoint: str | os.PathLike[str], folder: Path) -> None:
+def write_folder(
+    checkpoint: str | os.PathLike[str],
+    folder: Path,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
     """Export a checkpoint into a folder that is there.
 
     Args:
         checkpoint: a file.
         folder: that takes the files.
+        report: is called with each step before it begins.
 
     Raises:
         CheckpointError: the file cannot be used, or a part of its model not be exported.
         MissingExtraError: the extra `onnx` is not installed.
     """
     loaded = load_checkpoint(checkpoint)
-    graphs = export_graphs(loaded, folder)
+    graphs = export_graphs(loaded, folder, report=report)
     trust = Trust.beside(checkpoint)
     consensus = None if trust is None else trust.consensus
     if consensus is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from captioner.generation.step import BeamStep, Step
 from captioner.vision.encoder import prepare_encoder
 from captioner.vision.transform import Transform
 
-__all__ = ["Graphs", "export_graphs", "quietly"]
+__all__ = ["Graphs", "export_graphs"]
 
 # What a step gives beside the decoder's own.
 _FIELDS = tuple(name for name in Step._fields if name not in ("output", "state"))
@@ -88,8 +88,12 @@ class _Step(nn.Module):
 
 
 @torch.no_grad()
-def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
+def export_graphs(
+    checkpoint: Checkpoint, folder: Path, *, report: Callable[[str], None] = lambda _: None
+) -> Graphs:
     """Write encoder.onnx and step.onnx into a folder; the checkpoint's model is used up.
+
+    `report` is called with each step before it begins.
 
     Raises:
         CheckpointError: a part of the model cannot be exported.
@@ -114,6 +118,7 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
         )
     # Their own names may be those of nodes inside.
     names = tuple(f"state_{name}" for name in (*state.image, *state.hypothesis))
+    report("1 of 2: exporting the encoder ...")
     _export(
         _Encoder(checkpoint),
         {"pixels": pixels},
@@ -122,6 +127,7 @@ def export_graphs(checkpoint: Checkpoint, folder: Path) -> Graphs:
         path=folder / "encoder.onnx",
         part=f"the encoder {model.config.encoder.name}",
     )
+    report("2 of 2: exporting the decoder ...")
     _export_step(model.decoder, state, names, path=folder / "step.onnx", part=f"the decoder {kind}")
     return Graphs(state=names, rows=grid.rows, columns=grid.columns)
 
@@ -175,7 +181,7 @@ def _export(
     Raises CheckpointError: it cannot be exported; the error names the part.
     """
     try:
-        with quietly():
+        with _quietly():
             traced = torch.export.export(
                 module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False
             )
@@ -196,8 +202,8 @@ def _export(
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Let others keep to themselves how far they are, and what they think of torch's operations."""
+def _quietly() -> Iterator[None]:
+    """Silence the exporter's progress output and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -17,13 +17,13 @@ from captioner.errors import OutputError
 from captioner.paths import sample_photos
 from captioner.predictor import Captioner
 
-__all__ = ["check_parity", "drawn_scenes", "load_app"]
+__all__ = ["check_parity"]
 
 _NEAR = 1e-4  # of attention weights, which sum to 1
 _SCENES = 6
 
 
-def load_app(folder: Path) -> ModuleType:
+def _load_app(folder: Path) -> ModuleType:
     """Import the caption.py of an exported folder."""
     name = f"exported_{id(folder)}"
     loader = SourceFileLoader(name, str(folder / "caption.py"))
@@ -40,9 +40,9 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
     Raises OutputError: they differ; the error names the picture and both sentences.
     """
     captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
-    exported = load_app(folder).Captioner(folder)
+    exported = _load_app(folder).Captioner(folder)
     pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
-    pictures |= dict(drawn_scenes())
+    pictures |= dict(_drawn_scenes())
     for name, data in pictures.items():
         wanted = captioner.caption(data).record(attention=True)
         got = exported.caption(io.BytesIO(data))
@@ -58,7 +58,7 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
     return len(pictures)
 
 
-def drawn_scenes() -> Iterator[tuple[str, bytes]]:
+def _drawn_scenes() -> Iterator[tuple[str, bytes]]:
     """Draw pictures that are the same everywhere: coloured shapes on coloured ground."""
     chance = random.Random(0)
     for number in range(_SCENES):

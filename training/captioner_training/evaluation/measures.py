@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, ConfigError
 from captioner.predictor import Captioner
 from captioner.trust.consensus import n_grams
 from captioner.trust.familiarity import pool
@@ -26,6 +26,7 @@ from captioner_training.evaluation.boxes import Boxes
 from captioner_training.evaluation.calibration import Calibration
 from captioner_training.evaluation.deletion import DeletionTest
 from captioner_training.evaluation.familiarity import measure_familiarity
+from captioner_training.evaluation.foreign import EffectMeans, caption_foreign
 from captioner_training.evaluation.grounding import object_grounding, person_grounding
 from captioner_training.evaluation.hallucination import hallucination, named_categories
 from captioner_training.evaluation.predictions import (
@@ -227,38 +228,71 @@ class CaptionedSplit:
         self.captioner = captioner
         self.config = captioner.generation.asked(beam_size=beam_size, style=style)
         self.style = captioner.vocabulary.style(self.config.style)
+        self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
+        self._measures: dict[str, Calibration | DeletionTest | EffectMeans] = {}
+        self._failed: dict[str, CaptionerError] = {}
+        images = [replace(image, style=self.config.style) for image in images]
+        caption = self._caption if captioner.source is None else self._caption_foreign
+        self.captioned = caption(images, calibration=calibration, deletion=deletion)
+        vocabulary = captioner.vocabulary
+        captions = [vocabulary.join(vocabulary.decode(one.hypothesis.tokens))
+                    for one in self.captioned]  # fmt: skip
+        self.set = CaptionSet(
+            targets=targets(images),
+            captions=captions,
+            words=[one.words for one in self.captioned],
+            tokenize=vocabulary.tokenize,
+            tokens=token_name(vocabulary.tokenizer, lowercase=vocabulary.lowercase),
+            corpus=corpus,
+        )
+
+    def _caption(
+        self, images: Sequence[CaptionedImage], *, calibration: bool, deletion: bool
+    ) -> list[Captioned]:
+        """Caption with a checkpoint of ours."""
+        captioner = self.captioner
         vocabulary, decoder = captioner.vocabulary, captioner.model.decoder
         autocast = torch.autocast(captioner.device.type, enabled=False)
-        self._pooled: list[NDArray[np.float32]] = []  # the grids of each batch
         self._calibration = Calibration(
             decoder,
             vocabulary=vocabulary,
             maximum_length=self.config.maximum_length,
             autocast=autocast,
         )
-        self._measures: dict[str, Calibration | DeletionTest] = {}
-        self._failed: dict[str, CaptionerError] = {}
         if calibration:
             self._measures["calibration"] = self._calibration
         if deletion:
             self._measures["deletion"] = DeletionTest(
                 decoder, vocabulary=vocabulary, autocast=autocast
             )
-        self.captioned = caption_split(
+        return caption_split(
             replace(captioner.checkpoint, model=captioner.model, generation=self.config),
-            [replace(image, style=self.config.style) for image in images],
+            images,
             autocast=autocast,
             after_batch=self._measure,
             consensus=captioner.consensus,
         )
-        self.set = CaptionSet(
-            targets=targets(images),
-            captions=[vocabulary.join(one.words) for one in self.captioned],
-            words=[one.words for one in self.captioned],
-            tokenize=vocabulary.tokenize,
-            tokens=token_name(vocabulary.tokenizer, lowercase=vocabulary.lowercase),
-            corpus=corpus,
+
+    def _caption_foreign(
+        self, images: Sequence[CaptionedImage], *, calibration: bool, deletion: bool
+    ) -> list[Captioned]:
+        """Caption with a model whose decoder is not ours."""
+        effects = EffectMeans()
+        if calibration:
+            raise ConfigError(
+                f"--calibration scores references with our own decoders, and {self.captioner.name} "
+                "has another: leave it out"
+            )
+        captioned = caption_foreign(
+            self.captioner,
+            images,
+            self.config,
+            after_batch=lambda grid, _: self._pooled.append(pool(grid.features)),
+            effects=effects if deletion else None,
         )
+        if deletion:
+            self._measures["deletion"] = effects
+        return captioned
 
     @property
     def pooled(self) -> NDArray[np.float32]:
@@ -336,7 +370,7 @@ class CaptionedSplit:
         """Measure a batch while its grids are there; a failure costs no more than itself."""
         self._pooled.append(pool(grid.features))
         for name, one in self._measures.items():
-            if name not in self._failed:
+            if name not in self._failed and not isinstance(one, EffectMeans):
                 try:
                     one.add(grid, captioned)
                 except CaptionerError as error:

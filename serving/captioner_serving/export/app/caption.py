@@ -15,6 +15,7 @@ It reads captioner.json, encoder.onnx, step.onnx and consensus.i8, which lie bes
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageOps
+from PIL import ExifTags, Image, ImageChops, ImageCms
 
 # It would keep a number of this device in ~/.cache, and tell its maker what is run.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -36,6 +37,16 @@ __all__ = ["Captioner", "Sentence", "main"]
 
 PAD, START, END, UNK = range(4)
 MOST_PIXELS = 200_000_000
+
+TURNS = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 # The scripts that are written without spaces between words.
 UNSPACED = re.compile(
@@ -93,7 +104,7 @@ class Captioner:
     # --- from the photo to the encoder's square ---------------------------------------------------
 
     def open(self, photo: Any) -> Image.Image:
-        """Open a photo (a path or a binary file) as a viewer sees it: turned, RGB, over white."""
+        """Open a photo (a path or a binary file): upright by EXIF, in sRGB, over white."""
         with Image.open(photo) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
@@ -102,14 +113,22 @@ class Captioner:
             return self._plain(image)
 
     def _plain(self, image: Image.Image) -> Image.Image:
-        image = ImageOps.exif_transpose(image)
+        image.load()  # a PNG may have its EXIF behind its pixels
+        exif = Image.Exif()
+        exif.load(image.info.get("exif") or b"")  # Image.getexif would read XMP as well
+        profile, opacity = image.info.get("icc_profile"), None
         if image.mode.startswith("I;16"):
             image = image.convert("I").point([(v + 128) // 257 for v in range(65536)], "L")
         if image.has_transparency_data:
-            layered = image.convert("RGBA")
-            image = Image.new("RGB", layered.size, "white")
-            image.paste(layered, mask=layered.getchannel("A"))
-        return image.convert("RGB")
+            image = image.convert("RGBA")
+            opacity = image.getchannel("A")
+        picture = _to_srgb(image, profile)
+        if opacity is not None:
+            white = Image.new("RGB", picture.size, "white")
+            white.paste(picture, mask=opacity)
+            picture = white
+        turn = TURNS.get(exif.get(ExifTags.Base.Orientation, 1))
+        return picture if turn is None else picture.transpose(turn)
 
     def square(self, image: Image.Image) -> Image.Image:
         """Bring an RGB image to the square that the encoder sees."""
@@ -364,6 +383,26 @@ class Captioner:
         if not named:
             raise ValueError(f"there is no word {word!r} in {record['caption']!r}")
         return named[0]
+
+
+def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
+    """Convert to sRGB by an embedded profile; a damaged one is ignored."""
+    plain = image.convert("RGB")
+    if not profile:
+        return plain
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        pixels = image if image.mode in ("L", "CMYK") else plain
+        picture = ImageCms.profileToProfile(
+            pixels, source, ImageCms.createProfile("sRGB"), outputMode="RGB"
+        )
+    except (ImageCms.PyCMSError, OSError, TypeError, ValueError):
+        return plain
+    if picture is None:
+        return plain
+    extrema: Any = ImageChops.difference(picture, plain).getextrema()
+    largest = max(high for _, high in extrema)
+    return picture if largest > 1 else plain  # sRGB's own profile only rounds
 
 
 def _span(pixels: int, cells: int, low: float, high: float) -> tuple[int, int, float, float]:
